@@ -1,0 +1,1 @@
+"""Differentially private synthetic text and its alternatives, as Flower strategies."""
