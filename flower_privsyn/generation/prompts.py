@@ -1,0 +1,203 @@
+"""Prompts for a causal language model: data files that number text samples, and their parser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.errors import ConfigError, GenerationError
+
+_FOLDER = Path(__file__).with_name("prompts")
+_KEYS = ("name", "description", "reference", "heading", "marker", "num_samples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    r"""A heading, then samples each under a numbered marker line; the model writes the next one.
+
+    With the bundled ``pre-text`` and examples ``a b c`` the rendered prompt is::
+
+        Here are 6 diverse original text samples:
+        Original Text Sample 1
+        a
+        Original Text Sample 2
+        b
+        Original Text Sample 3
+        c
+        Original Text Sample 4
+
+    It ends with a newline, which byte-level tokenizers keep as a token of its own, so that the
+    continuation is tokenized as it was in training. A sample ends only where a *whole line* is a
+    marker: a text that holds the word "Original", or even the marker inside a line, is kept.
+
+    Attributes:
+        name: The short name of the prompt.
+        heading: One line; ``{num_samples}`` is replaced by the number below.
+        marker: One line that holds ``{number}`` once, and some other text.
+        num_samples: How many samples the heading announces; more than are given as examples.
+        description: What the prompt is for.
+        reference: Where the format comes from.
+
+    Raises:
+        ConfigError: A value is empty, spans lines, lacks its field or is out of range.
+
+    References:
+        Hou et al., "PrE-Text: Training Language Models on Private Federated Data in the Age of
+        LLMs", ICML 2024, figure 3.
+    """
+
+    name: str
+    heading: str
+    marker: str
+    num_samples: int
+    description: str = ""
+    reference: str = ""
+    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for key in ("name", "heading", "marker"):
+            value = getattr(self, key)
+            if not isinstance(value, str) or not value.strip() or "\n" in value:
+                raise ConfigError(
+                    f"prompt setting {key} must be one non-empty line of text, got {value!r}"
+                )
+        if isinstance(self.num_samples, bool) or not isinstance(self.num_samples, int):
+            raise ConfigError(
+                f"prompt setting num_samples must be an integer, got {self.num_samples!r}"
+            )
+        if self.num_samples < 2:
+            raise ConfigError(
+                f"prompt setting num_samples must be at least 2, got {self.num_samples}"
+            )
+        before, number, after = self.marker.partition("{number}")
+        if not number or "{number}" in after or not (before + after).strip():
+            raise ConfigError(
+                "prompt setting marker must hold {number} exactly once beside other text, "
+                f"got {self.marker!r}"
+            )
+        # Trailing blanks are forgiven: models often write them before the line break.
+        pattern = rf"^{re.escape(before)}\d+{re.escape(after)}[ \t\r]*$"
+        object.__setattr__(self, "_pattern", re.compile(pattern, re.MULTILINE))
+
+    def render(self, examples: Sequence[str]) -> str:
+        """Write the prompt that asks for the sample after ``examples``.
+
+        Args:
+            examples: The given samples, at least 1 and fewer than ``num_samples``; every run of
+                white space, newlines included, becomes one blank.
+
+        Returns:
+            The prompt; it ends with the marker line of the next sample and a newline.
+
+        Raises:
+            GenerationError: There are too few or too many examples, or one is empty.
+        """
+        if not 1 <= len(examples) < self.num_samples:
+            raise GenerationError(
+                f"prompt {self.name!r} takes 1 to {self.num_samples - 1} examples, "
+                f"got {len(examples)}"
+            )
+        return self._numbered(examples) + self._marker_line(len(examples) + 1)
+
+    def render_document(self, samples: Sequence[str]) -> str:
+        """Write all samples under their markers: what a model is trained on to learn the format.
+
+        Args:
+            samples: 1 to ``num_samples`` texts; newlines are flattened as in :meth:`render`.
+
+        Returns:
+            The text; for every split of ``samples`` it starts with ``render(samples[:k])``.
+
+        Raises:
+            GenerationError: There are too few or too many samples, or one is empty.
+        """
+        if not 1 <= len(samples) <= self.num_samples:
+            raise GenerationError(
+                f"prompt {self.name!r} holds 1 to {self.num_samples} samples, got {len(samples)}"
+            )
+        return self._numbered(samples)
+
+    def parse(self, continuation: str) -> str:
+        """Cut the generated sample out of a continuation.
+
+        Args:
+            continuation: What the model wrote after the prompt, without the prompt.
+
+        Returns:
+            The text before the next full marker line (all of it if there is none), stripped.
+        """
+        found = self._pattern.search(continuation)
+        return (continuation if found is None else continuation[: found.start()]).strip()
+
+    def is_complete(self, continuation: str) -> bool:
+        """Tell whether the model ended the sample with a full marker line."""
+        return self._pattern.search(continuation) is not None
+
+    @property
+    def stop(self) -> str:
+        """The string at which generation may stop: a newline and the marker up to its number."""
+        return "\n" + self.marker.partition("{number}")[0]
+
+    def _marker_line(self, number: int) -> str:
+        return self.marker.replace("{number}", str(number)) + "\n"
+
+    def _numbered(self, samples: Sequence[str]) -> str:
+        parts = [self.heading.replace("{num_samples}", str(self.num_samples)) + "\n"]
+        for number, sample in enumerate(samples, start=1):
+            flat = " ".join(sample.split())
+            if not flat:
+                raise GenerationError(f"example {number} of prompt {self.name!r} is empty")
+            parts += [self._marker_line(number), flat, "\n"]
+        return "".join(parts)
+
+
+def load_prompt(name_or_path: str | Path) -> Prompt:
+    """Read a prompt by its short name or from a JSON file.
+
+    Args:
+        name_or_path: A bundled name (``"pre-text"``) or the path of a ``.json`` file with the
+            keys ``name``, ``heading``, ``marker``, ``num_samples`` and, if wanted,
+            ``description`` and ``reference``.
+
+    Returns:
+        The prompt.
+
+    Raises:
+        ConfigError: The file is missing, is not such a JSON object, or holds a wrong value.
+    """
+    given = str(name_or_path)
+    path = Path(given)
+    if path.suffix != ".json":
+        bundled = {file.stem: file for file in sorted(_FOLDER.glob("*.json"))}
+        if given not in bundled:
+            raise ConfigError(
+                f"prompt {given!r} is not known: give one of {', '.join(bundled)} "
+                "or the path of a .json file"
+            )
+        path = bundled[given]
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(f"prompt file {path} cannot be read: {reason}") from error
+    except ValueError as error:
+        raise ConfigError(f"prompt file {path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"prompt file {path} must hold one JSON object")
+    unknown = sorted(set(content) - set(_KEYS))
+    if unknown:
+        raise ConfigError(
+            f"prompt file {path} holds the unknown key {unknown[0]!r}: allowed are "
+            + ", ".join(_KEYS)
+        )
+    missing = [key for key in ("name", "heading", "marker", "num_samples") if key not in content]
+    if missing:
+        raise ConfigError(f"prompt file {path} lacks the key {missing[0]!r}")
+    try:
+        return Prompt(**content)
+    except ConfigError as error:
+        raise ConfigError(f"prompt file {path}: {error}") from error

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.generation.prompts import Prompt, load_prompt
+
+GOOD = {"name": "mine", "heading": "Read:", "marker": "Text {number}:", "num_samples": 4}
+
+
+@pytest.fixture
+def prompt() -> Prompt:
+    return load_prompt("pre-text")
+
+
+def test_the_bundled_prompt_announces_six_and_numbers_the_fourth(prompt: Prompt) -> None:
+    rendered = prompt.render(["one\n\ntwo", " three ", "four\r\nfive"])
+    assert rendered.splitlines() == [
+        "Here are 6 diverse original text samples:",
+        "Original Text Sample 1",
+        "one two",
+        "Original Text Sample 2",
+        "three",
+        "Original Text Sample 3",
+        "four five",
+        "Original Text Sample 4",
+    ]
+    assert rendered.endswith("Sample 4\n")
+
+
+def test_a_training_document_starts_with_every_prompt_of_its_samples(prompt: Prompt) -> None:
+    samples = ["a", "b", "c", "d", "e", "f"]
+    document = prompt.render_document(samples)
+    for k in range(1, 6):
+        rendered = prompt.render(samples[:k])
+        assert document.startswith(rendered)
+        continuation = document[len(rendered) :]
+        assert prompt.parse(continuation) == samples[k]
+        assert prompt.is_complete(continuation) is (k < 5)
+
+
+@pytest.mark.parametrize(
+    ("continuation", "text"),
+    [
+        ("Some text.\nOriginal Text Sample 5\nmore", "Some text."),
+        ("Some text.\nOriginal Text Sample 5", "Some text."),
+        ("Some text.\nOriginal Text Sample 12  \r\nmore", "Some text."),
+        ("The Original was lost.\nOriginal Text Sample 5\n", "The Original was lost."),
+        ("As in Original Text Sample 3 above.", "As in Original Text Sample 3 above."),
+        ("x\nOriginal Text Sample 5 is nice", "x\nOriginal Text Sample 5 is nice"),
+        ("Original Text Sample 5\n", ""),
+        ("", ""),
+    ],
+)
+def test_only_a_full_marker_line_ends_a_sample(
+    prompt: Prompt, continuation: str, text: str
+) -> None:
+    assert prompt.parse(continuation) == text
+
+
+def test_the_stop_string_precedes_every_marker_line(prompt: Prompt) -> None:
+    assert prompt.stop == "\nOriginal Text Sample "
+    assert prompt.stop in prompt.render(["a"])
+
+
+@pytest.mark.parametrize("examples", [[], ["a"] * 6, ["a", " \n "]])
+def test_a_wrong_number_of_examples_or_an_empty_one_is_refused(
+    prompt: Prompt, examples: list[str]
+) -> None:
+    with pytest.raises(GenerationError, match="pre-text"):
+        prompt.render(examples)
+
+
+def test_too_many_samples_in_a_training_document_are_refused(prompt: Prompt) -> None:
+    with pytest.raises(GenerationError, match="1 to 6"):
+        prompt.render_document(["a"] * 7)
+
+
+def test_a_prompt_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(GOOD))
+    assert load_prompt(path).render(["a"]) == "Read:\nText 1:\na\nText 2:\n"
+    assert load_prompt(str(path)).parse("b\nText 3:\nc") == "b"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"heading": ""}, "heading"),
+        ({"marker": "Text"}, "marker"),
+        ({"marker": "{number}"}, "marker"),
+        ({"marker": "{number} {number}"}, "marker"),
+        ({"marker": "a\n{number}"}, "marker"),
+        ({"num_samples": 1}, "num_samples"),
+        ({"num_samples": True}, "num_samples"),
+        ({"num_samples": "6"}, "num_samples"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_bad_prompt_file_is_one_sentence_that_names_the_key_and_file(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(GOOD | change))
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_prompt(path)
+    assert "bad.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_key_missing_file_bad_json_and_unknown_name(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({key: value for key, value in GOOD.items() if key != "marker"}))
+    with pytest.raises(ConfigError, match="lacks the key 'marker'"):
+        load_prompt(path)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        load_prompt(path)
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="one JSON object"):
+        load_prompt(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_prompt(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="pre-text"):
+        load_prompt("pretext")
