@@ -1,0 +1,324 @@
+"""The client's half of every method: load the node's users, answer, say nothing else.
+
+One handler serves the preparation request and one each query of `flower_privsyn.queries.QUERIES`;
+a new method needs no change here. Replies hold the summed answer and the head-count. An exception
+leaves the node as a fixed code: its text may quote private data, so it stays in the node's log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from flower_privsyn import wire
+from flower_privsyn.data import Users, chunk_users, load_users
+from flower_privsyn.embedding import Embedder, EmbeddingCache, cached_embed, load_embedder
+from flower_privsyn.errors import ConfigError, DataError, PrivsynError
+from flower_privsyn.privacy import GaussianMechanism, RandomSource, SecureRandom
+from flower_privsyn.queries import QUERIES, Cohort, Query
+
+logger = logging.getLogger("flower_privsyn.client")
+
+#: A recipe: from the node's context to the users it hosts.
+UserLoader = Callable[[Context], Users]
+#: From a model name and a precision to an embedder.
+EmbedderLoader = Callable[[str, str], Embedder]
+
+#: Cohorts kept in one process between messages, so that a round costs only the vote.
+_KEPT_BYTES = 4 * 2**30
+
+
+class _ClientError(Exception):
+    """Carries a fixed code out of a handler; never text."""
+
+    def __init__(self, code: wire.ClientErrorCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+def create_client_app(
+    load: UserLoader | None = None,
+    *,
+    embedder: EmbedderLoader | None = None,
+    cache_directory: str | Path | None = None,
+    random: RandomSource | None = None,
+) -> ClientApp:
+    """Build the ClientApp that serves every strategy of this package.
+
+    Args:
+        load: from the node's context to its users. The default, `users_of_node`, reads the file
+            or dataset named by `data` in the node's or the run's configuration.
+        embedder: from (model name, precision) to an embedder; the default loads
+            sentence-transformers models.
+        cache_directory: where embeddings of the node's own text are kept. Default:
+            `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`.
+        random: source of noise shares; only tests pass one.
+
+    Returns:
+        A ClientApp that answers `query.prepare` and `query.<name>` of every known query. To serve
+        other actions too, call `add_handlers` on an app of your own.
+    """
+    app = ClientApp()
+    add_handlers(
+        app, load, embedder=embedder, cache_directory=cache_directory, random=random
+    )
+    return app
+
+
+def add_handlers(
+    app: ClientApp,
+    load: UserLoader | None = None,
+    *,
+    embedder: EmbedderLoader | None = None,
+    cache_directory: str | Path | None = None,
+    random: RandomSource | None = None,
+) -> None:
+    """Add this package's handlers to an existing ClientApp; arguments as `create_client_app`."""
+    node = _Node(
+        load=load or users_of_node,
+        load_embedder=embedder or _default_embedder,
+        cache_directory=Path(cache_directory) if cache_directory else None,
+        random=random or SecureRandom(),
+    )
+
+    @app.query("prepare")
+    def prepare(message: Message, context: Context) -> Message:
+        return _guarded(node.prepare, message, context)
+
+    for query_class in QUERIES:
+        _register(app, node, query_class)
+
+
+def _register(app: ClientApp, node: _Node, query_class: type[Query]) -> None:
+    @app.query(query_class.name)
+    def answer(message: Message, context: Context) -> Message:
+        return _guarded(
+            lambda msg, ctx: node.answer(msg, ctx, query_class), message, context
+        )
+
+
+def _guarded(
+    handler: Callable[[Message, Context], Message], message: Message, context: Context
+) -> Message:
+    """Run a handler; whatever goes wrong leaves as a code."""
+    try:
+        return handler(message, context)
+    except _ClientError as error:
+        return wire.error_reply(error.code, message)
+    except wire.WireError as error:
+        logger.error("request refused: %s", error)
+        return wire.error_reply(wire.ClientErrorCode.BAD_REQUEST, message)
+    except BaseException as error:
+        # The type is safe to log; the text and the traceback may quote private data, so they are
+        # shown on the node alone, and only when its owner asks for them.
+        logger.error(
+            "the client app failed with %s (set PRIVSYN_CLIENT_TRACEBACK=1 on this node to see "
+            "where)",
+            type(error).__name__,
+            exc_info=bool(os.environ.get("PRIVSYN_CLIENT_TRACEBACK")),
+        )
+        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)
+
+
+def users_of_node(context: Context) -> Users:
+    """The default recipe: the users of `data`, dealt by `partition-id`.
+
+    Reads from the node's configuration, then from the run's: `data` (a JSONL or Parquet file, a
+    folder, or a dataset name), `client-column`, `text-column`, `date-column`. With `partition-id`
+    and `num-partitions` in the node's configuration (simulation sets them) the users are dealt to
+    the nodes and this node takes its own; with `data` in the node's own configuration the file is
+    the node's, and all its users are.
+
+    Raises:
+        DataError: nothing names the data, or they cannot be read.
+    """
+    own, run = context.node_config, context.run_config
+    source = own.get("data") or run.get("data")
+    if not source:
+        raise DataError(
+            "no data: set `data` to a file of users in the node's configuration "
+            '(--node-config \'data="/path/users.jsonl"\') or in the run\'s'
+        )
+
+    def column(key: str, default: str) -> str:
+        return str(own.get(key) or run.get(key) or default)
+
+    users = load_users(
+        str(source),
+        client_column=column("client-column", "client_id"),
+        text_column=column("text-column", "text"),
+        date_column=column("date-column", "date"),
+    )
+    if "data" in own or "num-partitions" not in own:
+        return users
+    return users.deal(
+        partition_id=int(own["partition-id"]), num_partitions=int(own["num-partitions"])
+    )
+
+
+def _default_embedder(name: str, precision: str) -> Embedder:
+    return load_embedder(name, precision=precision)  # type: ignore[arg-type]
+
+
+def default_cache_directory() -> Path:
+    """Where a node keeps embeddings: `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`."""
+    configured = os.environ.get("PRIVSYN_CACHE")
+    return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A node's users as records, in memory between messages."""
+
+    cohort: Cohort
+    user_ids: tuple[str, ...]
+    fingerprint: str
+    dimension: int
+
+
+class _Node:
+    """What the handlers share in one process."""
+
+    def __init__(
+        self,
+        *,
+        load: UserLoader,
+        load_embedder: EmbedderLoader,
+        cache_directory: Path | None,
+        random: RandomSource,
+    ) -> None:
+        self._load = load
+        self._load_embedder = load_embedder
+        self._cache_directory = cache_directory
+        self._random = random
+        self._embedders: dict[tuple[str, str], Embedder] = {}
+        self._kept: OrderedDict[tuple[object, ...], _Prepared] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel to another process without locks, models or private records."""
+        return (
+            _rebuild_node,
+            (self._load, self._load_embedder, self._cache_directory, self._random),
+        )
+
+    def prepare(self, message: Message, context: Context) -> Message:
+        """Load and embed the node's text; report the roster."""
+        prepared = self._prepared(wire.unpack_prepare(message), context)
+        roster = wire.Roster(
+            num_users=prepared.cohort.num_users,
+            embedder=prepared.fingerprint,
+            dimension=prepared.dimension,
+        )
+        return wire.reply(wire.pack_roster(roster), message)
+
+    def answer(self, message: Message, context: Context, query_class: type[Query]) -> Message:
+        """Answer one round's question."""
+        try:
+            ask = wire.unpack_ask(message, query_class)
+        except PrivsynError as error:
+            raise wire.WireError(str(error)) from None
+        prepared = self._prepared(ask.data, context)
+        if prepared.cohort.records.shape[1] != ask.candidates.shape[1]:
+            raise wire.WireError("the candidates' dimension is not the embedding model's")
+        chosen = ask.sampling.participants(
+            prepared.user_ids,
+            key=ask.sampling_key,
+            count=ask.sample_count if ask.sample_count >= 0 else None,
+        )
+        cohort = prepared.cohort.select(np.asarray(chosen, dtype=np.bool_))
+        total = ask.query.answer(cohort, ask.candidates)
+        if ask.noise == "shares" and cohort.num_users:
+            mechanism = GaussianMechanism(
+                noise_multiplier=ask.noise_multiplier, l2_sensitivity=ask.query.clip_norm
+            )
+            total = mechanism.share(
+                total,
+                num_shares=cohort.num_users,
+                of=ask.shares_required,
+                random=self._random,
+            )
+        answer = wire.Answer(total=total, num_users=cohort.num_users)
+        return wire.reply(wire.pack_answer(answer), message)
+
+    def _prepared(self, request: wire.DataRequest, context: Context) -> _Prepared:
+        key = (
+            context.run_id,
+            context.node_id,
+            tuple(sorted((k, v) for k, v in context.node_config.items())),
+            request,
+        )
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+                return kept
+        prepared = self._prepare(request, context)
+        with self._lock:
+            self._kept[key] = prepared
+            while (
+                len(self._kept) > 1
+                and sum(p.cohort.records.nbytes for p in self._kept.values()) > _KEPT_BYTES
+            ):
+                self._kept.popitem(last=False)
+        return prepared
+
+    def _prepare(self, request: wire.DataRequest, context: Context) -> _Prepared:
+        try:
+            embedder = self._embedder(request)
+        except PrivsynError as error:
+            logger.error("%s", error)
+            raise _ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
+        try:
+            users = self._load(context)
+            if request.newer_than:
+                users = users.newer_than(request.newer_than)
+            if request.held_out_fraction > 0:
+                users, _ = users.split_held_out(
+                    fraction=request.held_out_fraction, seed=request.seed
+                )
+            samples = chunk_users(
+                users,
+                tokenizer=embedder.tokenizer,
+                max_tokens=request.max_tokens,
+                max_samples=request.max_samples or None,
+                seed=request.seed,
+            )
+            cache = EmbeddingCache(self._cache_directory or default_cache_directory())
+            records = cached_embed(embedder, samples.texts, cache)
+        except (DataError, ConfigError) as error:
+            # Our own sentences name files, lines and keys, never text.
+            logger.error("%s", error)
+            raise _ClientError(wire.ClientErrorCode.DATA_UNAVAILABLE) from None
+        return _Prepared(
+            cohort=Cohort(records, samples.owners, len(users)),
+            user_ids=tuple(users.user_ids),
+            fingerprint=embedder.fingerprint,
+            dimension=embedder.dimension,
+        )
+
+    def _embedder(self, request: wire.DataRequest) -> Embedder:
+        key = (request.embedding_model, request.embedding_precision)
+        if key not in self._embedders:
+            self._embedders[key] = self._load_embedder(*key)
+        return self._embedders[key]
+
+
+def _rebuild_node(
+    load: UserLoader,
+    load_embedder: EmbedderLoader,
+    cache_directory: Path | None,
+    random: RandomSource,
+) -> _Node:
+    return _Node(
+        load=load, load_embedder=load_embedder, cache_directory=cache_directory, random=random
+    )

@@ -1,0 +1,206 @@
+"""The question a strategy asks: what one user answers, clipped, and nothing else.
+
+A query is pure numpy over a cohort of users. It adds no noise, reads no file and sends nothing;
+the noise belongs to the mechanism and the network to the client app.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, final
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import NeighboringRelation, clip_rows
+
+Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+#: Contributions are rounded toward zero to this grid. Sums of grid points are exact in float64 up
+#: to 2**23, so a total does not depend on how users are dealt to nodes or in which order they add.
+GRID = 2.0**-30
+
+#: Ceiling on the bytes of one dense (users, candidates) block in `Query.answer`.
+BLOCK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The records of the users that one node hosts.
+
+    Attributes:
+        records: (n, d) float32, one row per record, grouped by user.
+        owners: (n,) int64, nondecreasing; the user of each row, in `range(num_users)`.
+        num_users: users in the cohort, those without any record included.
+    """
+
+    records: Float32Array
+    owners: IntArray
+    num_users: int
+
+    def __post_init__(self) -> None:
+        """Check the shapes and the order that every kernel relies on."""
+        if self.records.ndim != 2 or self.owners.shape != (len(self.records),):
+            raise ValueError(
+                f"records must be (n, d) and owners (n,); got {self.records.shape} and "
+                f"{self.owners.shape}"
+            )
+        if len(self.owners) and (
+            self.owners[0] < 0
+            or self.owners[-1] >= self.num_users
+            or bool(np.any(self.owners[1:] < self.owners[:-1]))
+        ):
+            raise ValueError(f"owners must be nondecreasing and in range({self.num_users})")
+
+    def select(self, users: npt.NDArray[np.bool_]) -> Cohort:
+        """Return the cohort of the users where the (num_users,) mask is true."""
+        if users.shape != (self.num_users,):
+            raise ValueError(f"the mask must have shape ({self.num_users},), got {users.shape}")
+        if bool(users.all()):
+            return self
+        keep = users[self.owners]
+        position = np.cumsum(users) - 1
+        return Cohort(self.records[keep], position[self.owners[keep]], int(users.sum()))
+
+    def cap(self, max_records: int) -> Cohort:
+        """Return the cohort with at most `max_records` rows per user, the first ones kept."""
+        first = np.searchsorted(self.owners, self.owners, side="left")
+        keep = np.arange(len(self.owners)) - first < max_records
+        if bool(keep.all()):
+            return self
+        return Cohort(self.records[keep], self.owners[keep], self.num_users)
+
+    def blocks(self, users_per_block: int) -> Iterator[Cohort]:
+        """Yield consecutive cohorts of at most `users_per_block` users."""
+        for start in range(0, self.num_users, users_per_block):
+            stop = min(start + users_per_block, self.num_users)
+            low, high = np.searchsorted(self.owners, [start, stop])
+            yield Cohort(
+                self.records[low:high], self.owners[low:high] - start, stop - start
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query(ABC):
+    """One question, answered by every user with one vector of bounded L2 norm.
+
+    Formal guarantee:
+        With the user as the privacy unit, the vector that `contribution` returns for a user has
+        L2 norm at most `clip_norm`, for every input. So the sum that `answer` returns moves by at
+        most `clip_norm` when one user's contribution is zeroed or one user is added or removed,
+        and by at most `2 * clip_norm` when one user's data are replaced.
+
+    A subclass gives `name`, `clip_norm` and `statistic`. It may also give `answer`, only as an
+    algebraic identity of summing `contribution`, with a test that shows the two equal
+    (`flower_privsyn.testing.check_query`).
+    """
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a subclass that replaces the clipping."""
+        super().__init_subclass__(**kwargs)
+        for method in ("contribution", "sensitivity"):
+            if method in cls.__dict__:
+                raise TypeError(
+                    f"{cls.__name__} must not override {method}: the bound on what one user "
+                    "contributes is the same code for every query"
+                )
+
+    @property
+    @abstractmethod
+    def clip_norm(self) -> float:
+        """The bound on the L2 norm of one user's contribution; public, positive."""
+
+    @property
+    def max_records(self) -> int | None:
+        """How many records of one user may count, or None where the clip alone bounds them."""
+        return None
+
+    @abstractmethod
+    def statistic(self, cohort: Cohort, candidates: Float32Array) -> Float64Array:
+        """What each user would answer without clipping: the paper's formula.
+
+        Args:
+            cohort: the users; already capped at `max_records`, all records finite.
+            candidates: (m, d) float32, public.
+
+        Returns:
+            (num_users, m) float64.
+        """
+
+    @final
+    def contribution(self, cohort: Cohort, candidates: Float32Array) -> Float64Array:
+        """What each user sends: the statistic, clipped to `clip_norm` and rounded toward zero.
+
+        Records that are not finite count for nothing. A statistic that is not finite becomes the
+        zero vector. Rounding toward zero to `GRID` never enlarges a norm.
+
+        Args:
+            cohort: the users.
+            candidates: (m, d) float32, public.
+
+        Returns:
+            (num_users, m) float64, every row of L2 norm at most `clip_norm`.
+        """
+        statistic = self.statistic(self._usable(cohort), candidates)
+        if statistic.shape != (cohort.num_users, len(candidates)):
+            raise ValueError(
+                f"{type(self).__name__}.statistic returned {statistic.shape}, expected "
+                f"{(cohort.num_users, len(candidates))}"
+            )
+        clipped = clip_rows(statistic, norm=self.clip_norm)
+        return np.trunc(clipped / GRID) * GRID
+
+    @final
+    def sensitivity(self, relation: NeighboringRelation) -> float:
+        """L2 sensitivity of the sum under a neighbouring relation."""
+        factor = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
+        return factor * self.clip_norm
+
+    def answer(self, cohort: Cohort, candidates: Float32Array) -> Float64Array:
+        """Sum the contributions of all users of the cohort.
+
+        Works through blocks of users, so that no (num_users, m) matrix is held at once.
+
+        Returns:
+            (m,) float64, exact: independent of blocks, nodes and order.
+        """
+        total = np.zeros(len(candidates), dtype=np.float64)
+        users_per_block = max(1, BLOCK_BYTES // max(1, 8 * len(candidates)))
+        for block in cohort.blocks(users_per_block):
+            total += self.contribution(block, candidates).sum(axis=0)
+        return total
+
+    def answer_bound(self, num_users: int) -> float:
+        """Largest absolute coordinate that `num_users` well-behaved users can sum to."""
+        return num_users * self.clip_norm
+
+    def to_wire(self) -> dict[str, int | float | str | bool]:
+        """The parameters as scalars, for the message that carries the question."""
+        return {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_wire(cls, parameters: dict[str, Any]) -> Query:
+        """Build the query from `to_wire`'s scalars; unknown or missing keys are refused."""
+        known = {field.name for field in fields(cls)}
+        named = {key.replace("-", "_"): value for key, value in parameters.items()}
+        unknown = sorted(set(named) - known)
+        if unknown:
+            raise ConfigError(
+                f"query {cls.name} has no parameter {', '.join(unknown)}; it takes "
+                f"{', '.join(sorted(known))}"
+            )
+        return cls(**named)
+
+    def _usable(self, cohort: Cohort) -> Cohort:
+        """Drop records that are not finite, then apply the cap."""
+        finite = np.isfinite(cohort.records).all(axis=1)
+        if not finite.all():
+            cohort = Cohort(cohort.records[finite], cohort.owners[finite], cohort.num_users)
+        return cohort if self.max_records is None else cohort.cap(self.max_records)

@@ -1,0 +1,343 @@
+"""What travels between server and nodes: message types, record keys, packing and checking.
+
+Nobody else spells a record key. A request holds public values only. A reply holds either the number
+of users a node hosts (the public roster), or one summed vector and the number of users in it, or an
+error code from a fixed list; `unpack_*` refuse anything more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from flower_privsyn.privacy import Sampling
+from flower_privsyn.queries import Query
+
+PROTOCOL = 1
+PREPARE = "query.prepare"
+
+_REQUEST = "privsyn.request"
+_QUERY = "privsyn.query"
+_BROADCAST = "privsyn.broadcast"
+_ANSWER = "privsyn.answer"
+_COHORT = "privsyn.cohort"
+_ROSTER = "privsyn.roster"
+
+
+class ClientErrorCode(IntEnum):
+    """Everything a failing client may say. The numbers are stable and carry no data."""
+
+    INTERNAL = 1000
+    BAD_REQUEST = 1001
+    DATA_UNAVAILABLE = 1002
+    EMBEDDER_UNAVAILABLE = 1003
+    UNKNOWN_QUERY = 1004
+
+
+#: The fixed sentence of each code: the only error text that leaves a client.
+CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
+    ClientErrorCode.INTERNAL: "the client app failed; its own log says why",
+    ClientErrorCode.BAD_REQUEST: "the client app does not understand the request",
+    ClientErrorCode.DATA_UNAVAILABLE: "the node's text could not be loaded; its own log says why",
+    ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's embedding model could not be loaded",
+    ClientErrorCode.UNKNOWN_QUERY: "the client app does not know this query",
+}
+
+
+class WireError(ValueError):
+    """A message does not have the agreed form. The text names the record, never its content."""
+
+
+def message_type(query: type[Query] | Query) -> str:
+    """Flower message type that carries a query."""
+    return f"query.{query.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRequest:
+    """How a node turns its text into records; the same in every round of a run.
+
+    Attributes:
+        embedding_model: name or path of the embedding model.
+        embedding_precision: "float32" or "bfloat16".
+        max_tokens: length of one sample in tokens.
+        max_samples: samples of one user that take part, or 0 for all of them.
+        newer_than: ISO date; only text dated after it takes part; "" for all.
+        held_out_fraction: share of users kept out of the run for evaluation.
+        seed: public seed of the cap's subset and of the held-out split.
+    """
+
+    embedding_model: str
+    embedding_precision: str
+    max_tokens: int
+    max_samples: int
+    newer_than: str
+    held_out_fraction: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """A node's reply to the preparation request.
+
+    Attributes:
+        num_users: users hosted; they form the public roster.
+        embedder: fingerprint of the embedding model in use.
+        dimension: dimension of its vectors.
+    """
+
+    num_users: int
+    embedder: str
+    dimension: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One question to one node.
+
+    Attributes:
+        round_number: 1-based.
+        query: the question, with its clip.
+        candidates: (m, d) float32, public.
+        data: how the node makes its records.
+        sampling: who takes part.
+        sampling_key: fresh random key of the users' coins in this round.
+        sample_count: users this node draws under fixed-size sampling; -1 otherwise.
+        noise: "central" (the server adds it) or "shares" (every user adds a share).
+        noise_multiplier: for "shares": std of the whole noise over the clip norm.
+        shares_required: for "shares": how many shares make up the whole variance.
+    """
+
+    round_number: int
+    query: Query
+    candidates: npt.NDArray[np.float32]
+    data: DataRequest
+    sampling: Sampling
+    sampling_key: bytes
+    sample_count: int = -1
+    noise: Literal["central", "shares"] = "central"
+    noise_multiplier: float = 0.0
+    shares_required: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A node's reply: the sum over its users, and how many they were.
+
+    Attributes:
+        total: (m,) float64.
+        num_users: users of the roster that took part, those without text included.
+    """
+
+    total: npt.NDArray[np.float64]
+    num_users: int
+
+
+def pack_prepare(data: DataRequest) -> RecordDict:
+    """Request of the preparation phase: load, embed, report the roster."""
+    return RecordDict({_REQUEST: _request_record(data)})
+
+
+def unpack_prepare(message: Message) -> DataRequest:
+    """Read a preparation request on a node."""
+    return _data_request(_config(message, _REQUEST))
+
+
+def pack_roster(roster: Roster) -> RecordDict:
+    """A node's answer to the preparation request."""
+    return RecordDict({_ROSTER: ConfigRecord(asdict(roster))})
+
+
+def unpack_roster(message: Message) -> Roster:
+    """Read and check a roster reply on the server."""
+    record = _config(message, _ROSTER)
+    _only(message, {_ROSTER})
+    values = {"num_users": int, "embedder": str, "dimension": int}
+    _check_keys(record, values, _ROSTER)
+    if not 0 <= record["num_users"] <= 2**40 or not 0 < record["dimension"] <= 2**20:  # type: ignore[operator]
+        raise WireError("the roster holds an absurd number")
+    return Roster(**{key: record[key] for key in values})  # type: ignore[arg-type]
+
+
+def broadcast_record(
+    candidates: npt.NDArray[np.float32], *, precision: Literal["float16", "float32"]
+) -> ArrayRecord:
+    """The public candidates as they travel: one record, shared by all messages of a round."""
+    record = ArrayRecord()
+    record["candidates"] = Array(np.ascontiguousarray(candidates.astype(precision)))
+    return record
+
+
+def as_received(
+    candidates: npt.NDArray[np.float32], *, precision: Literal["float16", "float32"]
+) -> npt.NDArray[np.float32]:
+    """The candidates as nodes see them after the journey."""
+    return candidates.astype(precision).astype(np.float32)
+
+
+def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
+    """Request of one round; `broadcast` is `ask.candidates` made by `broadcast_record`."""
+    record = _request_record(ask.data)
+    record["round"] = ask.round_number
+    record["query"] = ask.query.name
+    record["sampling"] = json.dumps(ask.sampling.to_dict())
+    record["sampling-key"] = ask.sampling_key
+    record["sample-count"] = ask.sample_count
+    record["noise"] = ask.noise
+    record["noise-multiplier"] = float(ask.noise_multiplier)
+    record["shares-required"] = ask.shares_required
+    return RecordDict(
+        {_REQUEST: record, _QUERY: ConfigRecord(ask.query.to_wire()), _BROADCAST: broadcast}  # type: ignore[arg-type]
+    )
+
+
+def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
+    """Read one round's request on a node."""
+    record = _config(message, _REQUEST)
+    arrays = message.content.array_records.get(_BROADCAST)
+    if arrays is None or list(arrays) != ["candidates"]:
+        raise WireError(f"the request lacks {_BROADCAST}")
+    if record.get("query") != query_class.name:
+        raise WireError("the request's query differs from its message type")
+    noise = record.get("noise")
+    if noise not in ("central", "shares"):
+        raise WireError("the request's noise placement is unknown")
+    try:
+        return Ask(
+            round_number=int(record["round"]),  # type: ignore[arg-type]
+            query=query_class.from_wire(dict(_config(message, _QUERY))),
+            candidates=arrays["candidates"].numpy().astype(np.float32),
+            data=_data_request(record),
+            sampling=Sampling.from_dict(json.loads(str(record["sampling"]))),
+            sampling_key=bytes(record["sampling-key"]),  # type: ignore[arg-type]
+            sample_count=int(record["sample-count"]),  # type: ignore[arg-type]
+            noise=noise,  # type: ignore[arg-type]
+            noise_multiplier=float(record["noise-multiplier"]),  # type: ignore[arg-type]
+            shares_required=int(record["shares-required"]),  # type: ignore[arg-type]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError("the request cannot be read") from error
+
+
+def pack_answer(answer: Answer) -> RecordDict:
+    """A node's reply of one round: the sum and the head-count, nothing else."""
+    arrays = ArrayRecord()
+    arrays["total"] = Array(np.ascontiguousarray(answer.total, dtype=np.float64))
+    return RecordDict({_ANSWER: arrays, _COHORT: ConfigRecord({"num_users": answer.num_users})})
+
+
+def unpack_answer(message: Message, *, length: int, roster_users: int, bound: float) -> Answer:
+    """Read and check a reply on the server.
+
+    Args:
+        message: the reply, without error.
+        length: m, the number of candidates that were sent.
+        roster_users: users the node announced.
+        bound: largest absolute coordinate that one user can honestly contribute.
+
+    Raises:
+        WireError: with one of a few fixed texts; the reply is then counted and left out.
+    """
+    _only(message, {_ANSWER, _COHORT})
+    arrays = message.content.array_records.get(_ANSWER)
+    if arrays is None or list(arrays) != ["total"]:
+        raise WireError("no answer")
+    record = _config(message, _COHORT)
+    _check_keys(record, {"num_users": int}, _COHORT)
+    num_users = record["num_users"]
+    if not isinstance(num_users, int) or not 0 <= num_users <= roster_users:
+        raise WireError("absurd head-count")
+    try:
+        total = arrays["total"].numpy()
+    except Exception as error:
+        raise WireError("unreadable answer") from error
+    if total.shape != (length,):
+        raise WireError("wrong shape")
+    if total.dtype != np.float64:
+        raise WireError("wrong type")
+    if not np.isfinite(total).all():
+        raise WireError("not finite")
+    if len(total) and float(np.abs(total).max()) > bound * num_users * (1 + 1e-9):
+        raise WireError("outside the bound of its head-count")
+    return Answer(total=total, num_users=num_users)
+
+
+def error_reply(code: ClientErrorCode, message: Message) -> Message:
+    """The reply of a client that failed: a fixed code and its fixed sentence."""
+    return Message(Error(code=int(code), reason=CLIENT_ERROR_TEXT[code]), reply_to=message)
+
+
+def reply(content: RecordDict, message: Message) -> Message:
+    """A reply that holds `content`."""
+    return Message(content, reply_to=message)
+
+
+def extra_bytes(message: Message) -> list[str]:
+    """Names of records in a client's message that are neither public, masked nor accounted."""
+    allowed = {_ANSWER: {"total"}, _COHORT: {"num_users"}}
+    allowed[_ROSTER] = {"num_users", "embedder", "dimension"}
+    found: list[str] = []
+    if message.has_error():
+        reasons = {(int(code), text) for code, text in CLIENT_ERROR_TEXT.items()}
+        if (message.error.code, message.error.reason) not in reasons:
+            found.append("error text")
+        return found
+    for name, record in message.content.items():
+        keys = set(record)
+        if isinstance(record, MetricRecord) or name not in allowed:
+            found.append(name)
+        else:
+            found.extend(f"{name}.{key}" for key in sorted(keys - allowed[name]))
+    return found
+
+
+def _request_record(data: DataRequest) -> ConfigRecord:
+    fields: dict[str, Any] = {key.replace("_", "-"): value for key, value in asdict(data).items()}
+    return ConfigRecord({"protocol": PROTOCOL, **fields})
+
+
+def _data_request(record: ConfigRecord) -> DataRequest:
+    if record.get("protocol") != PROTOCOL:
+        raise WireError(
+            f"the server speaks protocol {record.get('protocol')}, this client {PROTOCOL}: "
+            "install the same flower-privsyn on both sides"
+        )
+    try:
+        return DataRequest(
+            embedding_model=str(record["embedding-model"]),
+            embedding_precision=str(record["embedding-precision"]),
+            max_tokens=int(record["max-tokens"]),  # type: ignore[arg-type]
+            max_samples=int(record["max-samples"]),  # type: ignore[arg-type]
+            newer_than=str(record["newer-than"]),
+            held_out_fraction=float(record["held-out-fraction"]),  # type: ignore[arg-type]
+            seed=int(record["seed"]),  # type: ignore[arg-type]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError("the request's data settings cannot be read") from error
+
+
+def _config(message: Message, name: str) -> ConfigRecord:
+    record = message.content.config_records.get(name)
+    if record is None:
+        raise WireError(f"the message lacks {name}")
+    return record
+
+
+def _only(message: Message, names: set[str]) -> None:
+    if set(message.content) - names:
+        raise WireError("unexpected records")
+
+
+def _check_keys(record: ConfigRecord, values: Mapping[str, type], name: str) -> None:
+    if set(record) != set(values):
+        raise WireError(f"{name} holds other keys than agreed")
+    for key, kind in values.items():
+        if not isinstance(record[key], kind) or isinstance(record[key], bool):
+            raise WireError(f"{name}.{key} has the wrong type")
