@@ -1,0 +1,271 @@
+"""Which users take part in a round; the same object tells the accountant."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.privacy import _checks
+from flower_privsyn.privacy.randomness import RandomSource
+
+_MIN_KEY_BYTES = 16
+
+
+class Sampling(ABC):
+    """How the cohort of a round is drawn.
+
+    One object decides who takes part (:meth:`participants`, :meth:`allocate`) and is what the
+    accountants read, so the two cannot disagree. Subclasses: :class:`FullParticipation`,
+    :class:`PoissonSampling`, :class:`FixedSizeSampling`.
+    """
+
+    method: ClassVar[str]
+    rate: float
+    """The expected fraction of the population in a cohort, in (0, 1]."""
+    population: int | None
+    """The number of users in the federation, where it is known."""
+
+    @property
+    def expected_users(self) -> float:
+        """The expected number of users in a cohort.
+
+        Raises:
+            ConfigError: The population was not given.
+        """
+        if self.population is None:
+            raise ConfigError("population must be given to know the expected number of users.")
+        return self.rate * self.population
+
+    @abstractmethod
+    def participants(
+        self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
+    ) -> NDArray[np.bool_]:
+        """Say which of a node's users take part in one round.
+
+        Every user's coin is a keyed hash of the user's id: it does not depend on the other users,
+        on their order or on the node, and nobody without the key can predict it.
+
+        Args:
+            user_ids: (n,) the ids of the users on this node, unique in the federation.
+            key: 16 to 64 bytes, drawn afresh for every round and kept from everyone to whom the
+                cohort must stay secret. A key used twice gives the same cohort twice, which no
+                accountant of this package covers.
+            count: For fixed-size sampling, how many of these users take part, from
+                :meth:`allocate`; otherwise unused.
+
+        Returns:
+            (n,) bool.
+
+        Raises:
+            ConfigError: The key has the wrong length or ``count`` is missing or too large.
+        """
+
+    def allocate(self, head_counts: Sequence[int], random: RandomSource) -> list[int] | None:
+        """Split a fixed-size cohort over the nodes; None where the nodes decide by themselves.
+
+        Args:
+            head_counts: The number of users on each node, at least 0.
+            random: The source of the draw.
+
+        Returns:
+            For fixed-size sampling, the number of users to draw on each node; else None.
+
+        Raises:
+            ConfigError: A head-count is not a whole number of at least 0.
+            FederationError: The nodes hold fewer users than the population.
+        """
+        del head_counts, random
+        return None
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able description that :meth:`from_dict` reads back."""
+
+    @staticmethod
+    def from_dict(description: Mapping[str, Any]) -> Sampling:
+        """Rebuild a sampling from :meth:`to_dict`.
+
+        Args:
+            description: ``method`` ("full", "poisson" or "fixed-size"), ``population`` (int or
+                None), and ``rate`` or ``sample_size``.
+
+        Raises:
+            ConfigError: The method is unknown or a value is missing or out of range.
+        """
+        method = description.get("method")
+        population = description.get("population")
+        if method == FullParticipation.method:
+            return FullParticipation(population)
+        if method == PoissonSampling.method:
+            return PoissonSampling(description.get("rate"), population=population)  # type: ignore[arg-type]
+        if method == FixedSizeSampling.method:
+            return FixedSizeSampling(description.get("sample_size"), population=population)  # type: ignore[arg-type]
+        raise ConfigError(
+            f'sampling method must be "full", "poisson" or "fixed-size", got {method!r}.'
+        )
+
+
+@dataclass(frozen=True)
+class FullParticipation(Sampling):
+    """Every user takes part in every round.
+
+    Args:
+        population: Number of users in the federation, at least 1; None when it is not known.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    method: ClassVar[str] = "full"
+    population: int | None = None
+    rate: float = field(default=1.0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _set_population(self, required=False)
+
+    def participants(
+        self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
+    ) -> NDArray[np.bool_]:
+        """Return (n,) all True; see :meth:`Sampling.participants`."""
+        del key, count
+        return np.ones(len(user_ids), dtype=np.bool_)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"method": "full", "rate": 1.0, "population": ...}``."""
+        return {"method": self.method, "rate": 1.0, "population": self.population}
+
+
+@dataclass(frozen=True)
+class PoissonSampling(Sampling):
+    """Every user flips an independent coin in every round.
+
+    Args:
+        rate: Probability of taking part, in (0, 1].
+        population: Number of users in the federation, at least 1; None when it is not known. The
+            privacy cost does not depend on it.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    method: ClassVar[str] = "poisson"
+    rate: float
+    population: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        rate = _checks.real("rate", self.rate, "above 0 and at most 1", low=2.0**-64, high=1.0)
+        object.__setattr__(self, "rate", rate)
+        _set_population(self, required=False)
+
+    def participants(
+        self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
+    ) -> NDArray[np.bool_]:
+        """Return (n,) each True with probability ``rate``; see :meth:`Sampling.participants`."""
+        del count
+        hashes = _keyed_hashes(user_ids, key)
+        if self.rate == 1.0:
+            return np.ones(len(user_ids), dtype=np.bool_)
+        # rate * 2^64 is exact in a float, and below 2^64 because rate < 1.
+        return hashes < np.uint64(int(self.rate * 2.0**64))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"method": "poisson", "rate": ..., "population": ...}``."""
+        return {"method": self.method, "rate": self.rate, "population": self.population}
+
+
+@dataclass(frozen=True)
+class FixedSizeSampling(Sampling):
+    """Every round draws the same number of users, without replacement.
+
+    The sampling of most published federated experiments, usually accounted as Poisson sampling.
+    It is accounted as what it is here, which costs more: a user who is not drawn is replaced by
+    another one, so the sum moves by up to twice the norm bound.
+
+    Args:
+        sample_size: Users in every cohort, between 1 and ``population``.
+        population: Number of users in the federation, at least 1.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    method: ClassVar[str] = "fixed-size"
+    sample_size: int
+    population: int = field(kw_only=True)
+    rate: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _set_population(self, required=True)
+        size = _checks.whole("sample_size", self.sample_size, low=1, high=self.population)
+        object.__setattr__(self, "sample_size", size)
+        object.__setattr__(self, "rate", size / self.population)
+
+    def participants(
+        self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
+    ) -> NDArray[np.bool_]:
+        """Return (n,) with exactly ``count`` True; see :meth:`Sampling.participants`."""
+        if count is None:
+            raise ConfigError("count must be given for fixed-size sampling, got None.")
+        count = _checks.whole("count", count, low=0, high=len(user_ids))
+        lowest = np.argsort(_keyed_hashes(user_ids, key), kind="stable")[:count]
+        chosen = np.zeros(len(user_ids), dtype=np.bool_)
+        chosen[lowest] = True
+        return chosen
+
+    def allocate(self, head_counts: Sequence[int], random: RandomSource) -> list[int] | None:
+        """Return how many users to draw on each node: multivariate hypergeometric.
+
+        A population smaller than declared would make every user likelier to be drawn than the
+        accountant was told, so it is refused; a larger one is harmless.
+        """
+        heads = [_checks.whole("head_counts", heads, low=0) for heads in head_counts]
+        total = sum(heads)
+        if total < self.population:
+            raise FederationError(
+                f"The nodes hold {total} users where fixed-size sampling was accounted for a "
+                f"population of {self.population}."
+            )
+        # The lowest of uniform marks are a uniform subset of all users.
+        lowest = np.argsort(random.uint64(total), kind="stable")[: self.sample_size]
+        node_of_user = np.repeat(np.arange(len(heads)), heads)  # (total,)
+        drawn = np.bincount(node_of_user[lowest], minlength=len(heads))
+        return [int(number) for number in drawn]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"method": "fixed-size", "sample_size": ..., "population": ...}``."""
+        return {
+            "method": self.method,
+            "sample_size": self.sample_size,
+            "population": self.population,
+        }
+
+
+def _set_population(sampling: Sampling, *, required: bool) -> None:
+    if sampling.population is None and not required:
+        return
+    object.__setattr__(
+        sampling, "population", _checks.whole("population", sampling.population, low=1)
+    )
+
+
+def _keyed_hashes(user_ids: Sequence[str], key: bytes) -> NDArray[np.uint64]:
+    """Return (n,) uint64, the keyed BLAKE2b hash of every id."""
+    if not isinstance(key, bytes) or not _MIN_KEY_BYTES <= len(key) <= hashlib.blake2b.MAX_KEY_SIZE:
+        raise ConfigError(
+            f"key must be {_MIN_KEY_BYTES} to {hashlib.blake2b.MAX_KEY_SIZE} bytes, "
+            f"got {len(key) if isinstance(key, bytes) else type(key).__name__}."
+        )
+    empty = hashlib.blake2b(digest_size=8, key=key, person=b"privsyn-cohort")
+    digests = bytearray()
+    for user_id in user_ids:
+        coin = empty.copy()  # the key schedule is paid once
+        coin.update(user_id.encode())
+        digests += coin.digest()
+    return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64)
