@@ -1,0 +1,176 @@
+"""How far a run has come, written where whoever follows it can read it.
+
+The ServerApp runs in a process that has no terminal, so it cannot draw bars. It writes
+`progress.json` in the run directory; the command that follows the run draws from that file.
+Without such a command the same information goes to Flower's log, a line every few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from flower_privsyn.processes import SUPERVISOR_PID
+
+_WRITES_PER_SECOND = 5
+_LOG_EVERY_SECONDS = 5.0
+
+
+class ProgressReporter(Protocol):
+    """What code that takes a while needs: named stages with a number of steps."""
+
+    def stage(
+        self, name: str, total: int | None = None
+    ) -> contextlib.AbstractContextManager[Stage]:
+        """Open a stage of `total` steps; None where the number is not known."""
+        ...
+
+
+class Stage:
+    """One named stretch of work.
+
+    Attributes:
+        name: What is being done, a few words.
+        total: Number of steps, or None when it is not known.
+        done: Steps done so far.
+        started: Seconds since the epoch.
+        finished: Seconds since the epoch; None while the stage runs.
+        failed: Whether the stage was left by an exception.
+    """
+
+    def __init__(self, name: str, total: int | None, owner: Progress | None = None) -> None:
+        self.name = name
+        self.total = total
+        self.done = 0
+        self.started = time.time()
+        self.finished: float | None = None
+        self.failed = False
+        self._owner = owner
+
+    def update(self, steps: int = 1) -> None:
+        """Count `steps` more steps as done; safe to call from several threads."""
+        if self._owner is None:
+            self.done += steps
+        else:
+            self._owner._advance(self, steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stage as it stands in `progress.json`."""
+        return {
+            "name": self.name,
+            "total": self.total,
+            "done": self.done,
+            "started": self.started,
+            "finished": self.finished,
+            "failed": self.failed,
+        }
+
+
+class Progress:
+    """Stages of a run, kept in one file that is replaced as a whole.
+
+    Args:
+        path: The file to write, `<run-dir>/progress.json`.
+        log: Write a line to Flower's log every few seconds; None does so exactly when no
+            supervising command reads the file.
+    """
+
+    def __init__(self, path: Path, *, log: bool | None = None) -> None:
+        self._path = path
+        self._log = SUPERVISOR_PID not in os.environ if log is None else log
+        self._stages: list[Stage] = []
+        # Re-entrant: a stage may be updated from a callback that runs inside another update.
+        self._lock = threading.RLock()
+        self._written = 0.0
+        self._logged = 0.0
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
+        """Open a stage; it is finished when the block is left.
+
+        Args:
+            name: What is being done, a few words.
+            total: Number of steps, >= 0; None when it is not known.
+
+        Yields:
+            The stage; call its `update(steps)` as work is done.
+        """
+        stage = Stage(name, total, self)
+        with self._lock:
+            self._stages.append(stage)
+            self._write()
+        try:
+            yield stage
+        except BaseException:
+            stage.failed = True
+            raise
+        finally:
+            with self._lock:
+                stage.finished = time.time()
+                self._write()
+                if self._log:
+                    self._say(stage)
+
+    def _advance(self, stage: Stage, steps: int) -> None:
+        with self._lock:
+            stage.done += steps
+            now = time.monotonic()
+            if now - self._written >= 1 / _WRITES_PER_SECOND:
+                self._write()
+            if self._log and now - self._logged >= _LOG_EVERY_SECONDS:
+                self._say(stage)
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        text = json.dumps({"stages": [stage.to_dict() for stage in self._stages]})
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        # Progress is for people: a full disk must stop the run where it matters, not here.
+        with contextlib.suppress(OSError):
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self._path)
+
+    def _say(self, stage: Stage) -> None:
+        self._logged = time.monotonic()
+        # Flower's own logger, by name: it already has a handler, and no import is needed.
+        logging.getLogger("flwr").info("%s", describe(stage.to_dict()))
+
+
+class NullProgress:
+    """Progress that nobody follows."""
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
+        """Open a stage that only counts."""
+        yield Stage(name, total)
+
+
+def read_progress(path: Path) -> list[dict[str, Any]]:
+    """The stages in a progress file, oldest first; empty when there is none yet."""
+    try:
+        stages = json.loads(path.read_text(encoding="utf-8"))["stages"]
+        return [stage for stage in stages if isinstance(stage, dict)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def describe(stage: dict[str, Any]) -> str:
+    """One line about a stage: its name, how far it is and how long it took."""
+    words = [str(stage["name"])]
+    total, done = stage.get("total"), stage.get("done", 0)
+    if stage.get("finished") is not None:
+        words.append("stopped" if stage.get("failed") else "done")
+        if done:
+            words.append(f"({done:,})")
+        words.append(f"in {stage['finished'] - stage['started']:.1f} s")
+    elif total:
+        words.append(f"{done:,}/{total:,} ({100 * done // total} %)")
+    elif done:
+        words.append(f"{done:,}")
+    return " ".join(words)

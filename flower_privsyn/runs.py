@@ -1,0 +1,683 @@
+"""The run directory: everything one run writes, and enough of it to continue after a crash.
+
+```
+<run-dir>/config.json      what was asked for; its presence makes a folder a run
+          state.json       running, finished or failed, with the sentence that says why
+          ledger.jsonl     one line per private release
+          metrics.jsonl    one line per round
+          synthetic.jsonl  (and .parquet) the result
+          progress.json    how far the run is, for whoever follows it
+          rounds/0001/     population.parquet, release.npy, state.json
+          models/
+```
+
+Files are replaced as a whole (temporary file, fsync, rename), so a process that is killed at any
+moment leaves the old file or the new one, never half of one. A round counts only once its
+`state.json` says so, which is the last thing written for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from flower_privsyn.errors import PrivsynError, RunDirectoryError
+from flower_privsyn.processes import (
+    SUPERVISOR_PID,
+    SUPERVISOR_STARTED,
+    is_alive,
+    process_info,
+)
+from flower_privsyn.progress import Progress
+
+RUNS_FOLDER = "PRIVSYN_RUNS"
+"""Environment variable: where runs go that were given no run directory."""
+
+WORKING_DIRECTORY = "PRIVSYN_WORKING_DIRECTORY"
+"""Environment variable: the folder the user's command was typed in."""
+
+LAUNCH_FILE = ".flower/launch.json"
+"""What `privsyn run` was asked to start, relative to the run directory."""
+
+_VERSIONED = (
+    "flower-privsyn",
+    "flwr",
+    "numpy",
+    "dp-accounting",
+    "pyarrow",
+    "ray",
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "datasets",
+)
+_LOCK_POLL_SECONDS = 0.2
+_WATCH_SECONDS = 0.5
+
+
+class RunDirectory:
+    """One run on disk. Use `create`, `open` or `start`.
+
+    Attributes:
+        path: The folder, absolute.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock_file: IO[str] | None = None
+
+    # ---------------------------------------------------------------- making and opening
+
+    @classmethod
+    def create(cls, path: str | Path, *, config: Mapping[str, Any]) -> RunDirectory:
+        """Make a new run in a folder, which is created where it does not exist.
+
+        The run is locked by this process when the method returns.
+
+        Args:
+            path: The folder. It may hold other files, but no run.
+            config: What the run was asked to do, as plain JSON values; stored under
+                `config.json` beside the versions of the libraries and, for a run started by
+                `privsyn run`, beside that command's own settings.
+
+        Raises:
+            RunDirectoryError: The folder holds a run, cannot be written or is locked.
+        """
+        run = cls(Path(path).expanduser().absolute())
+        if run.path.exists() and not run.path.is_dir():
+            raise RunDirectoryError(f"The run directory {run.path} is a file, not a folder.")
+        run._refuse_existing()
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.lock()
+            try:
+                # Again: another process may have made a run before the lock was ours.
+                run._refuse_existing()
+                document: dict[str, Any] = {
+                    "config": plain(config),
+                    "versions": _versions(),
+                    "created": now(),
+                }
+                with contextlib.suppress(OSError, ValueError):
+                    launch = run.path / LAUNCH_FILE
+                    document["launch"] = json.loads(launch.read_text(encoding="utf-8"))
+                run._write_state({"status": "running", "error": None, "started": now()})
+                write_json(run.config_file, document)
+            except BaseException:
+                run.unlock()
+                raise
+        except OSError as error:
+            raise RunDirectoryError(
+                f"The run directory {run.path} cannot be written: {error.strerror or error}."
+            ) from error
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """Open an existing run without locking it.
+
+        Raises:
+            RunDirectoryError: The folder does not exist or holds no run.
+        """
+        run = cls(Path(path).expanduser().absolute())
+        if not run.path.exists():
+            raise RunDirectoryError(f"There is no run directory {run.path}.")
+        if not run.config_file.is_file():
+            raise RunDirectoryError(f"{run.path} is not a run directory: it holds no config.json.")
+        _ = run.document
+        return run
+
+    @classmethod
+    def start(
+        cls, path: str | Path, *, config: Mapping[str, Any], resume: bool = False
+    ) -> RunDirectory:
+        """Create a run, or with `resume` open one that has not finished and lock it.
+
+        Args:
+            path: The folder.
+            config: As for `create`; of a resumed run the recorded one stays.
+            resume: Continue a run instead of making one.
+
+        Raises:
+            RunDirectoryError: As for `create` and `open`; or the run to resume has finished.
+        """
+        if not resume:
+            return cls.create(path, config=config)
+        run = cls.open(path)
+        run.refuse_finished()
+        run.lock(wait_seconds=10)
+        return run
+
+    def _refuse_existing(self) -> None:
+        if self.config_file.exists():
+            raise RunDirectoryError(
+                f"{self.path} already holds a run; resume it with `privsyn resume {self.path}` "
+                "or choose another --run-dir."
+            )
+
+    def refuse_finished(self) -> None:
+        """Raise a RunDirectoryError when there is nothing left to resume."""
+        if self.status == "finished":
+            raise RunDirectoryError(
+                f"The run in {self.path} has finished; there is nothing to resume."
+            )
+
+    # ---------------------------------------------------------------- files
+
+    @property
+    def config_file(self) -> Path:
+        """What was asked for."""
+        return self.path / "config.json"
+
+    @property
+    def state_file(self) -> Path:
+        """Running, finished or failed."""
+        return self.path / "state.json"
+
+    @property
+    def ledger_file(self) -> Path:
+        """The privacy ledger."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One line per round."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def progress_file(self) -> Path:
+        """How far the run is."""
+        return self.path / "progress.json"
+
+    @property
+    def synthetic_jsonl(self) -> Path:
+        """The synthetic texts, one JSON object per line."""
+        return self.path / "synthetic.jsonl"
+
+    @property
+    def synthetic_parquet(self) -> Path:
+        """The synthetic texts as a Parquet table."""
+        return self.path / "synthetic.parquet"
+
+    @property
+    def models_dir(self) -> Path:
+        """Where trained models go; created on first use."""
+        folder = self.path / "models"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Everything in `config.json`: config, versions, created, launch."""
+        return _read_json_object(self.config_file)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What the run was asked to do, as given to `create`."""
+        config = self.document.get("config")
+        if not isinstance(config, dict):
+            raise RunDirectoryError(f'{self.config_file} holds no "config" object.')
+        return config
+
+    def progress(self) -> Progress:
+        """A progress reporter that writes this run's `progress.json`."""
+        return Progress(self.progress_file)
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Add one line to `metrics.jsonl`; it is on disk when the method returns.
+
+        A line torn by an earlier crash is cut off first. Values that JSON cannot say (NaN,
+        infinity) become null.
+        """
+        line = json.dumps(plain(metrics), ensure_ascii=False) + "\n"
+        with self.metrics_file.open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(0)
+                content = file.read()
+                if not content.endswith(b"\n"):
+                    file.truncate(content.rfind(b"\n") + 1)
+            file.seek(0, os.SEEK_END)
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, without a torn last one."""
+        return list(read_json_lines(self.metrics_file))
+
+    def write_synthetic(self, records: Iterable[Mapping[str, Any]]) -> int:
+        """Write the synthetic texts as JSON lines and as Parquet, each file as a whole.
+
+        Args:
+            records: One mapping per text, all with the same keys, at least `text`, `round`,
+                `parent` and `source`.
+
+        Returns:
+            The number of texts.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = [plain(record) for record in records]
+        with replacing(self.synthetic_jsonl) as temporary, temporary.open("wb") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        with replacing(self.synthetic_parquet) as temporary:
+            pq.write_table(pa.Table.from_pylist(rows), temporary)
+        return len(rows)
+
+    # ---------------------------------------------------------------- rounds
+
+    def round_dir(self, number: int) -> Path:
+        """The folder of one round, created on first use.
+
+        Args:
+            number: Round number; 0 is what existed before the first round.
+
+        Raises:
+            ValueError: The number is negative.
+        """
+        folder = self._round_path(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _round_path(self, number: int) -> Path:
+        if number < 0:
+            raise ValueError(f"A round number cannot be negative, got {number}.")
+        return self.path / "rounds" / f"{number:04d}"
+
+    def finish_round(self, number: int, state: Mapping[str, Any] | None = None) -> None:
+        """Record that everything of a round is on disk; call it last.
+
+        Args:
+            number: Round number.
+            state: What a resumed run needs beside the other files, as plain JSON values.
+        """
+        record = {**(state or {}), "round": number, "status": "finished", "time": now()}
+        write_json(self.round_dir(number) / "state.json", record)
+
+    def round_state(self, number: int) -> dict[str, Any] | None:
+        """What `finish_round` recorded; None while the round has not finished."""
+        try:
+            state = json.loads((self._round_path(number) / "state.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return state if isinstance(state, dict) and state.get("status") == "finished" else None
+
+    def finished_rounds(self) -> list[int]:
+        """Numbers of the finished rounds, ascending; leftovers of an interrupted one are not."""
+        folder = self.path / "rounds"
+        if not folder.is_dir():
+            return []
+        numbers = [int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()]
+        return [number for number in sorted(numbers) if self.round_state(number) is not None]
+
+    # ---------------------------------------------------------------- state
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Everything in `state.json`; empty when the file is missing or unreadable."""
+        try:
+            return _read_json_object(self.state_file)
+        except RunDirectoryError:
+            return {}
+
+    @property
+    def status(self) -> str:
+        """`running`, `finished` or `failed` as last recorded.
+
+        A run that was killed is still recorded as running; `running_process` tells the two apart.
+        """
+        return str(self.state.get("status", "running"))
+
+    @property
+    def error(self) -> str | None:
+        """The sentence that says why the run failed; None unless it did."""
+        error = self.state.get("error")
+        return None if error is None else str(error)
+
+    def running_process(self) -> int | None:
+        """Process id of the ServerApp that is working on this run now; None when none is."""
+        holder = _read_holder(self.path / ".lock")
+        if holder is None or self.status != "running":
+            return None
+        pid, started = holder
+        return pid if is_alive(pid, started) else None
+
+    def mark_running(self) -> None:
+        """Record that this process works on the run."""
+        state = self.state
+        own = process_info(os.getpid())
+        self._write_state(
+            {
+                "status": "running",
+                "error": None,
+                "started": state.get("started", now()),
+                "starts": int(state.get("starts", 0)) + 1,
+                "pid": os.getpid(),
+                "pid_started": own.started if own else None,
+            }
+        )
+
+    def mark_failed(self, error: str | BaseException) -> None:
+        """Record that the run ended without a result.
+
+        Args:
+            error: The sentence to show, or the exception: one of ours is its own sentence,
+                any other is named by its type and place and marked as unexpected.
+        """
+        sentence, unexpected = _sentence(error)
+        self._write_state(
+            {**self.state, "status": "failed", "error": sentence, "unexpected": unexpected}
+        )
+
+    def mark_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Record that the run has its result.
+
+        Args:
+            summary: Figures worth showing at the end, as plain JSON values.
+        """
+        self._write_state(
+            {**self.state, "status": "finished", "error": None, "summary": summary or {}}
+        )
+
+    def _write_state(self, state: Mapping[str, Any]) -> None:
+        write_json(self.state_file, {**state, "updated": now()})
+
+    # ---------------------------------------------------------------- one process at a time
+
+    def lock(self, *, wait_seconds: float = 0.0) -> None:
+        """Make this process the only one that works on the run, until `unlock` or its end.
+
+        The kernel releases the lock when the process dies, so a crash never leaves one behind.
+
+        Args:
+            wait_seconds: How long to wait for another process to let go, >= 0.
+
+        Raises:
+            RunDirectoryError: Another process holds the lock; the message names it.
+        """
+        if self._lock_file is None:
+            self._lock_file = lock_file(
+                self.path / ".lock", what=f"the run in {self.path}", wait_seconds=wait_seconds
+            )
+
+    def unlock(self) -> None:
+        """Let another process work on the run."""
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[RunDirectory]:
+        """Work on the run: hold its lock, end with the supervisor, record how the work ended.
+
+        Leaving the block normally marks the run finished unless that was done inside; leaving it
+        by any exception, `SystemExit` included, marks it failed with that exception's sentence.
+
+        Raises:
+            RunDirectoryError: Another process works on the run.
+        """
+        self.lock(wait_seconds=10)
+        try:
+            watch_supervisor()
+            self.mark_running()
+            try:
+                yield self
+            except BaseException as error:
+                self.mark_failed(error)
+                raise
+            if self.status == "running":
+                self.mark_finished()
+        finally:
+            self.unlock()
+
+
+# -------------------------------------------------------------------- places and processes
+
+
+def default_run_directory(app_name: str) -> Path:
+    """A new folder for a run that was given none: `$PRIVSYN_RUNS` or `~/privsyn-runs`.
+
+    Args:
+        app_name: Name of the app; the folder is `<app>-<UTC time>`.
+    """
+    base = os.environ.get(RUNS_FOLDER)
+    root = Path(base).expanduser() if base else Path.home() / "privsyn-runs"
+    return new_run_path(root, app_name)
+
+
+def new_run_path(root: Path, app_name: str) -> Path:
+    """A path below `root` that does not exist yet, `<app>-<UTC time>`; nothing is created."""
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", app_name).strip("-.") or "run"
+    path = root.absolute() / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    for number in range(2, 1000):
+        if not path.exists():
+            break
+        path = path.with_name(f"{path.name.split('_')[0]}_{number}")
+    return path
+
+
+def user_path(path: str | Path) -> Path:
+    """A path as the user meant it: relative to the folder the command was typed in.
+
+    Under `privsyn run` the ServerApp and the nodes run in a neutral folder, not in the user's.
+    """
+    expanded = Path(path).expanduser()
+    if expanded.is_absolute():
+        return expanded
+    return Path(os.environ.get(WORKING_DIRECTORY) or Path.cwd()) / expanded
+
+
+def watch_supervisor() -> bool:
+    """End this process within a second once the supervisor named in the environment is gone.
+
+    The processes Flower starts are detached from the command that began the run. Without this, a
+    killed command would leave a ServerApp behind that keeps the run locked and goes on spending.
+
+    Returns:
+        Whether there is a supervisor to watch; False under a plain `flwr run`.
+    """
+    text = os.environ.get(SUPERVISOR_PID, "")
+    if not text.isdigit():
+        return False
+    pid, started = int(text), os.environ.get(SUPERVISOR_STARTED, "")
+
+    def watch() -> None:
+        while is_alive(pid, started):
+            time.sleep(_WATCH_SECONDS)
+        # Not sys.exit: this is a thread, and nothing may be written after the supervisor's end.
+        os._exit(1)
+
+    threading.Thread(target=watch, name="privsyn-supervisor-watch", daemon=True).start()
+    return True
+
+
+def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
+    """Lock a file for this process.
+
+    Args:
+        path: The lock file; created where it does not exist.
+        what: What is being locked, for the error message.
+        wait_seconds: How long to wait for another process to let go, >= 0.
+
+    Returns:
+        The open file. Closing it, or the end of the process, releases the lock.
+
+    Raises:
+        RunDirectoryError: Another process holds the lock.
+    """
+    try:
+        import fcntl
+    except ImportError as error:  # Windows
+        raise RunDirectoryError("Runs need a system with file locks: Linux or macOS.") from error
+
+    file = path.open("a+", encoding="utf-8")
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            # flock, not lockf: a POSIX record lock is lost when any descriptor of the file is
+            # closed in this process, which reading the holder would do.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                file.close()
+                holder = _read_holder(path)
+                who = f"process {holder[0]}" if holder else "another process"
+                raise RunDirectoryError(
+                    f"{what[:1].upper()}{what[1:]} is in use by {who}; "
+                    "wait for it to end or stop it first."
+                ) from None
+            time.sleep(_LOCK_POLL_SECONDS)
+        except OSError as error:
+            file.close()
+            raise RunDirectoryError(
+                f"The lock file {path} cannot be locked: {error.strerror or error}."
+            ) from error
+    own = process_info(os.getpid())
+    file.truncate(0)
+    file.write(json.dumps({"pid": os.getpid(), "started": own.started if own else ""}) + "\n")
+    file.flush()
+    return file
+
+
+def _read_holder(path: Path) -> tuple[int, str] | None:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return int(record["pid"]), str(record["started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# -------------------------------------------------------------------- files
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file as a whole: yields a temporary path that becomes `path` when the block ends.
+
+    The content is on disk before the name changes; on an exception `path` stays as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        # The new name is durable only once the folder itself is.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file as a whole, durably; see `plain` for what the values become."""
+    text = json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects in a JSON-lines file; a torn last line is left out, a missing file is empty.
+
+    Raises:
+        RunDirectoryError: A line before the last is not a JSON object.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise RunDirectoryError(f"{path} line {number} is not JSON.") from error
+            if not isinstance(record, dict):
+                raise RunDirectoryError(f"{path} line {number} is not a JSON object.")
+            yield record
+
+
+def plain(value: Any) -> Any:
+    """The value in types JSON knows: arrays as lists, paths as text, NaN and infinity as null."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        return str.__str__(value)  # a member of a text enumeration is stored as its text
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy arrays and scalars, without importing numpy
+        return plain(value.tolist())
+    raise TypeError(f"A value of type {type(value).__name__} cannot be stored as JSON.")
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _read_json_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} is damaged: it is not JSON.") from error
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path} is damaged: it is not a JSON object.")
+    return value
+
+
+def _sentence(error: str | BaseException) -> tuple[str, bool]:
+    if isinstance(error, str):
+        return error, False
+    if isinstance(error, PrivsynError):
+        return str(error), False
+    if isinstance(error, KeyboardInterrupt):
+        return "The run was interrupted.", False
+    if isinstance(error, SystemExit):
+        return f"The ServerApp called sys.exit({error.code!r}) before the run was finished.", True
+    name = type(error).__name__
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = ""
+    if trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        place = f" in {'/'.join(file.parts[-2:])} line {trace.tb_lineno}"
+    return f"Unexpected {name}{place}: {' '.join(str(error).split())[:500]}", True
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "platform": sys.platform}
+    for name in _VERSIONED:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
