@@ -1,0 +1,463 @@
+"""Private evolution of synthetic text, user level, federated; PrE-Text is its preset.
+
+Papers:
+    Hou, Shrivastava, Zhan, Conway, Le, Sagar, Fanti, Lazar: "PrE-Text: Training Language Models on
+    Private Federated Data in the Age of LLMs" (ICML 2024), Algorithms 1 (DP seed collection) and
+    2 (Expand).
+    Lin, Gopi, Kulkarni, Nori, Yekhanin: "Differentially Private Synthetic Data via Foundation
+    Model APIs 1: Images" (2023), Algorithm 1.
+
+Algorithm 1 of PrE-Text, line by line:
+    1      S_1 <- N_syn random public samples                          `first_broadcast`
+    3-5    lookahead: mean embedding of K variations of each sample    `_lookahead`
+    6-10   users vote for the nearest sample, votes are summed         `NearestNeighborHistogram`
+    11     Gaussian noise                                              `PrivateSumStrategy`
+    12     subtract the threshold H, cut at zero                       `_survivors`
+    13     draw N_syn survivors with replacement, P ~ histogram        `_survivors`
+    14     S_{t+1} <- Variation(survivors)                             `update`
+Algorithm 2: Expand(all survivors of all rounds)                       `finish`
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.population import Population
+from flower_privsyn.privacy import RandomSource
+from flower_privsyn.queries import NearestNeighborHistogram
+from flower_privsyn.strategies.private_sum import Candidates, PrivateSumStrategy, ReleasedSum
+from flower_privsyn.strategies.settings import PrivateSumConfig, check_choice, check_number
+
+if TYPE_CHECKING:
+    from flower_privsyn.embedding import Embedder
+    from flower_privsyn.generation import TextGenerator, Variation
+
+logger = logging.getLogger("flwr.privsyn")
+
+T = TypeVar("T")
+
+#: What the authors' experiments subtract at epsilon 7.58: 8 samples x 1.541 x sqrt(2) votes.
+PRE_TEXT_THRESHOLD_VOTES = 8 * 1.541 * math.sqrt(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateEvolutionConfig(PrivateSumConfig):
+    """Settings of `PrivateEvolution`; the defaults are PrE-Text with our corrections.
+
+    Attributes:
+        num_candidates: texts in the population (N_syn), >= 2; 1,024 at epsilon 1.29 and 2,048 at
+            epsilon 7.58 in PrE-Text.
+        lookahead: variations whose mean embedding stands for a candidate (K), >= 0; 4 in the
+            authors' code, 0 embeds the candidate itself.
+        clip: "count", the papers' votes with sensitivity `max_samples`; or "l2", each user's
+            votes scaled to norm `clip_to`, with less noise.
+        clip_to: norm for `clip = "l2"`; 0 for sqrt(max_samples).
+        threshold: H, subtracted from the noisy votes, >= 0.
+        threshold_unit: "noise-std": H is `threshold` standard deviations of the noise; "votes":
+            H is `threshold` votes, as in PrE-Text.
+        public_text: seeds: "bundled", or a JSONL file with `text` and no person's data.
+        variation_model: masked language model that varies texts.
+        mask_fraction: share of a text's tokens masked in one step, in (0, 1]; 0.3 in PrE-Text.
+        mask_steps: how often a text is masked and filled, >= 1; 2 in PrE-Text.
+        generator: causal language model that expands the survivors; a name, a path, or
+            "http://host:port/v1#model" for an OpenAI-compatible server such as vLLM's.
+        prompt: the expansion prompt, a bundled name or a JSON file.
+        expand_samples: synthetic texts to write, >= 0; 0 writes the survivors themselves.
+        max_new_tokens: tokens per synthetic text, >= 1; 85 in PrE-Text.
+        temperature: sampling temperature of variation and expansion, > 0.
+        top_p: nucleus of variation and expansion, in (0, 1].
+        survivor_weights: "distinct": a text that survived in several rounds is one seed;
+            "counted": it is as many seeds, as in the authors' code.
+        output: what `synthetic.jsonl` holds: "expanded" texts (PrE-Text), "survivors", or "both".
+
+    References:
+        Hou et al. 2024, section 4 and appendix; values above are from there unless said.
+    """
+
+    num_rounds: int = 11
+    delta: float = 3e-6
+    num_candidates: int = 1024
+    lookahead: int = 4
+    clip: Literal["count", "l2"] = "count"
+    clip_to: float = 0.0
+    threshold: float = 1.0
+    threshold_unit: Literal["noise-std", "votes"] = "noise-std"
+    public_text: str = "bundled"
+    variation_model: str = "privsyn-mlm"
+    mask_fraction: float = 0.3
+    mask_steps: int = 2
+    generator: str = "privsyn-lm"
+    prompt: str = "pre-text"
+    expand_samples: int = 2000
+    max_new_tokens: int = 85
+    temperature: float = 1.0
+    top_p: float = 1.0
+    survivor_weights: Literal["distinct", "counted"] = "distinct"
+    output: Literal["expanded", "survivors", "both"] = "expanded"
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        check_number("num-candidates", self.num_candidates, low=2)
+        for key in ("lookahead", "expand_samples", "threshold"):
+            check_number(key.replace("_", "-"), getattr(self, key), low=0)
+        for key in ("mask_steps", "max_new_tokens"):
+            check_number(key.replace("_", "-"), getattr(self, key), low=1)
+        check_number("mask-fraction", self.mask_fraction, low=0, high=1, low_open=True)
+        check_number("temperature", self.temperature, low=0, low_open=True)
+        check_number("top-p", self.top_p, low=0, high=1, low_open=True)
+        check_choice("threshold-unit", self.threshold_unit, ("noise-std", "votes"))
+        check_choice("survivor-weights", self.survivor_weights, ("distinct", "counted"))
+        check_choice("output", self.output, ("expanded", "survivors", "both"))
+        if self.output != "survivors" and self.expand_samples == 0:
+            raise ConfigError(
+                f'expand-samples = 0 needs output = "survivors", got output = "{self.output}"'
+            )
+        self.histogram()
+
+    def histogram(self) -> NearestNeighborHistogram:
+        """The query these settings ask."""
+        return NearestNeighborHistogram(
+            max_samples=self.max_samples, clip=self.clip, clip_to=self.clip_to
+        )
+
+    @classmethod
+    def pre_text(cls, **overrides: Any) -> Self:
+        """PrE-Text: 11 rounds, full participation, 64-token samples, at most 8 per user.
+
+        Noise is added exactly as accounted, the cap is enforced on the client, masks are counted
+        per text and the threshold follows the noise. `pre_text_as_printed` has the paper's votes.
+        """
+        return cls(**{"num_candidates": 2048, "lookahead": 4, **overrides})
+
+    @classmethod
+    def pre_text_as_printed(cls, *, epsilon: Literal["1.29", "7.58"], **overrides: Any) -> Self:
+        """The published settings of one of PrE-Text's two budgets.
+
+        Noise multiplier 11.3 (epsilon 1.29 by the papers' RDP accountant) or 2.31 (7.58), N_syn
+        1,024 or 2,048, H in votes, survivors counted once per round.
+        """
+        strong = epsilon == "1.29"
+        return cls(
+            **{
+                "noise_multiplier": 11.3 if strong else 2.31,
+                "accountant": "rdp",
+                "num_candidates": 1024 if strong else 2048,
+                "threshold": PRE_TEXT_THRESHOLD_VOTES * (5.9 if strong else 1.0),
+                "threshold_unit": "votes",
+                "survivor_weights": "counted",
+                **overrides,
+            }
+        )
+
+
+class PrivateEvolution(PrivateSumStrategy):
+    """Evolve public text towards private text by differentially private votes.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            config = PrivateEvolutionConfig.pre_text(epsilon=1.29, num_users=1250, num_nodes=50)
+            PrivateEvolution(config).start(grid)
+        ```
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of a histogram of
+        L2 sensitivity `max_samples` (or `clip_to`), composed with the sampling in use. All else is
+        post-processing of public text and released histograms.
+
+    Args:
+        config: the settings.
+        embedder: in place of `config.embedding_model`; nodes must use the same.
+        variation: in place of mask-filling with `config.variation_model`.
+        generator: in place of `config.generator`.
+        random: source of noise and coins; only tests pass one.
+
+    References:
+        Hou et al. 2024 (PrE-Text), Algorithms 1 and 2.
+    """
+
+    def __init__(
+        self,
+        config: PrivateEvolutionConfig,
+        *,
+        embedder: Embedder | None = None,
+        variation: Variation | None = None,
+        generator: TextGenerator | None = None,
+        random: RandomSource | None = None,
+    ) -> None:
+        super().__init__(config, random=random)
+        self.config = config
+        self._query = config.histogram()
+        self._embedder = embedder
+        self._variation = variation
+        self._generator = generator
+        self._population: Population | None = None
+        self._seeds: list[str] = []
+
+    @property
+    def query(self) -> NearestNeighborHistogram:
+        """Nearest-neighbour votes."""
+        return self._query
+
+    # ------------------------------------------------------------------ before the first round
+
+    def check(self) -> None:
+        """Load the models and the public text."""
+        from flower_privsyn.data import public_texts
+        from flower_privsyn.embedding import load_embedder
+        from flower_privsyn.generation import MaskFill, load_generator, load_prompt
+
+        config = self.config
+        if self._embedder is None:
+            self._embedder = load_embedder(
+                config.embedding_model, precision=config.embedding_precision
+            )
+        if self._variation is None:
+            self._variation = MaskFill(
+                config.variation_model,
+                mask_fraction=config.mask_fraction,
+                num_steps=config.mask_steps,
+                temperature=config.temperature,
+                top_p=config.top_p,
+                max_tokens=config.max_tokens,
+            )
+        if config.output != "survivors":
+            load_prompt(config.prompt)
+            if self._generator is None:
+                self._generator = load_generator(config.generator)
+        self._seeds = public_texts(
+            config.public_text,
+            tokenizer=self._embedder.tokenizer,
+            max_tokens=config.max_tokens,
+        )
+        if len(self._seeds) < config.num_candidates:
+            raise ConfigError(
+                f"num-candidates = {config.num_candidates} is more than the {len(self._seeds)} "
+                f'public texts of at most {config.max_tokens} tokens in public-text = '
+                f'"{config.public_text}"'
+            )
+
+    def embedder_identity(self) -> tuple[str, int]:
+        """Fingerprint and dimension of the embedding model."""
+        embedder = _need(self._embedder)
+        return embedder.fingerprint, embedder.dimension
+
+    def first_broadcast(self) -> Candidates:
+        """Line 1: random public samples, drawn without replacement."""
+        chooser = np.random.default_rng([self.config.seed, 1])
+        drawn = chooser.choice(len(self._seeds), size=self.config.num_candidates, replace=False)
+        population = Population.create(
+            [self._seeds[i] for i in drawn], round_number=1, source="public"
+        )
+        return self._stand(population, round_number=1)
+
+    # ------------------------------------------------------------------ a round
+
+    def update(self, release: ReleasedSum, *, last: bool) -> Candidates | None:
+        """Lines 12 to 14: choose survivors, keep them, vary them."""
+        number = release.round_number
+        population = self._current(number)
+        counts = self._survivors(release)
+        population.to_parquet(
+            self._population_file(number),
+            votes=release.values.tolist(),
+            survived=counts.tolist(),
+        )
+        if last:
+            return None
+        chosen = np.repeat(np.arange(len(population)), counts)
+        parents = population.take(chosen)
+        variation = _need(self._variation)
+        with self.progress.stage(f"Round {number}: vary survivors", len(parents)) as stage:
+            texts = variation.vary(
+                parents.texts, seed=self._seed_of(number, 0), progress=stage.update
+            )
+        following = Population.create(
+            texts,
+            round_number=number + 1,
+            source="variation",
+            parents=[(parent,) for parent in parents.ids],
+        )
+        return self._stand(following, round_number=number + 1)
+
+    def _survivors(self, release: ReleasedSum) -> npt.NDArray[np.int64]:
+        """How often each candidate survives, (m,) integers that sum to `num_candidates`.
+
+        When no candidate stands above the threshold the histogram says nothing: the population
+        survives as it is, and the round counts.
+        """
+        config, m = self.config, len(release.values)
+        unit = release.noise_std if config.threshold_unit == "noise-std" else 1.0
+        above = np.maximum(release.values - config.threshold * unit, 0.0)
+        total = float(above.sum())
+        if not total > 0.0:
+            logger.warning(
+                "round %d: no candidate stands above the threshold; the population stays",
+                release.round_number,
+            )
+            return np.ones(m, dtype=np.int64)
+        chooser = np.random.default_rng([config.seed, 2, release.round_number])
+        drawn = chooser.choice(m, size=config.num_candidates, replace=True, p=above / total)
+        return np.bincount(drawn, minlength=m)
+
+    def _stand(self, population: Population, *, round_number: int) -> Candidates:
+        """Embed a population, store it as the candidates of a round, and return what is sent."""
+        population = population.with_embeddings(self._lookahead(population, round_number))
+        population.to_parquet(self._population_file(round_number))
+        self._population = population
+        return _need(population.embeddings)
+
+    def _lookahead(self, population: Population, round_number: int) -> Candidates:
+        """Lines 3 to 5: the mean embedding of K variations, or of the text itself for K = 0."""
+        embedder, variation = _need(self._embedder), _need(self._variation)
+        copies, n = self.config.lookahead, len(population)
+        if copies == 0:
+            with self.progress.stage(f"Round {round_number}: embed candidates", n) as stage:
+                return embedder.embed(population.texts, progress=stage.update)
+        total = np.zeros((n, embedder.dimension), dtype=np.float64)
+        with self.progress.stage(
+            f"Round {round_number}: vary and embed candidates", 2 * copies * n
+        ) as stage:
+            for copy in range(copies):
+                texts = variation.vary(
+                    population.texts,
+                    seed=self._seed_of(round_number, copy + 1),
+                    progress=stage.update,
+                )
+                total += embedder.embed(texts, progress=stage.update)
+        return (total / copies).astype(np.float32)
+
+    # ------------------------------------------------------------------ resuming
+
+    def restore(self, round_number: int) -> Candidates:
+        """The stored candidates of a round."""
+        return _need(self._current(round_number).embeddings)
+
+    def keep(self, round_number: int) -> None:
+        """The candidates of a lost round stand again in the next one, under their old ids."""
+        population = self._current(round_number)
+        population.to_parquet(self._population_file(round_number + 1))
+
+    def _current(self, round_number: int) -> Population:
+        population = self._population
+        if population is None or not self._is_of(population, round_number):
+            population = Population.from_parquet(self._population_file(round_number))
+            self._population = population
+        return population
+
+    def _is_of(self, population: Population, round_number: int) -> bool:
+        return bool(population.ids) and population.ids[0] == f"{round_number}:0"
+
+    # ------------------------------------------------------------------ the result
+
+    def finish(self) -> dict[str, Any]:
+        """Algorithm 2: expand the survivors of all rounds into the synthetic corpus."""
+        from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
+
+        config = self.config
+        seeds = self._all_survivors()
+        records: list[dict[str, Any]] = []
+        dropped: dict[str, int] = {}
+        if config.output in ("survivors", "both"):
+            records += [
+                {
+                    "text": text,
+                    "round": int(identifier.split(":")[0]),
+                    "parent": list(parents),
+                    "source": "survivor",
+                }
+                for text, identifier, parents in zip(
+                    seeds.texts, seeds.ids, seeds.parents, strict=True
+                )
+            ]
+        if config.output in ("expanded", "both"):
+            expand = Expand(
+                _need(self._generator),
+                prompt=load_prompt(config.prompt),
+                sampling=SamplingParameters(
+                    seed=self._seed_of(0, 1),
+                    max_new_tokens=config.max_new_tokens,
+                    temperature=config.temperature,
+                    top_p=config.top_p,
+                ),
+            )
+            with self.progress.stage("Expand survivors", config.expand_samples) as stage:
+                result = expand.run(
+                    seeds.texts,
+                    num_samples=config.expand_samples,
+                    seed=self._seed_of(0, 2),
+                    progress=stage.update,
+                )
+            dropped = dict(result.dropped)
+            records += [
+                {
+                    "text": text,
+                    "round": config.num_rounds,
+                    "parent": [seeds.ids[i] for i in parents],
+                    "source": "expanded",
+                }
+                for text, parents in zip(result.texts, result.parents, strict=True)
+            ]
+        self.run.write_synthetic(records)
+        return {
+            "synthetic_texts": len(records),
+            "survivors": len(set(seeds.texts)),
+            "dropped": dropped,
+        }
+
+    def _all_survivors(self) -> Population:
+        """The union of the survivors of all rounds; without any release, the seeds themselves."""
+        import pyarrow.parquet as pq
+
+        texts: list[str] = []
+        ids: list[str] = []
+        parents: list[tuple[str, ...]] = []
+        seen: set[str] = set()
+        for number in self.run.finished_rounds():
+            state = self.run.round_state(number) or {}
+            if state.get("outcome") != "released":
+                continue
+            table = pq.read_table(
+                self._population_file(number), columns=["id", "text", "parent", "survived"]
+            )
+            for row in table.to_pylist():
+                if not row["survived"]:
+                    continue
+                if self.config.survivor_weights == "distinct" and row["text"] in seen:
+                    continue
+                seen.add(row["text"])
+                texts.append(row["text"])
+                ids.append(row["id"])
+                parents.append(tuple(row["parent"]))
+        if not texts:
+            logger.warning("no round was released: the result is made from public text alone")
+            return Population.from_parquet(self._population_file(1))
+        return Population(
+            tuple(texts), tuple(ids), tuple(parents), ("survivor",) * len(texts)
+        )
+
+    # ------------------------------------------------------------------ small things
+
+    def _population_file(self, round_number: int) -> Path:
+        return self.run.round_dir(round_number) / "population.parquet"
+
+    def _seed_of(self, round_number: int, purpose: int) -> int:
+        """A seed of public randomness, different for every round and purpose."""
+        sequence = np.random.SeedSequence([self.config.seed, 3, round_number, purpose])
+        return int(sequence.generate_state(1, dtype=np.uint64)[0])
+
+
+def _need(value: T | None) -> T:
+    if value is None:
+        raise RuntimeError("the strategy has not been started")
+    return value

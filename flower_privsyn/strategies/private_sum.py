@@ -1,0 +1,695 @@
+"""The one private path: broadcast, answers of bounded norm, sum, ledger, noise, post-processing.
+
+A method is a subclass of `PrivateSumStrategy` that says which query is asked and what is done with
+the released sum. Everything that touches private answers is here and is the same for all methods.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from flower_privsyn import wire
+from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
+from flower_privsyn.privacy import (
+    GaussianMechanism,
+    NeighboringRelation,
+    PrivacyLedger,
+    RandomSource,
+    Sampling,
+    SecureRandom,
+    calibrate_noise_multiplier,
+)
+from flower_privsyn.progress import Progress
+from flower_privsyn.queries import Query
+from flower_privsyn.runs import RunDirectory, default_run_directory, user_path
+from flower_privsyn.strategies.settings import PrivateSumConfig
+
+logger = logging.getLogger("flwr.privsyn")
+
+_POLL_SECONDS = 0.5
+
+Candidates = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedSum:
+    """A noisy sum that has been charged to the ledger; everything made from it is free.
+
+    Attributes:
+        round_number: 1-based.
+        values: (m,) float64, the sum over users plus noise.
+        noise_std: standard deviation of the noise in `values`; public.
+        num_users: users whose answers are in the sum.
+    """
+
+    round_number: int
+    values: npt.NDArray[np.float64]
+    noise_std: float
+    num_users: int
+
+
+class PrivateSumStrategy(Strategy):
+    """A Flower strategy whose only view of private data is a noised, accounted sum.
+
+    A subclass gives `query`, `check`, `first_broadcast`, `update`, `restore` and `finish`.
+
+    Formal guarantee:
+        Unit: user. Relation: `config.relation`. In every round each user's contribution has L2
+        norm at most `query.clip_norm`; Gaussian noise of standard deviation noise multiplier x
+        clip norm is added once to the sum. The rounds compose to (epsilon, delta) as accounted by
+        `config.accountant` for the sampling in use; a round is written to the ledger and synced
+        to disk before its release is used, and a round that was interrupted is charged. Two
+        epsilons are kept: for those who see only what is released, with the sampling secret, and
+        for the server, which knows who took part.
+
+    Args:
+        config: the settings.
+        random: source of noise and coins; only tests pass one, and the ledger says so.
+    """
+
+    def __init__(
+        self, config: PrivateSumConfig, *, random: RandomSource | None = None
+    ) -> None:
+        self._settings = config
+        self._random: RandomSource = random or SecureRandom()
+        self._run: RunDirectory | None = None
+        self._progress: Progress | None = None
+        self._ledger: PrivacyLedger | None = None
+        self._roster: dict[int, int] = {}
+        self._sampling: Sampling | None = None
+        self._mechanism: GaussianMechanism | None = None
+        self._rounds_before = 0
+        self._round_started = 0.0
+        self._asked: tuple[int, ...] = ()
+        self._candidates: Candidates | None = None
+
+    # ------------------------------------------------------------------ what a method gives
+
+    @property
+    @abstractmethod
+    def query(self) -> Query:
+        """The question of every round."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Load and check everything the server needs, before any budget is spent.
+
+        Raises:
+            PrivsynError: something is missing or unusable.
+        """
+
+    @abstractmethod
+    def first_broadcast(self) -> Candidates:
+        """Make the candidates of round 1, (m, d) float32; store what a resumed run needs."""
+
+    @abstractmethod
+    def update(self, release: ReleasedSum, *, last: bool) -> Candidates | None:
+        """Post-process a release into the next candidates.
+
+        Must store in the run directory whatever `restore` needs for the next round before it
+        returns. It may be called again with the same release when a run is resumed.
+
+        Args:
+            release: the noisy sum.
+            last: no further round follows; return None.
+
+        Returns:
+            (m, d) float32 candidates of the next round, or None after the last.
+        """
+
+    @abstractmethod
+    def restore(self, round_number: int) -> Candidates:
+        """The candidates of a round whose predecessor has finished, from the run directory."""
+
+    @abstractmethod
+    def keep(self, round_number: int) -> None:
+        """Let the candidates of this round, whose release was lost, stand in the next round."""
+
+    @abstractmethod
+    def finish(self) -> dict[str, Any]:
+        """Make and write the result; return figures for the end of the run."""
+
+    # ------------------------------------------------------------------ Flower's interface
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory; available from `start` on."""
+        if self._run is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._run
+
+    @property
+    def progress(self) -> Progress:
+        """Where long work reports its steps."""
+        if self._progress is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._progress
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise standard deviation over the clip norm; available from `start` on."""
+        if self._mechanism is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._mechanism.noise_multiplier
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the method from the first round, or from where an earlier run stopped.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            initial_arrays: must be None: the method makes its own first broadcast.
+            num_rounds: must be None or `config.num_rounds`: the noise depends on it.
+            timeout: seconds per round; default `config.round_timeout`.
+            train_config: must be None.
+            evaluate_config: must be None: no evaluate phase is sent.
+            evaluate_fn: called by Flower with (round, candidates) before the first round and
+                after each one.
+
+        Returns:
+            Flower's Result; `train_metrics_clientapp` holds the counts of each round.
+
+        Raises:
+            PrivsynError: a setting, a file, the federation or the budget is at fault. The run
+                directory keeps everything finished so far.
+        """
+        if initial_arrays is not None or train_config is not None or evaluate_config is not None:
+            raise ConfigError(
+                f"{type(self).__name__}.start makes its own messages: leave initial_arrays, "
+                "train_config and evaluate_config out"
+            )
+        settings = self._settings
+        if num_rounds is not None and num_rounds != settings.num_rounds:
+            raise ConfigError(
+                f"num_rounds = {num_rounds} differs from num-rounds = {settings.num_rounds}, for "
+                "which the noise is computed: set it in the configuration"
+            )
+        path = (
+            user_path(settings.run_dir)
+            if settings.run_dir
+            else default_run_directory(type(self).__name__)
+        )
+        self._run = RunDirectory.start(path, config=settings.to_dict(), resume=settings.resume)
+        with self._run.session():
+            if settings.resume:
+                self._refuse_changes()
+            self._progress = self._run.progress()
+            logger.info("run directory: %s", self._run.path)
+            self.check()
+            self._meet(grid)
+            with self._open_ledger():
+                candidates = self._continue() if settings.resume else self._begin()
+                result = Result()
+                remaining = settings.num_rounds - self._rounds_before
+                if remaining > 0 and candidates is not None:
+                    result = super().start(
+                        grid,
+                        initial_arrays=self._broadcast(candidates),
+                        num_rounds=remaining,
+                        timeout=settings.round_timeout if timeout is None else timeout,
+                        evaluate_fn=evaluate_fn,
+                    )
+                summary = {**self.finish(), **self._spent()}
+                self._run.mark_finished(summary)
+            logger.info(
+                "epsilon of the release %s, towards the server %s, at delta = %g",
+                _shown(summary["epsilon_release"]),
+                _shown(summary["epsilon_server"]),
+                settings.delta,
+            )
+            logger.info("the run is in %s", self._run.path)
+        return result
+
+    def summary(self) -> None:
+        """Log what the run will spend."""
+        settings = self._settings
+        logger.info(
+            "\t%s: %d rounds, %s; noise multiplier %.5g, clip norm %.5g, relation %s, "
+            "accountant %s, noise %s",
+            type(self).__name__,
+            settings.num_rounds,
+            self._sampling,
+            self.noise_multiplier,
+            self.query.clip_norm,
+            settings.relation,
+            settings.accountant,
+            settings.noise,
+        )
+
+    @final
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask the ledger, then pack one message per node.
+
+        The ledger records that the round has begun before anything is sent, so a run that dies
+        inside the round finds it there and charges it.
+        """
+        settings, sampling, mechanism = self._settings, self._sampling, self._mechanism
+        if sampling is None or mechanism is None or self._ledger is None:
+            raise RuntimeError("the strategy has not been started")
+        number = self._rounds_before + server_round
+        self._round_started = time.monotonic()
+        recipients = self._recipients(sampling)
+        self._ledger.begin(
+            round=number,
+            query=self.query.name,
+            mechanism=mechanism,
+            relation=NeighboringRelation(settings.relation),
+            sampling=sampling,
+            planned_users=round(sampling.expected_users),
+            noise=settings.noise,
+            shares_required=settings.shares_required or None,
+            secure=self._random.secure,
+        )
+        key = self._random.uint64(4).tobytes()
+        candidates = arrays["candidates"].numpy().astype(np.float32)
+        self._candidates = candidates
+        messages = []
+        for node, (share, count) in recipients.items():
+            ask = wire.Ask(
+                round_number=number,
+                query=self.query,
+                candidates=candidates,
+                data=self._data_request(),
+                sampling=share,
+                sampling_key=key,
+                sample_count=count,
+                noise=settings.noise,
+                noise_multiplier=mechanism.noise_multiplier if settings.noise == "shares" else 0.0,
+                shares_required=settings.shares_required,
+            )
+            messages.append(
+                Message(
+                    wire.pack_ask(ask, arrays),
+                    dst_node_id=node,
+                    message_type=wire.message_type(self.query),
+                )
+            )
+        self._asked = tuple(recipients)
+        return messages
+
+    @final
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Release the noisy sum of a round and hand it to `update`."""
+        number = self._rounds_before + server_round
+        counts: Counter[str] = Counter()
+        released = self._release(number, replies, counts)
+        answered = time.monotonic()
+        last = number >= self._settings.num_rounds
+        arrays = None
+        if released is None:
+            self._lose(number, "discarded")
+        else:
+            following = self._finish_round(released, last=last)
+            if following is not None:
+                arrays = self._broadcast(following)
+        spent = self._spent()
+        metrics: dict[str, Any] = {
+            "round": number,
+            "num_nodes": len(self._asked),
+            "num_users": 0 if released is None else released.num_users,
+            "released": released is not None,
+            **{key: counts[key] for key in sorted(counts)},
+            **spent,
+            "seconds_feedback": round(answered - self._round_started, 3),
+            "seconds_server": round(time.monotonic() - answered, 3),
+        }
+        self.run.append_metrics(metrics)
+        return arrays, MetricRecord(
+            {
+                key: value
+                for key, value in metrics.items()
+                if isinstance(value, int | float) and not isinstance(value, bool)
+            }
+        )
+
+    @final
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send nothing: what nodes could report of an evaluation is not accounted."""
+        return []
+
+    @final
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """There is nothing to aggregate."""
+        return None
+
+    # ------------------------------------------------------------------ the private sum
+
+    @final
+    def _release(
+        self, number: int, replies: Iterable[Message], counts: Counter[str]
+    ) -> ReleasedSum | None:
+        """Sum the answers, charge the ledger, add the noise: the raw sum never leaves this frame.
+
+        Args:
+            number: the round.
+            replies: what the nodes sent.
+            counts: filled with how many replies were used and why others were not.
+
+        Returns:
+            The release, or None when too few users answered for it to be made.
+        """
+        settings, ledger, mechanism = self._settings, self._ledger, self._mechanism
+        if ledger is None or mechanism is None or self._candidates is None:
+            raise RuntimeError("the strategy has not been started")
+        query, m = self.query, len(self._candidates)
+        # Every coordinate of an honest answer is bounded by the clip norm; shares add noise to it.
+        bound = query.answer_bound(1) if settings.noise == "central" else np.inf
+        total = np.zeros(m, dtype=np.float64)
+        num_users = 0
+        seen: set[int] = set()
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node not in self._asked:
+                counts["rejected: not asked"] += 1
+                continue
+            if node in seen:
+                counts["rejected: second reply"] += 1
+                continue
+            seen.add(node)
+            if reply.has_error():
+                counts[f"error code {reply.error.code}"] += 1
+                continue
+            try:
+                answer = wire.unpack_answer(
+                    reply, length=m, roster_users=self._roster[node], bound=bound
+                )
+            except wire.WireError as error:
+                counts[f"rejected: {error}"] += 1
+                continue
+            counts["answers"] += 1
+            num_users += answer.num_users
+            total += answer.total
+        counts["missing"] = len(self._asked) - len(seen)
+        required = max(settings.min_users, settings.shares_required)
+        if num_users < required:
+            del total
+            reason = f"{num_users} users answered, {required} are required"
+            if settings.noise == "central":
+                ledger.discard(round=number, num_users=num_users, reason=reason)
+            else:
+                # The server has seen the shares, so the round is spent although it is not used.
+                ledger.charge(round=number, num_users=num_users, extra={"used": False})
+            logger.warning("round %d is left out: %s", number, reason)
+            return None
+        ledger.charge(round=number, num_users=num_users)
+        if settings.noise == "central":
+            values = mechanism.release(total, random=self._random)
+            noise_std = mechanism.standard_deviation
+        else:
+            values = total.copy()
+            noise_std = mechanism.standard_deviation * np.sqrt(
+                num_users / settings.shares_required
+            )
+        del total
+        return ReleasedSum(
+            round_number=number, values=values, noise_std=float(noise_std), num_users=num_users
+        )
+
+    # ------------------------------------------------------------------ meeting the nodes
+
+    def _meet(self, grid: Grid) -> None:
+        """Wait for the planned nodes, have them prepare, and learn the public roster."""
+        settings = self._settings
+        nodes = self._wait_for_nodes(grid)
+        request = self._data_request()
+        messages = [
+            Message(
+                wire.pack_prepare(request), dst_node_id=node, message_type=wire.PREPARE
+            )
+            for node in nodes
+        ]
+        with self.progress.stage("Nodes embed their text", total=None):
+            replies = list(grid.send_and_receive(messages, timeout=settings.round_timeout))
+        roster: dict[int, int] = {}
+        embedders: Counter[tuple[str, int]] = Counter()
+        problems: Counter[str] = Counter()
+        for reply in replies:
+            if reply.has_error():
+                problems[_error_sentence(reply.error.code)] += 1
+                continue
+            try:
+                entry = wire.unpack_roster(reply)
+            except wire.WireError as error:
+                problems[str(error)] += 1
+                continue
+            roster[reply.metadata.src_node_id] = entry.num_users
+            embedders[(entry.embedder, entry.dimension)] += 1
+        missing = len(nodes) - len(replies)
+        if missing > 0:
+            problems["no reply"] += missing
+        users = sum(roster.values())
+        told = "; ".join(f"{count} x {text}" for text, count in problems.most_common())
+        if problems:
+            logger.warning("%d of %d nodes are not ready: %s", sum(problems.values()), len(nodes), told)
+        because = f" ({told})" if told else ""
+        if users < max(settings.num_users, settings.min_users, 1):
+            planned = max(settings.num_users, settings.min_users, 1)
+            raise FederationError(
+                f"{users} users are ready on {len(roster)} of {len(nodes)} nodes, {planned} were "
+                f"planned (num-users){because}; nothing was spent"
+            )
+        if settings.shares_required > users:
+            raise FederationError(
+                f"shares-required = {settings.shares_required} is more than the {users} users "
+                "there are; nothing was spent"
+            )
+        expected = self.embedder_identity()
+        foreign = {key: count for key, count in embedders.items() if key != expected}
+        if foreign:
+            raise FederationError(
+                f"{sum(foreign.values())} nodes embed with another model or precision than the "
+                f"server's {settings.embedding_model} ({settings.embedding_precision}); nothing "
+                "was spent"
+            )
+        self._roster = roster
+        settings.check_delta(users)
+        self._sampling = settings.sampling_of(users)
+        if settings.noise_multiplier is not None:
+            multiplier = settings.noise_multiplier
+        else:
+            multiplier = calibrate_noise_multiplier(
+                epsilon=settings.epsilon,
+                delta=settings.delta,
+                rounds=settings.num_rounds,
+                sampling=self._sampling,
+                accountant=settings.accountant,
+                relation=NeighboringRelation(settings.relation),
+            )
+        self._mechanism = GaussianMechanism(
+            noise_multiplier=multiplier, l2_sensitivity=self.query.clip_norm
+        )
+        logger.info(
+            "%d users on %d nodes; noise multiplier %.5g", users, len(roster), multiplier
+        )
+
+    @abstractmethod
+    def embedder_identity(self) -> tuple[str, int]:
+        """Fingerprint and dimension of the server's embedding model."""
+
+    def _wait_for_nodes(self, grid: Grid) -> list[int]:
+        """Block until `num_nodes` nodes are connected.
+
+        Simulations start the server before their nodes are registered; going ahead with those
+        that happen to be there would change the sampling that the accountant is told of.
+        """
+        wanted = self._settings.num_nodes
+        deadline = time.monotonic() + self._settings.node_timeout
+        while True:
+            nodes = sorted(grid.get_node_ids())
+            if len(nodes) >= wanted:
+                return nodes
+            if time.monotonic() >= deadline:
+                raise FederationError(
+                    f"{len(nodes)} nodes are connected after {self._settings.node_timeout:g} s, "
+                    f"{wanted} were planned (num-nodes); nothing was spent"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _recipients(self, sampling: Sampling) -> dict[int, tuple[Sampling, int]]:
+        """Nodes to ask in a round, with the sampling and the draw each of them applies.
+
+        A node with one user is only sent the broadcast when that user takes part, so the server
+        flips its coin; on a node with many users each flips their own.
+        """
+        nodes = sorted(self._roster)
+        counts = sampling.allocate([self._roster[node] for node in nodes], self._random)
+        if counts is not None:
+            return {
+                node: (sampling, count)
+                for node, count in zip(nodes, counts, strict=True)
+                if count > 0
+            }
+        recipients: dict[int, tuple[Sampling, int]] = {}
+        for node in nodes:
+            if self._roster[node] == 0:
+                continue
+            share: Sampling = sampling
+            if sampling.method == "poisson" and self._roster[node] == 1:
+                mine = sampling.participants([""], key=self._random.uint64(4).tobytes())
+                if not mine[0]:
+                    continue
+                share = self._everyone()
+            recipients[node] = (share, -1)
+        return recipients
+
+    def _everyone(self) -> Sampling:
+        from flower_privsyn.privacy import FullParticipation
+
+        return FullParticipation(population=sum(self._roster.values()))
+
+    def _data_request(self) -> wire.DataRequest:
+        settings = self._settings
+        return wire.DataRequest(
+            embedding_model=settings.embedding_model,
+            embedding_precision=settings.embedding_precision,
+            max_tokens=settings.max_tokens,
+            max_samples=settings.max_samples,
+            newer_than=settings.newer_than,
+            held_out_fraction=settings.held_out_fraction,
+            seed=settings.seed,
+        )
+
+    # ------------------------------------------------------------------ rounds on disk
+
+    def _open_ledger(self) -> PrivacyLedger:
+        settings = self._settings
+        if self.run.ledger_file.exists():
+            self._ledger = PrivacyLedger.open(self.run.ledger_file)
+        else:
+            self._ledger = PrivacyLedger.create(
+                self.run.ledger_file,
+                delta=settings.delta,
+                epsilon_budget=settings.epsilon,
+                accountant=settings.accountant,
+            )
+        return self._ledger
+
+    def _begin(self) -> Candidates:
+        candidates = self.first_broadcast()
+        self.run.finish_round(0)
+        return candidates
+
+    def _continue(self) -> Candidates | None:
+        """Bring the run directory to the end of a round and return the next candidates.
+
+        A charged round whose release reached the disk is post-processed again, which is free. A
+        charged round whose release was lost stays charged, and its candidates stand again.
+        """
+        if self._ledger is None:
+            raise RuntimeError("the ledger is not open")
+        if not self.run.finished_rounds():
+            return self._begin()
+        total = self._settings.num_rounds
+        for number in range(1, self._ledger.last_round + 1):
+            if self.run.round_state(number) is not None:
+                continue
+            release = self._stored_release(number)
+            if release is None:
+                logger.warning("round %d was interrupted: it is charged and left out", number)
+                self._lose(number, "interrupted")
+            else:
+                self._finish_round(release, last=number >= total)
+        self._rounds_before = self._ledger.last_round
+        if self._rounds_before >= total:
+            return None
+        return self.restore(self._rounds_before + 1)
+
+    def _finish_round(self, release: ReleasedSum, *, last: bool) -> Candidates | None:
+        self._store_release(release)
+        candidates = self.update(release, last=last)
+        self.run.finish_round(
+            release.round_number,
+            {"num_users": release.num_users, "noise_std": release.noise_std, "outcome": "released"},
+        )
+        return candidates
+
+    def _lose(self, number: int, outcome: str) -> None:
+        if number < self._settings.num_rounds:
+            self.keep(number)
+        self.run.finish_round(number, {"outcome": outcome})
+
+    def _store_release(self, release: ReleasedSum) -> None:
+        from flower_privsyn.runs import replacing
+
+        folder = self.run.round_dir(release.round_number)
+        header = np.array([release.noise_std, release.num_users], dtype=np.float64)
+        with replacing(folder / "release.npy") as temporary, temporary.open("wb") as file:
+            # One file, so that the sum and what is known of its noise cannot be parted.
+            np.save(file, release.values)
+            np.save(file, header)
+
+    def _stored_release(self, number: int) -> ReleasedSum | None:
+        path = self.run.round_dir(number) / "release.npy"
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            values, header = np.load(file), np.load(file)
+        return ReleasedSum(
+            round_number=number,
+            values=values,
+            noise_std=float(header[0]),
+            num_users=int(header[1]),
+        )
+
+    def _refuse_changes(self) -> None:
+        """A resumed run must be the run that was started."""
+        before, now = self.run.config, self._settings.to_dict()
+        free = {"resume", "run-dir", "node-timeout", "round-timeout"}
+        changed = sorted(
+            key for key in {*before, *now} - free if before.get(key) != now.get(key)
+        )
+        if changed:
+            key = changed[0]
+            raise ConfigError(
+                f"{key} = {now.get(key)!r} differs from the {before.get(key)!r} the run in "
+                f"{self.run.path} was started with: a resumed run keeps its settings"
+            )
+
+    def _broadcast(self, candidates: Candidates) -> ArrayRecord:
+        return wire.broadcast_record(candidates, precision=self._settings.broadcast_precision)
+
+    def _spent(self) -> dict[str, float | None]:
+        if self._ledger is None:
+            raise BudgetExceededError("the ledger is not open")
+        return {
+            "epsilon_release": self._ledger.epsilon_release,
+            "epsilon_server": self._ledger.epsilon_server,
+        }
+
+
+def _shown(epsilon: float | None) -> str:
+    return "none (no privacy)" if epsilon is None else f"{epsilon:.4g}"
+
+
+def _error_sentence(code: int) -> str:
+    """Words for an error code; a node's own text is never shown."""
+    known = {int(c): text for c, text in wire.CLIENT_ERROR_TEXT.items()}
+    return known.get(code, f"Flower error code {code}")
