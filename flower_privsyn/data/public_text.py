@@ -1,0 +1,58 @@
+"""Public text: the seeds of synthesis. Nobody's data, so it may be read, sent and shown."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.errors import DataError
+
+_BUNDLED = Path(__file__).parent / "passages" / "passages.jsonl.gz"
+
+
+def public_texts(
+    source: str = "bundled", *, tokenizer: Any, max_tokens: int = 64
+) -> list[str]:
+    """Read public texts of at most `max_tokens` tokens, without duplicates, in file order.
+
+    Args:
+        source: "bundled" for the passages that ship with the package (their README gives sources
+            and licences), or a JSONL file (also .gz) with a `text` in every line. Longer texts are
+            cut into pieces.
+        tokenizer: the embedding model's.
+        max_tokens: length of a piece, >= 1.
+
+    Raises:
+        DataError: the file is missing or a line is not as described.
+    """
+    from flower_privsyn.data.chunking import chunk_users
+    from flower_privsyn.data.users import Users
+
+    path = _BUNDLED if source == "bundled" else Path(source).expanduser()
+    texts: list[str] = []
+    try:
+        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open()
+    except OSError as error:
+        raise DataError(
+            f'public-text = "{source}": {path} cannot be read ({error.strerror or error})'
+        ) from error
+    with opened as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise DataError(
+                    f'{path} line {number}: expected a JSON object with a string "text"'
+                )
+            texts.append(text)
+    documents = Users.from_rows((str(number), text) for number, text in enumerate(texts))
+    pieces = chunk_users(
+        documents, tokenizer=tokenizer, max_tokens=max_tokens, max_samples=None, seed=0
+    )
+    return list(dict.fromkeys(pieces.texts))

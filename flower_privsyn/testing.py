@@ -1,0 +1,269 @@
+"""Public fakes: everything a test of your own strategy, query or app needs, without downloads.
+
+    grid = LoopbackGrid(create_client_app(load, embedder=hash_embedder), num_nodes=3)
+    PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords(),
+                     generator=EchoGenerator()).start(grid)
+
+runs a whole method in one process: no Ray, no server, no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from flower_privsyn.queries import Cohort, Query
+
+RUN_ID = 1
+
+
+@contextmanager
+def flower_identity(node_id: int = 1) -> Iterator[None]:
+    """Let `flwr.app.Message` be built outside a running Flower app.
+
+    Flower keeps the identity of the running task in a private class; this is the only place that
+    touches it.
+    """
+    from flwr.supercore.task_identity import TaskIdentity
+
+    before = TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, node_id
+    try:
+        yield
+    finally:
+        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
+
+
+class LoopbackGrid(Grid):
+    """Flower's Grid that calls a ClientApp in this process.
+
+    Args:
+        client_app: the app every node runs.
+        num_nodes: nodes, numbered from 1 and given `partition-id` and `num-partitions`.
+        run_config: what the nodes see as the run's configuration.
+        node_configs: in place of the numbered partitions, one mapping per node.
+        tamper: called with (request, reply) and returns the replies to deliver, so that a test can
+            lose, change or repeat them.
+
+    Attributes:
+        requests: every message sent, in order.
+        replies: every reply delivered, in order.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        *,
+        num_nodes: int = 2,
+        run_config: Mapping[str, Any] | None = None,
+        node_configs: Sequence[Mapping[str, Any]] | None = None,
+        tamper: Callable[[Message, Message], list[Message]] | None = None,
+    ) -> None:
+        configs = node_configs or [
+            {"partition-id": index, "num-partitions": num_nodes} for index in range(num_nodes)
+        ]
+        self._client_app = client_app
+        self._contexts = {
+            index + 1: Context(
+                run_id=RUN_ID,
+                node_id=index + 1,
+                node_config=dict(config),
+                state=RecordDict(),
+                run_config=dict(run_config or {}),
+            )
+            for index, config in enumerate(configs)
+        }
+        self._tamper = tamper
+        self.requests: list[Message] = []
+        self.replies: list[Message] = []
+
+    def set_run(self, run: Any) -> None:
+        """Accept any run."""
+
+    @property
+    def run(self) -> Any:
+        """There is no run record."""
+        return None
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Refuse the deprecated way to build a message."""
+        raise NotImplementedError("build flwr.app.Message directly")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes, from the first call on."""
+        return list(self._contexts)
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Refuse: node records need a running SuperLink."""
+        raise NotImplementedError("use get_node_ids")
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Refuse: answers are given at once by `send_and_receive`."""
+        raise NotImplementedError("use send_and_receive")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Refuse: answers are given at once by `send_and_receive`."""
+        raise NotImplementedError("use send_and_receive")
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Run the ClientApp on every message and return the replies."""
+        delivered: list[Message] = []
+        for message in messages:
+            self.requests.append(message)
+            context = self._contexts[message.metadata.dst_node_id]
+            reply = self._client_app(message, context)
+            delivered += [reply] if self._tamper is None else self._tamper(message, reply)
+        self.replies += delivered
+        return delivered
+
+
+class HashEmbedder:
+    """Texts to unit vectors by hashing words: texts that share words are close.
+
+    Args:
+        dimension: of the vectors, >= 1.
+    """
+
+    def __init__(self, dimension: int = 32) -> None:
+        self.dimension = dimension
+        self.fingerprint = f"hash-{dimension}"
+
+    @property
+    def tokenizer(self) -> Any:
+        """One token per word."""
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return tokenizer
+
+    def embed(
+        self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """(n, dimension) float32."""
+        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word in text.lower().split():
+                digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+                generator = np.random.default_rng(int.from_bytes(digest, "little"))
+                vectors[row] += generator.standard_normal(self.dimension).astype(np.float32)
+            norm = float(np.linalg.norm(vectors[row]))
+            vectors[row] /= norm if norm else 1.0
+        if progress is not None:
+            progress(len(texts))
+        return vectors
+
+
+def hash_embedder(name: str, precision: str) -> HashEmbedder:
+    """Loader for `create_client_app(embedder=...)`; ignores what is asked for."""
+    return HashEmbedder()
+
+
+class ShuffleWords:
+    """A variation that swaps words of a text, the same way for the same seed."""
+
+    name = "shuffle-words"
+
+    def vary(
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[str]:
+        """One variation per text."""
+        varied = []
+        for index, text in enumerate(texts):
+            words = text.split()
+            order = np.random.default_rng([seed % 2**63, index]).permutation(len(words))
+            varied.append(" ".join(words[i] for i in order))
+        if progress is not None:
+            progress(len(texts))
+        return varied
+
+
+class EchoGenerator:
+    """A generator whose continuations are words of the prompt, drawn by seed."""
+
+    name = "echo"
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        num_samples: int = 1,
+        sampling: Any,
+        adapter: Path | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[list[str]]:
+        """`num_samples` continuations of each prompt."""
+        outputs = []
+        for index, prompt in enumerate(prompts):
+            words = prompt.split()
+            row = []
+            for sample in range(num_samples):
+                chooser = np.random.default_rng([sampling.seed % 2**63, index, sample])
+                row.append(" ".join(chooser.choice(words, size=min(12, len(words)))))
+            outputs.append(row)
+            if progress is not None:
+                progress(num_samples)
+        return outputs
+
+
+def random_cohort(
+    *, num_users: int, max_records: int, dimension: int, seed: int, empty: float = 0.1
+) -> Cohort:
+    """A cohort of random unit records, a share of the users without any.
+
+    Args:
+        num_users: users.
+        max_records: each user has between 1 and this many records.
+        dimension: of the records.
+        seed: of the generator.
+        empty: share of users without records.
+    """
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(1, max_records + 1, size=num_users)
+    counts[generator.random(num_users) < empty] = 0
+    owners = np.repeat(np.arange(num_users), counts)
+    records = generator.standard_normal((len(owners), dimension)).astype(np.float32)
+    records /= np.linalg.norm(records, axis=1, keepdims=True)
+    return Cohort(records, owners, num_users)
+
+
+def check_query(
+    query: Query, cohort: Cohort, candidates: npt.NDArray[np.float32], *, tolerance: float = 0.0
+) -> None:
+    """Check what every query must hold on one input; raises AssertionError with the reason.
+
+    Every contribution is within the clip norm; `answer` equals the sum of contributions to
+    `tolerance` (relative to its largest coordinate); cohorts of one user sum to the same answer.
+    """
+    contributions = query.contribution(cohort, candidates)
+    norms = np.linalg.norm(contributions, axis=1)
+    if len(norms) and norms.max() > query.clip_norm * (1 + 1e-12):
+        raise AssertionError(f"a contribution has norm {norms.max()} > {query.clip_norm}")
+    answer = query.answer(cohort, candidates)
+    direct = contributions.sum(axis=0)
+    scale = max(1.0, float(np.abs(direct).max(initial=0.0)))
+    if not np.allclose(answer, direct, rtol=0.0, atol=tolerance * scale):
+        raise AssertionError(
+            f"answer differs from the sum of contributions by {np.abs(answer - direct).max()}"
+        )
+    single = sum(
+        (query.answer(one, candidates) for one in cohort.blocks(1)),
+        np.zeros(len(candidates)),
+    )
+    if not np.allclose(answer, single, rtol=0.0, atol=tolerance * scale):
+        raise AssertionError("the answer depends on how users are dealt to nodes")

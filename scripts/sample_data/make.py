@@ -1,0 +1,133 @@
+"""Cut the two text samples that ship with the package out of the corpus.
+
+    python scripts/sample_data/make.py --corpus DIR
+
+writes `flower_privsyn/data/passages/passages.jsonl.gz` (public passages, seeds of private evolution)
+and `examples/quickstart/quickstart/data/users.jsonl` (the users of the quickstart). The corpus is
+described in `scripts/sample_data/README.md`. The choice is by hash, so the result is the same
+everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARE_ALIKE = {
+    "Vibhas-hs-edu/WikiTasks",
+    "ZhouYii/PatchedDistro",
+    "OWASP/CheatSheetSeries",
+    "openedx/edx-documentation",
+    "privacyguides/privacyguides.org",
+}
+THIRD_PARTY = {"openstax/osbooks-writing-guide"}
+SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[\"'(A-Z])")
+
+
+def read(corpus: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the documents of one part of the corpus."""
+    for shard in sorted(corpus.glob(f"{name}-*.jsonl.gz")):
+        with gzip.open(shard, "rt", encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+
+
+def order(text: str) -> str:
+    """A fixed pseudo-random order."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def passage(text: str, key: str, *, low: int = 25, high: int = 45) -> str | None:
+    """Consecutive sentences of `low` to `high` words from somewhere in a document."""
+    sentences = [s for s in SENTENCE.split(" ".join(text.split())) if s]
+    if not sentences:
+        return None
+    start = int(order(key)[:8], 16) % len(sentences)
+    words: list[str] = []
+    for sentence in sentences[start:] + sentences[:start]:
+        more = sentence.split()
+        if len(words) + len(more) > high:
+            if len(words) >= low:
+                break
+            words = []
+            continue
+        words += more
+    joined = " ".join(words)
+    usable = low <= len(words) <= high and joined[0].isupper() and joined[-1] in ".!?\"'"
+    return joined if usable and "[" not in joined else None
+
+
+def write_passages(corpus: Path, count: int) -> None:
+    """One passage per permissively licensed public document."""
+    documents = [
+        d for d in read(corpus, "public") if d["source"] not in SHARE_ALIKE | THIRD_PARTY
+    ]
+    documents.sort(key=lambda d: order(d["doc_id"] + d["source"]))
+    target = ROOT / "flower_privsyn/data/passages/passages.jsonl.gz"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for document in documents:
+        text = passage(document["text"], document["doc_id"])
+        if text:
+            lines.append(json.dumps({"text": text, "source": document["source"]}))
+        if len(lines) == count:
+            break
+    with gzip.GzipFile(target, "wb", mtime=0) as file:
+        file.write(("\n".join(lines) + "\n").encode())
+    print(f"{target}: {len(lines)} passages, {target.stat().st_size / 2**20:.2f} MiB")
+
+
+def write_users(corpus: Path, part: str, count: int, max_words: int, target: Path) -> None:
+    """Users with their documents, each user cut at `max_words` words."""
+    users: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for document in read(corpus, part):
+        users[document["client_id"]].append(document)
+    chosen = sorted(users, key=order)[: count * 4]
+    rows = []
+    kept = 0
+    for user in chosen:
+        words = 0
+        mine = []
+        for document in sorted(users[user], key=lambda d: order(d["text"])):
+            room = max_words - words
+            if room < 40:
+                break
+            text = " ".join(document["text"].split()[:room])
+            words += len(text.split())
+            mine.append({"client_id": user, "date": document["date"], "text": text})
+        if words >= 100:
+            rows += mine
+            kept += 1
+        if kept == count:
+            break
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    print(f"{target}: {kept} users, {len(rows)} texts, {target.stat().st_size / 2**20:.2f} MiB")
+
+
+def main() -> None:
+    """Write both samples."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--passages", type=int, default=6144)
+    parser.add_argument("--users", type=int, default=600)
+    parser.add_argument("--part", default="speech", choices=("speech", "abstracts"))
+    parser.add_argument("--max-words", type=int, default=360)
+    parser.add_argument("--users-file", type=Path, default=None)
+    arguments = parser.parse_args()
+    if arguments.users_file is None:
+        write_passages(arguments.corpus, arguments.passages)
+    target = arguments.users_file or ROOT / "examples/quickstart/quickstart/data/users.jsonl"
+    write_users(arguments.corpus, arguments.part, arguments.users, arguments.max_words, target)
+
+
+if __name__ == "__main__":
+    main()
