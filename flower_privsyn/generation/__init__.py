@@ -1,1 +1,28 @@
-"""generation."""
+"""The server's language models: varying and expanding public text, on every backend.
+
+Nothing here ever sees private text. Importing it loads no PyTorch.
+"""
+
+from flower_privsyn.generation.backends import SamplingParameters, TextGenerator
+from flower_privsyn.generation.expand import Expand, ExpandResult
+from flower_privsyn.generation.load import load_generator
+from flower_privsyn.generation.openai_backend import OpenAIGenerator
+from flower_privsyn.generation.prompts import Prompt, load_prompt
+from flower_privsyn.generation.transformers_backend import TransformersGenerator
+from flower_privsyn.generation.variation import MaskFill, Variation
+from flower_privsyn.generation.vllm_backend import VLLMGenerator
+
+__all__ = [
+    "Expand",
+    "ExpandResult",
+    "MaskFill",
+    "OpenAIGenerator",
+    "Prompt",
+    "SamplingParameters",
+    "TextGenerator",
+    "TransformersGenerator",
+    "VLLMGenerator",
+    "Variation",
+    "load_generator",
+    "load_prompt",
+]

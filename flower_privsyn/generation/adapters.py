@@ -1,0 +1,76 @@
+"""LoRA adapters in PEFT's format: telling them apart, and putting one onto a model."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.generation.loading import shorten
+
+
+class AdapterSwitch:
+    """Puts one LoRA adapter at a time onto a model, and takes it off again."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._model = model
+        self._name = name
+        self._wrapped: Any = None
+        self._active: str | None = None
+
+    def activate(self, folder: Path | None) -> None:
+        """Make the model behave as with the adapter in ``folder``, or as without any.
+
+        Raises:
+            ModelError: The folder holds no adapter for this model.
+            MissingExtraError: PEFT is not installed.
+        """
+        digest = None if folder is None else adapter_digest(Path(folder))
+        if digest == self._active:
+            return
+        if self._wrapped is not None:
+            self._wrapped.unload()  # restores the model's own layers in place
+            self._wrapped, self._active = None, None
+        if folder is None:
+            return
+        try:
+            import peft
+        except ImportError as error:
+            raise MissingExtraError(
+                f"the adapter {folder} needs PEFT, which is not installed: pip install peft"
+            ) from error
+        try:
+            self._wrapped = peft.PeftModel.from_pretrained(
+                self._model, str(folder), autocast_adapter_dtype=False
+            ).eval()
+        except Exception as error:
+            raise ModelError(
+                f"adapter {folder} cannot be loaded onto model {self._name!r}: {shorten(error)}"
+            ) from error
+        self._active = digest
+
+
+def adapter_digest(folder: Path) -> str:
+    """Hash the files of a LoRA adapter: the same path may hold another adapter next round.
+
+    Raises:
+        ModelError: The folder holds no adapter in PEFT's format.
+    """
+    config = folder / "adapter_config.json"
+    if not config.is_file():
+        raise ModelError(
+            f"adapter {folder} is no folder with an adapter_config.json as PEFT writes it"
+        )
+    weights = [
+        folder / name
+        for name in ("adapter_model.safetensors", "adapter_model.bin")
+        if (folder / name).is_file()
+    ]
+    if not weights:
+        raise ModelError(f"adapter {folder} holds no adapter_model.safetensors")
+    digest = hashlib.blake2b(digest_size=16)
+    for file in (config, weights[0]):
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "blake2b").digest())
+    return digest.hexdigest()

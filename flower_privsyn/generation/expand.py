@@ -1,0 +1,223 @@
+"""Expansion: a few texts in a numbered list, and a language model that writes the next one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flower_privsyn.errors import GenerationError
+from flower_privsyn.generation import streams
+from flower_privsyn.generation.backends import (
+    ProgressCallback,
+    SamplingParameters,
+    TextGenerator,
+    check_integer,
+    check_texts,
+)
+from flower_privsyn.generation.prompts import Prompt, load_prompt
+
+BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]]], None]
+"""Called with the texts just kept and, for each, the indices of the seeds in its prompt."""
+
+DROP_REASONS = ("empty", "duplicate", "copy-of-example", "surplus")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpandResult:
+    """What an expansion wrote.
+
+    Attributes:
+        texts: The kept texts, in the order they were kept.
+        parents: For each text the indices (into the seeds as given) that stood in its prompt.
+        dropped: How many continuations were dropped, by reason: ``"empty"``, ``"duplicate"`` (of
+            a text kept before, white space aside), ``"copy-of-example"`` (of a seed in its own
+            prompt) and ``"surplus"`` (generated in the last batch, but no longer wanted).
+        num_generated: Continuations generated: kept and dropped ones.
+        num_requested: How many texts were asked for.
+    """
+
+    texts: tuple[str, ...]
+    parents: tuple[tuple[int, ...], ...]
+    dropped: Mapping[str, int]
+    num_generated: int
+    num_requested: int
+
+
+class Expand:
+    """The last step of PrE-Text: released texts become many synthetic ones.
+
+    Every prompt holds ``num_examples`` different random seeds; the model's continuation up to the
+    next marker line is the new text. Empty ones, exact duplicates and copies of an example are
+    dropped and counted, and generation goes on until enough are kept or the attempts are used up.
+
+    Formal guarantee: post-processing. The seeds are released or public texts, so nothing is spent.
+
+    References:
+        Hou et al., PrE-Text, ICML 2024, section 3 (Expand) and figure 3: 3 seeds, LLaMA-2-7B,
+        temperature 1, top-p 1, 85 new tokens. Their code keeps empty and repeated texts, and cuts
+        at the letters "Orig".
+    """
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        *,
+        prompt: Prompt | str | Path = "pre-text",
+        num_examples: int = 3,
+        sampling: SamplingParameters | None = None,
+        batch_size: int = 64,
+        max_attempts_per_sample: float = 4.0,
+    ) -> None:
+        """Choose how to expand.
+
+        Args:
+            generator: The language model.
+            prompt: A bundled prompt's name, the path of a prompt file, or a prompt.
+            num_examples: Seeds per prompt, >= 1 and fewer than the prompt announces.
+            sampling: How continuations are drawn; None takes the paper's settings. Its seed is
+                replaced by the one of :meth:`run`, its stop strings are joined by the prompt's.
+            batch_size: Continuations asked of the generator at a time, >= 1; after each such
+                batch the kept texts are handed out. A server with a GPU is kept busy by more.
+            max_attempts_per_sample: Generate at most this many continuations per text asked
+                for, >= 1.
+
+        Raises:
+            GenerationError: A setting is out of range.
+            ConfigError: The prompt cannot be read.
+        """
+        self._generator = generator
+        self._prompt = prompt if isinstance(prompt, Prompt) else load_prompt(prompt)
+        check_integer("num_examples", num_examples, minimum=1, maximum=self._prompt.num_samples - 1)
+        check_integer("batch_size", batch_size, minimum=1)
+        number = isinstance(max_attempts_per_sample, int | float)
+        if not number or isinstance(max_attempts_per_sample, bool) or max_attempts_per_sample < 1:
+            raise GenerationError(
+                "generation setting max_attempts_per_sample must be a number >= 1, "
+                f"got {max_attempts_per_sample!r}"
+            )
+        self._num_examples = num_examples
+        self._batch_size = batch_size
+        self._max_attempts_per_sample = max_attempts_per_sample
+        sampling = SamplingParameters(seed=0) if sampling is None else sampling
+        stop = dict.fromkeys((*sampling.stop, self._prompt.stop))
+        self._sampling = replace(sampling, stop=tuple(stop))
+
+    def run(
+        self,
+        seeds: Sequence[str],
+        *,
+        num_samples: int,
+        seed: int,
+        adapter: Path | None = None,
+        progress: ProgressCallback | None = None,
+        on_batch: BatchCallback | None = None,
+    ) -> ExpandResult:
+        """Write new texts.
+
+        Args:
+            seeds: The texts to stand in the prompts; equal and empty ones count once and not at
+                all. With fewer different ones than ``num_examples`` every prompt holds them all.
+            num_samples: How many texts to keep, >= 0.
+            seed: 0 <= seed < 2**64; the same seeds, settings and seed give the same texts.
+            adapter: The folder of a LoRA adapter for the generator.
+            progress: Called with the number of texts just kept.
+            on_batch: Called after every batch with what it kept (never with nothing), so that
+                finished texts can be written down before the next batch is begun.
+
+        Returns:
+            The kept texts; fewer than ``num_samples`` when the attempts were used up.
+
+        Raises:
+            GenerationError: There is no seed with any text, a setting is out of range, or the
+                generator failed.
+        """
+        check_texts("seeds", seeds)
+        check_integer("num_samples", num_samples, minimum=0)
+        check_integer("seed", seed, minimum=0, maximum=2**64 - 1)
+        distinct: dict[str, int] = {}
+        for index, text in enumerate(seeds):
+            distinct.setdefault(_normalise(text), index)
+        distinct.pop("", None)
+        if not distinct:
+            raise GenerationError(
+                f"expansion needs at least one seed that is not empty, got {len(seeds)} empty ones"
+            )
+        indices = list(distinct.values())
+        max_attempts = int(num_samples * self._max_attempts_per_sample)
+        texts: list[str] = []
+        parents: list[tuple[int, ...]] = []
+        known: set[str] = set()
+        dropped: Counter[str] = Counter(dict.fromkeys(DROP_REASONS, 0))
+        attempts = 0
+        while len(texts) < num_samples and attempts < max_attempts:
+            size = min(
+                self._batch_size,
+                self._attempts_for(num_samples - len(texts), attempts, len(texts)),
+                max_attempts - attempts,
+            )
+            chosen = [self._choose(indices, seed, attempts + k) for k in range(size)]
+            continuations = self._generator.generate(
+                [self._prompt.render([seeds[index] for index in group]) for group in chosen],
+                sampling=replace(
+                    self._sampling, seed=streams.derive_seed(seed, "continuation", attempts)
+                ),
+                adapter=adapter,
+            )
+            attempts += size
+            first = len(texts)
+            for group, (continuation,) in zip(chosen, continuations, strict=True):
+                if len(texts) == num_samples:
+                    dropped["surplus"] += 1
+                    continue
+                text = self._prompt.parse(continuation)
+                normalised = _normalise(text)
+                reason = self._reason(normalised, known, {_normalise(seeds[i]) for i in group})
+                if reason is not None:
+                    dropped[reason] += 1
+                    continue
+                known.add(normalised)
+                texts.append(text)
+                parents.append(group)
+            if len(texts) > first:
+                if on_batch is not None:
+                    on_batch(texts[first:], parents[first:])
+                if progress is not None:
+                    progress(len(texts) - first)
+        return ExpandResult(
+            texts=tuple(texts),
+            parents=tuple(parents),
+            dropped=dict(dropped),
+            num_generated=attempts,
+            num_requested=num_samples,
+        )
+
+    def _choose(self, indices: Sequence[int], seed: int, attempt: int) -> tuple[int, ...]:
+        """Draw the examples of one prompt: different seeds in random order."""
+        random = streams.stream(streams.derive_seed(seed, "examples", attempt))
+        size = min(self._num_examples, len(indices))
+        drawn = random.choice(len(indices), size=size, replace=False)
+        return tuple(indices[int(place)] for place in drawn)
+
+    @staticmethod
+    def _attempts_for(missing: int, attempts: int, kept: int) -> int:
+        """Ask for as many as will probably be missing, given the share kept so far."""
+        if attempts == 0:
+            return missing
+        share = max(kept, 1) / attempts
+        return max(1, round(missing / share))
+
+    @staticmethod
+    def _reason(text: str, known: set[str], examples: set[str]) -> str | None:
+        if not text:
+            return "empty"
+        if text in examples:
+            return "copy-of-example"
+        if text in known:
+            return "duplicate"
+        return None
+
+
+def _normalise(text: str) -> str:
+    return " ".join(text.split())

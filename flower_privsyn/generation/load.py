@@ -1,0 +1,55 @@
+"""From the name in a configuration to a text generator."""
+
+from __future__ import annotations
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.generation.backends import TextGenerator
+from flower_privsyn.generation.loading import Precision
+from flower_privsyn.generation.openai_backend import OpenAIGenerator
+from flower_privsyn.generation.transformers_backend import TransformersGenerator
+from flower_privsyn.generation.vllm_backend import VLLMGenerator
+
+
+def load_generator(
+    name: str,
+    *,
+    batch_size: int = 64,
+    dtype: Precision = "auto",
+    device: str | None = None,
+    api_key: str | None = None,
+) -> TextGenerator:
+    """Make the text generator that a name stands for.
+
+    Args:
+        name: One of
+
+            * a bundled short name (``"privsyn-lm"``), a folder or a hub name: the model runs in
+              this process through Transformers;
+            * ``"http://host:port/v1#model"``: a server with the OpenAI completions interface,
+              such as ``vllm serve``; without ``#model`` the one model it serves;
+            * ``"vllm:<folder or hub name>"``: vLLM in this process.
+        batch_size: Samples per forward pass (Transformers) or requests at a time (a server).
+        dtype: As for :class:`TransformersGenerator`; a server has its own.
+        device: As for :class:`TransformersGenerator`.
+        api_key: Sent to a server as a bearer token.
+
+    Returns:
+        The generator.
+
+    Raises:
+        ConfigError: The name is empty.
+        ModelError: The model cannot be found.
+        GenerationError: The server does not answer or does not serve the model.
+        MissingExtraError: What the backend needs is not installed.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(
+            "the generator must be a model name, a folder, 'http://host:port/v1#model' or "
+            f"'vllm:<model>', got {name!r}"
+        )
+    if name.startswith(("http://", "https://")):
+        base_url, _, model = name.partition("#")
+        return OpenAIGenerator(base_url, model or None, api_key=api_key, max_concurrency=batch_size)
+    if name.startswith("vllm:"):
+        return VLLMGenerator(name.removeprefix("vllm:"), dtype=dtype)
+    return TransformersGenerator(name, device=device, dtype=dtype, batch_size=batch_size)

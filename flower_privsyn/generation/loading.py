@@ -1,0 +1,209 @@
+"""Loading a language model and its tokenizer, with one clear sentence when that fails."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from flower_privsyn.errors import MissingExtraError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+_PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+_HUB_TIMEOUT_SECONDS = 5.0
+
+
+def choose_device(device: str | None) -> torch.device:
+    """Take the device asked for, or the first accelerator, or the CPU.
+
+    Raises:
+        ModelError: PyTorch does not know the device, or the machine does not have it.
+    """
+    import torch
+
+    if device is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ModelError(
+            f"device {device!r} is not available on this machine: give 'cpu' or a device that "
+            "PyTorch finds here"
+        ) from error
+    return chosen
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """Resolve ``"auto"``: bfloat16 where the hardware multiplies it natively, else float32.
+
+    Raises:
+        ModelError: The name is none of the allowed ones.
+    """
+    import torch
+
+    if dtype not in _PRECISIONS:
+        raise ModelError(
+            f"generation setting dtype must be one of {', '.join(_PRECISIONS)}, got {dtype!r}"
+        )
+    if dtype != "auto":
+        chosen: torch.dtype = getattr(torch, dtype)
+        return chosen
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    if device.type == "cpu" and _cpu_multiplies_bfloat16():
+        return torch.bfloat16
+    return torch.float32
+
+
+def load_pretrained(
+    name: str | Path, *, kind: Literal["causal", "masked"], dtype: str, device: str | None
+) -> tuple[Any, Any]:
+    """Load a model in evaluation mode, and its tokenizer.
+
+    Local folders and bundled models never touch the network; a hub name is looked up in the local
+    cache first.
+
+    Args:
+        name: A bundled short name, a folder, or a name on the Hugging Face hub.
+        kind: ``"causal"`` writes on from a prompt, ``"masked"`` fills gaps.
+        dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        device: As PyTorch names it; None chooses.
+
+    Returns:
+        The model and its fast tokenizer.
+
+    Raises:
+        ModelError: The model cannot be found, reached or used for this.
+        MissingExtraError: PyTorch or Transformers is not installed.
+    """
+    try:
+        importlib.import_module("torch")
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingExtraError(
+            "generating text needs PyTorch and Transformers: pip install 'flower-privsyn[server]'"
+        ) from error
+    from flower_privsyn.models import resolve_model
+
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, chosen_device)
+    resolved = str(resolve_model(str(name)))
+    if not Path(resolved).exists():
+        resolved = _download(resolved)
+    model_class = (
+        transformers.AutoModelForCausalLM if kind == "causal" else transformers.AutoModelForMaskedLM
+    )
+    try:
+        with _quiet_transformers():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(resolved, local_files_only=True)
+            model, report = model_class.from_pretrained(
+                resolved, dtype=chosen_dtype, local_files_only=True, output_loading_info=True
+            )
+    except Exception as error:
+        what = "causal" if kind == "causal" else "masked"
+        raise ModelError(
+            f"model {str(name)!r} cannot be loaded as a {what} language model: {shorten(error)}"
+        ) from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"model {str(name)!r} has no fast tokenizer (tokenizer.json)")
+    missing = sorted(report["missing_keys"])
+    if missing:
+        # Transformers would fill them with random numbers and only warn.
+        what = "causal" if kind == "causal" else "masked"
+        raise ModelError(
+            f"model {str(name)!r} is no {what} language model: its file lacks {missing[0]} and "
+            f"{len(missing) - 1} more weights"
+        )
+    model.eval().requires_grad_(False)
+    return model.to(chosen_device), tokenizer
+
+
+def _download(name: str) -> str:
+    """Return the folder of a hub model, downloading it if it is not in the cache."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.bin"]
+    try:
+        return huggingface_hub.snapshot_download(
+            name, allow_patterns=patterns, local_files_only=True
+        )
+    except (OSError, ValueError, errors.HFValidationError):
+        pass
+    if huggingface_hub.constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
+        raise ModelError(
+            f"model {name!r} is neither a bundled model nor a folder here, and it is not in the "
+            "local cache while HF_HUB_OFFLINE is set: give a path or download it first"
+        )
+    try:
+        # One request without retries: the download itself would retry for most of a minute
+        # before it admits that there is no network.
+        info = huggingface_hub.HfApi().model_info(name, timeout=_HUB_TIMEOUT_SECONDS)
+        files = {sibling.rfilename for sibling in info.siblings or ()}
+        if any(file.endswith(".safetensors") for file in files):
+            patterns.remove("*.bin")
+        with _quiet_transformers():
+            return huggingface_hub.snapshot_download(name, allow_patterns=patterns)
+    except errors.HFValidationError as error:
+        raise ModelError(
+            f"model {name!r} is neither a bundled model, a folder here nor a valid hub name"
+        ) from error
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"model {name!r} asks for permission on the Hugging Face hub: accept its terms there "
+            "and log in with `hf auth login`"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"model {name!r} is neither a bundled model nor a folder here, and the Hugging Face "
+            "hub does not know it (or it is private)"
+        ) from error
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r} is neither a bundled model nor a folder here, and the Hugging Face "
+            f"hub cannot be reached ({type(error).__name__}): give a path or check the network"
+        ) from error
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    import torch
+
+    read = getattr(torch.cpu, "get_capabilities", None)
+    if read is not None:
+        capabilities = read()
+        return any(capabilities.get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(probe()) if probe is not None else False
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Hide the loading bars: a run shows its own progress."""
+    transformers_logging: Any = importlib.import_module("transformers.utils.logging")
+    shown = transformers_logging.is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(max(level, logging.ERROR))
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def shorten(error: BaseException) -> str:
+    """Shorten a library's message to one line: they tend to list every class they know."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    return message if len(message) <= 240 else message[:237].rsplit(" ", 1)[0] + " ..."

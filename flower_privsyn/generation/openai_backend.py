@@ -1,0 +1,318 @@
+"""Continuations from a server with the OpenAI completions interface, such as ``vllm serve``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from flower_privsyn.errors import GenerationError, MissingExtraError
+from flower_privsyn.generation import streams
+from flower_privsyn.generation.adapters import adapter_digest
+from flower_privsyn.generation.backends import (
+    ProgressCallback,
+    SamplingParameters,
+    check_integer,
+    check_texts,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+_MAX_WAIT_SECONDS = 30.0
+_MAX_MESSAGE_LETTERS = 300
+
+
+class OpenAIGenerator:
+    """A language model behind ``POST <base_url>/completions``.
+
+    One request carries one prompt, its number of samples and a seed of its own; many requests are
+    under way at once and the server batches them. A request with a list of prompts would share
+    one seed among them: a server that honours it draws every prompt's tokens with the same random
+    numbers, so equal prompts give equal texts and different ones correlated texts.
+
+    LoRA adapters are loaded into a running vLLM server, each under a name of its own, made of the
+    contents and the path: under a name it knows, a server may go on serving the old weights. The
+    path must mean the same folder to the server as here.
+
+    Attributes:
+        name: The model's name and the server's address.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout: float = 300.0,
+        max_retries: int = 5,
+        backoff: float = 0.5,
+        max_concurrency: int = 64,
+        extra_parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Address a server; without ``model`` ask it which one it serves.
+
+        Args:
+            base_url: With the version, ``"http://127.0.0.1:8000/v1"``.
+            model: The name the server knows it by.
+            api_key: Sent as a bearer token.
+            timeout: Seconds to wait for one answer, > 0.
+            max_retries: How often a request is repeated after a lost connection, a timeout, or
+                status 429 or 5xx, >= 0. Other refusals (4xx) are final at once.
+            backoff: Seconds before the first repetition, doubled each time up to 30, >= 0; a
+                server's ``Retry-After`` counts when it is longer.
+            max_concurrency: Requests under way at once, >= 1.
+            extra_parameters: Added to every request, for what one server knows beyond OpenAI's
+                interface (vLLM: ``{"top_k": -1}`` where the model's own defaults restrict it).
+
+        Raises:
+            GenerationError: A setting is out of range, or the server cannot be asked for its
+                model or serves several.
+            MissingExtraError: httpx is not installed.
+        """
+        try:
+            import httpx
+        except ImportError as error:
+            raise MissingExtraError(
+                "a generation server is reached through httpx: pip install 'flower-privsyn[server]'"
+            ) from error
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise GenerationError(
+                "generation setting base_url must look like 'http://host:port/v1', "
+                f"got {base_url!r}"
+            )
+        check_integer("max_retries", max_retries, minimum=0)
+        check_integer("max_concurrency", max_concurrency, minimum=1)
+        for key, value, smallest in (("timeout", timeout, 1e-3), ("backoff", backoff, 0.0)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not smallest <= value < float("inf"):
+                raise GenerationError(
+                    f"generation setting {key} must be a number of seconds >= {smallest:g}, "
+                    f"got {value!r}"
+                )
+        self._base_url = base_url.rstrip("/")
+        self._max_retries = max_retries
+        self._backoff = backoff
+        self._max_concurrency = max_concurrency
+        self._extra_parameters = dict(extra_parameters or {})
+        self._loaded: set[str] = set()
+        self._lock = threading.Lock()
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+            limits=httpx.Limits(max_connections=max_concurrency),
+        )
+        self._model = self._only_model() if model is None else model
+        self.name = f"{self._model} at {self._base_url}"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        num_samples: int = 1,
+        sampling: SamplingParameters,
+        adapter: Path | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> list[list[str]]:
+        """Continue every prompt; see :class:`~flower_privsyn.generation.TextGenerator`.
+
+        Args:
+            prompts: The texts to continue. One that is too long is refused by the server.
+            num_samples: Continuations per prompt, >= 1.
+            sampling: How they are drawn. The seeds are sent; whether the same ones give the same
+                text again is the server's business.
+            adapter: The folder of a PEFT LoRA adapter, at the same path on the server's machine.
+            progress: Called with the number of continuations just finished.
+
+        Returns:
+            One list of ``num_samples`` continuations per prompt.
+
+        Raises:
+            GenerationError: The server refused (with its own words), did not answer after all
+                retries, or answered something else than completions.
+            ModelError: The adapter folder holds no adapter.
+        """
+        check_integer("num_samples", num_samples, minimum=1)
+        check_texts("prompts", prompts)
+        model = self._model if adapter is None else self._load_adapter(Path(adapter))
+        seeds = streams.text_seeds(sampling.seed, prompts)
+        results: list[list[str]] = [[] for _ in prompts]
+        with ThreadPoolExecutor(self._max_concurrency) as pool:
+            futures = {
+                pool.submit(self._complete, prompt, num_samples, seed, sampling, model): index
+                for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+            }
+            try:
+                for future in as_completed(futures):
+                    results[futures[future]] = future.result()
+                    if progress is not None:
+                        progress(num_samples)
+            except BaseException:
+                # Nothing that has not begun is worth beginning.
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return results
+
+    def _complete(
+        self, prompt: str, num_samples: int, seed: int, sampling: SamplingParameters, model: str
+    ) -> list[str]:
+        body: dict[str, Any] = {
+            "model": model,
+            "prompt": prompt,
+            "n": num_samples,
+            "seed": seed,
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        answer = self._json(self._request("POST", "/completions", body | self._extra_parameters))
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        if not isinstance(choices, list) or len(choices) != num_samples:
+            found = len(choices) if isinstance(choices, list) else "no"
+            raise GenerationError(
+                f"server {self._base_url} answered with {found} choices where {num_samples} were "
+                "asked for"
+            )
+        texts: dict[int, str] = {}
+        for place, choice in enumerate(choices):
+            text = choice.get("text") if isinstance(choice, dict) else None
+            if not isinstance(text, str):
+                raise GenerationError(
+                    f"server {self._base_url} answered with a choice that holds no text"
+                )
+            number = choice.get("index", place)
+            texts[number if isinstance(number, int) else place] = text
+        if sorted(texts) != list(range(num_samples)):
+            raise GenerationError(
+                f"server {self._base_url} numbered its {num_samples} choices {sorted(texts)}"
+            )
+        return [texts[number] for number in range(num_samples)]
+
+    def _load_adapter(self, folder: Path) -> str:
+        """Make the server hold the adapter; returns the model name that stands for it."""
+        folder = folder.resolve()
+        # The path is part of the name: a server reads the folder again after it had to make room.
+        name = f"privsyn-{adapter_digest(folder)[:16]}-{streams.derive_seed(0, str(folder)):016x}"
+        with self._lock:
+            if name in self._loaded and name in self._served_models():
+                return name
+            body = {"lora_name": name, "lora_path": str(folder)}
+            response = self._request("POST", "/load_lora_adapter", body, refusals=(400, 404, 405))
+            if response.status_code == 400 and name not in self._served_models():
+                raise GenerationError(
+                    f"server {self._base_url} cannot load the adapter {folder}: "
+                    f"{_message(response)}"
+                )
+            if response.status_code in (404, 405):
+                raise GenerationError(
+                    f"server {self._base_url} does not load the adapter {folder} "
+                    f"({_message(response)}): start it with --enable-lora and "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
+                )
+            self._loaded.add(name)
+        return name
+
+    def _served_models(self) -> list[str]:
+        answer = self._json(self._request("GET", "/models"))
+        entries = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(entries, list) or not all(
+            isinstance(entry, dict) and isinstance(entry.get("id"), str) for entry in entries
+        ):
+            raise GenerationError(f"server {self._base_url} does not list its models")
+        return [entry["id"] for entry in entries]
+
+    def _only_model(self) -> str:
+        names = self._served_models()
+        if len(names) != 1:
+            raise GenerationError(
+                f"server {self._base_url} serves {len(names)} models "
+                f"({', '.join(names[:8])}): name one, as in {self._base_url}#model"
+            )
+        return names[0]
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        refusals: tuple[int, ...] = (),
+    ) -> httpx.Response:
+        """Send a request, again where that may help; returns 2xx and the given refusals."""
+        import httpx
+
+        failure = ""
+        for attempt in range(self._max_retries + 1):
+            wait = min(self._backoff * 2**attempt, _MAX_WAIT_SECONDS)
+            try:
+                response = self._client.request(method, self._base_url + path, json=body)
+            except httpx.TimeoutException:
+                failure = "did not answer in time"
+            except httpx.TransportError as error:
+                failure = f"cannot be reached ({_one_line(str(error)) or type(error).__name__})"
+            else:
+                status = response.status_code
+                if status < 300 or status in refusals:
+                    return response
+                if status != 429 and status < 500:
+                    raise GenerationError(
+                        f"server {self._base_url} refused {path} with status {status}: "
+                        f"{_message(response)}"
+                    )
+                failure = f"answered {path} with status {status}: {_message(response)}"
+                wait = max(wait, _retry_after(response))
+            if attempt < self._max_retries:
+                time.sleep(wait)
+        times = "once" if self._max_retries == 0 else f"{self._max_retries + 1} times"
+        raise GenerationError(f"server {self._base_url} {failure} (tried {times})")
+
+    def _json(self, response: httpx.Response) -> Any:
+        try:
+            return response.json()
+        except ValueError as error:
+            raise GenerationError(
+                f"server {self._base_url} answered with something that is not JSON: "
+                f"{_one_line(response.text)[:80]!r}"
+            ) from error
+
+
+def _message(response: httpx.Response) -> str:
+    """Find the server's own words in a refusal, whichever dialect it speaks."""
+    try:
+        content = response.json()
+    except ValueError:
+        content = response.text
+    for _ in range(2):
+        if not isinstance(content, dict):
+            break
+        for key in ("error", "message", "detail"):
+            if key in content:
+                content = content[key]
+                break
+        else:
+            break
+    text = _one_line(content if isinstance(content, str) else str(content))
+    return text[:_MAX_MESSAGE_LETTERS] or "no reason given"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        return min(max(float(response.headers.get("Retry-After", "0")), 0.0), _MAX_WAIT_SECONDS)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,123 @@
+"""Random streams, one per text, and sampling from logits by the inverse distribution function.
+
+A text's stream is keyed by the seed, the text itself and how often the same text came before in
+the call. What is drawn for a text therefore depends neither on the batch it was put in nor on its
+place in the list, and equal texts (survivors drawn with replacement) still differ. Models round
+differently in batches of another shape, so a draw that lands within rounding error of a boundary
+may fall on the other side: exact independence of the batch size holds up to that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+def derive_seed(seed: int, *parts: str | int) -> int:
+    """Hash a seed and what it is for into a new seed.
+
+    Args:
+        seed: 0 <= seed < 2**64.
+        parts: What the new seed belongs to; every part counts with its type and length.
+
+    Returns:
+        An integer in [0, 2**63): servers read seeds as signed 64-bit numbers.
+    """
+    digest = hashlib.blake2b(digest_size=8, key=seed.to_bytes(8, "little"))
+    for part in parts:
+        coded = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else b"%d" % part
+        digest.update(b"%s%d:" % (b"s" if isinstance(part, str) else b"i", len(coded)) + coded)
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def text_seeds(seed: int, texts: Sequence[str]) -> list[int]:
+    """Derive one seed per text, whatever the order of the list.
+
+    Args:
+        seed: 0 <= seed < 2**64.
+        texts: The texts; the k-th of equal ones gets another seed than the others.
+
+    Returns:
+        One integer in [0, 2**63) per text.
+    """
+    seen: dict[str, int] = {}
+    seeds = []
+    for text in texts:
+        occurrence = seen.get(text, 0)
+        seen[text] = occurrence + 1
+        seeds.append(derive_seed(seed, text, occurrence))
+    return seeds
+
+
+def stream(seed: int) -> np.random.Generator:
+    """Open the random stream of one text."""
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def sample_tokens(
+    logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float, top_p: float
+) -> torch.Tensor:
+    """Draw one token per row by inverting the distribution function.
+
+    ``torch.multinomial`` spends most of a small model's step on one random number per vocabulary
+    entry; this needs one per row, which also makes a row's draw its own.
+
+    Args:
+        logits: (b, v) floating point; -inf marks a token that is never drawn.
+        uniforms: (b,) float32 in [0, 1).
+        temperature: >= 0; 0 takes the most likely token (the first of equal ones).
+        top_p: In (0, 1].
+
+    Returns:
+        (b,) int64 token numbers.
+    """
+    import torch
+
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    probabilities = torch.softmax(logits.float() / temperature, dim=-1)  # (b, v)
+    order = None
+    if top_p < 1:
+        probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    cumulative = probabilities.cumsum(dim=-1)  # (b, v)
+    total = cumulative[:, -1:]
+    if top_p < 1:
+        # The smallest prefix that reaches top_p, the token that crosses it included.
+        last = (cumulative < top_p * total).sum(dim=-1, keepdim=True)
+        total = cumulative.gather(-1, last.clamp_(max=cumulative.shape[-1] - 1))
+    target = uniforms.to(total)[:, None] * total
+    # Rounding must not lift the target to the total: nothing lies to the right of it.
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    # right=True skips entries of probability zero, also for a target of exactly 0.
+    drawn = torch.searchsorted(cumulative, target, right=True)
+    if order is not None:
+        drawn = order.gather(-1, drawn)
+    return drawn.squeeze(-1)
+
+
+def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Group indices of similar length, the longest first, so that little padding is computed.
+
+    Starting with the longest shows at once whether the memory suffices.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def chunks(items: Iterable[int], size: int) -> Iterator[list[int]]:
+    """Split indices into lists of at most ``size``, in order."""
+    chunk: list[int] = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,0 +1,367 @@
+"""Continuations from a causal language model in this process, through Transformers.
+
+Why a decoding loop of our own: every sample needs its own random stream, samples of one prompt
+share its key-value cache, and finished samples leave the batch. ``generate()`` does none of the
+three; see ``benchmarks/`` and the class below for what that is worth.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flower_privsyn.errors import GenerationError
+from flower_privsyn.generation import streams
+from flower_privsyn.generation.adapters import AdapterSwitch
+from flower_privsyn.generation.backends import (
+    ProgressCallback,
+    SamplingParameters,
+    check_integer,
+    check_texts,
+)
+from flower_privsyn.generation.loading import Precision, load_pretrained
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+# Enough tokens before a continuation to decode its first one in context (a leading blank).
+_CONTEXT_TOKENS = 6
+
+
+class TransformersGenerator:
+    """A causal language model of the Hugging Face format, run by PyTorch.
+
+    Deterministic per seed on one machine and batch size. Every sample has its own random stream,
+    so the batch size changes a sample only where rounding does.
+
+    Attributes:
+        name: The model's name or path as given.
+        truncated_prompts: How many prompts so far were cut at their beginning because they did
+            not fit into the model's context together with the new tokens.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "privsyn-lm",
+        *,
+        device: str | None = None,
+        dtype: Precision = "auto",
+        batch_size: int = 64,
+    ) -> None:
+        """Load the model.
+
+        Args:
+            model: A bundled short name, a folder, or a hub name.
+            device: As PyTorch names it; None takes the first GPU, else the CPU.
+            dtype: ``"auto"`` takes bfloat16 where the hardware multiplies it natively.
+            batch_size: Samples per forward pass, >= 1.
+
+        Raises:
+            GenerationError: A setting is out of range.
+            ModelError: The model cannot be found or is no causal language model.
+            MissingExtraError: PyTorch or Transformers is not installed.
+        """
+        check_integer("batch_size", batch_size, minimum=1)
+        self.name = str(model)
+        self.truncated_prompts = 0
+        self._batch_size = batch_size
+        self._model, self._tokenizer = load_pretrained(
+            model, kind="causal", dtype=dtype, device=device
+        )
+        self._adapters = AdapterSwitch(self._model, self.name)
+        self._end_tokens = self._find_end_tokens()
+        accepted = set(inspect.signature(self._model.forward).parameters)
+        self._own_loop = {"position_ids", "past_key_values"} <= accepted
+        self._keeps_last_logits = "logits_to_keep" in accepted
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        num_samples: int = 1,
+        sampling: SamplingParameters,
+        adapter: Path | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> list[list[str]]:
+        """Continue every prompt; see :class:`~flower_privsyn.generation.TextGenerator`.
+
+        Args:
+            prompts: The texts to continue; those too long for the model lose their beginning and
+                are counted in ``truncated_prompts``.
+            num_samples: Continuations per prompt, >= 1.
+            sampling: How they are drawn.
+            adapter: The folder of a PEFT LoRA adapter; it is read again when its files change.
+            progress: Called with the number of continuations just finished.
+
+        Returns:
+            One list of ``num_samples`` continuations per prompt.
+
+        Raises:
+            GenerationError: A setting is out of range, or the new tokens leave no room.
+            ModelError: The adapter cannot be loaded onto this model.
+            MissingExtraError: An adapter is given and PEFT is not installed.
+        """
+        check_integer("num_samples", num_samples, minimum=1)
+        check_texts("prompts", prompts)
+        rows = self._tokenize(prompts, sampling)
+        self._adapters.activate(adapter)
+        results: list[list[str]] = [[""] * num_samples for _ in prompts]
+        prompt_seeds = streams.text_seeds(sampling.seed, prompts)
+        per_pass = min(num_samples, self._batch_size)
+        for batch in streams.batches([len(row) for row in rows], self._batch_size // per_pass):
+            for first in range(0, num_samples, per_pass):
+                samples = range(first, min(first + per_pass, num_samples))
+                seeds = [
+                    streams.derive_seed(prompt_seeds[index], sample)
+                    for index in batch
+                    for sample in samples
+                ]
+                written = self._continue(
+                    [rows[index] for index in batch], len(samples), seeds, sampling
+                )
+                for place, index in enumerate(batch):
+                    for offset, sample in enumerate(samples):
+                        tokens = written[place * len(samples) + offset]
+                        results[index][sample] = self._decode(rows[index], tokens, sampling.stop)
+                if progress is not None:
+                    progress(len(seeds))
+        return results
+
+    def _tokenize(self, prompts: Sequence[str], sampling: SamplingParameters) -> list[list[int]]:
+        """Turn prompts into tokens, cut at the beginning to what the model can still continue."""
+        config = self._model.config.get_text_config()
+        positions = getattr(config, "max_position_embeddings", None)
+        room = None
+        if isinstance(positions, int) and positions > 0:
+            room = positions - sampling.max_new_tokens
+            if room < 1:
+                raise GenerationError(
+                    f"generation setting max_new_tokens must be below the {positions} positions "
+                    f"of model {self.name!r}, got {sampling.max_new_tokens}"
+                )
+        if not prompts:
+            return []
+        rows: list[list[int]] = self._tokenizer(
+            list(prompts), return_attention_mask=False, return_token_type_ids=False
+        )["input_ids"]
+        begin = self._tokenizer.bos_token_id
+        truncated = 0
+        for index, row in enumerate(rows):
+            if not row:
+                start = begin if begin is not None else next(iter(self._end_tokens), None)
+                if start is None:
+                    raise GenerationError(
+                        f"prompts[{index}] is empty and model {self.name!r} has no token to "
+                        "begin with"
+                    )
+                rows[index] = [start]
+            elif room is not None and len(row) > room:
+                truncated += 1
+                keeps_begin = row[0] == begin and room > 1
+                rows[index] = [row[0], *row[-(room - 1) :]] if keeps_begin else row[-room:]
+        if truncated:
+            self.truncated_prompts += truncated
+            logger.warning(
+                "%d of %d prompts were longer than the %d tokens that model %s can still "
+                "continue: their beginning was cut",
+                truncated,
+                len(prompts),
+                room,
+                self.name,
+            )
+        return rows
+
+    def _continue(
+        self,
+        rows: Sequence[Sequence[int]],
+        num_samples: int,
+        seeds: Sequence[int],
+        sampling: SamplingParameters,
+    ) -> list[list[int]]:
+        """Write the tokens of one batch: ``num_samples`` times one list per row, row by row."""
+        import torch
+
+        width = max(len(row) for row in rows)
+        padding = self._tokenizer.pad_token_id
+        padding = padding if padding is not None else next(iter(self._end_tokens), 0)
+        tokens = np.full((len(rows), width), padding, dtype=np.int64)  # (p, t)
+        attention = np.zeros((len(rows), width), dtype=np.int64)  # (p, t)
+        for index, row in enumerate(rows):
+            tokens[index, width - len(row) :] = row
+            attention[index, width - len(row) :] = 1
+        uniforms = np.stack(
+            [streams.stream(seed).random(sampling.max_new_tokens, np.float32) for seed in seeds]
+        )  # (b, new)
+        device = self._model.device
+        loop = self._loop if self._own_loop else self._library_loop
+        with torch.inference_mode():
+            return loop(
+                torch.from_numpy(tokens).to(device),
+                torch.from_numpy(attention).to(device),
+                torch.from_numpy(uniforms).to(device),
+                num_samples,
+                sampling,
+            )
+
+    def _loop(
+        self,
+        tokens: torch.Tensor,
+        attention: torch.Tensor,
+        uniforms: torch.Tensor,
+        num_samples: int,
+        sampling: SamplingParameters,
+    ) -> list[list[int]]:
+        """Decode with a cache; every prompt is read once, finished samples leave the batch."""
+        import torch
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._model.config)
+        positions = (attention.cumsum(-1) - 1).clamp_(min=0)  # (p, t)
+        last = {"logits_to_keep": 1} if self._keeps_last_logits else {}
+        written: list[list[int]] = [[] for _ in range(len(uniforms))]
+        alive = list(range(len(uniforms)))  # which sample each row of the batch is
+        running = [True] * len(alive)
+        for step in range(sampling.max_new_tokens):
+            logits = self._model(
+                input_ids=tokens,
+                attention_mask=attention,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                **last,
+            ).logits[:, -1]  # (p, v) in the first step, then (b, v)
+            positions = positions[:, -1:] + 1
+            if step == 0 and num_samples > 1:
+                logits = logits.repeat_interleave(num_samples, dim=0)
+                cache.batch_repeat_interleave(num_samples)
+                attention = attention.repeat_interleave(num_samples, dim=0)
+                positions = positions.repeat_interleave(num_samples, dim=0)
+            drawn = streams.sample_tokens(
+                logits,
+                uniforms[alive, step] if len(alive) < len(uniforms) else uniforms[:, step],
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+            )  # (b,)
+            for place, token in enumerate(drawn.tolist()):
+                if not running[place]:
+                    continue
+                if token in self._end_tokens:
+                    running[place] = False
+                else:
+                    written[alive[place]].append(token)
+            self._note_stops(written, alive, running, sampling.stop)
+            num_running = sum(running)
+            if num_running == 0 or step + 1 == sampling.max_new_tokens:
+                break
+            # Copying the cache costs about one step: wait until a quarter of the rows is done.
+            if num_running <= 0.75 * len(alive):
+                kept = torch.tensor(
+                    [place for place, going in enumerate(running) if going], device=drawn.device
+                )
+                cache.batch_select_indices(kept)
+                attention, positions, drawn = attention[kept], positions[kept], drawn[kept]
+                alive = [sample for sample, going in zip(alive, running, strict=True) if going]
+                running = [True] * len(alive)
+            tokens = drawn[:, None]
+            attention = torch.cat([attention, attention.new_ones(len(alive), 1)], dim=-1)
+        return written
+
+    def _library_loop(
+        self,
+        tokens: torch.Tensor,
+        attention: torch.Tensor,
+        uniforms: torch.Tensor,
+        num_samples: int,
+        sampling: SamplingParameters,
+    ) -> list[list[int]]:
+        """Decode through ``generate()``: for models without an ordinary key-value cache."""
+        import torch
+
+        transformers: Any = importlib.import_module("transformers")
+
+        width = tokens.shape[1]
+
+        class Draw(transformers.LogitsProcessor):  # type: ignore[misc]
+            """Leaves one token possible: the one this sample's stream draws."""
+
+            def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+                drawn = streams.sample_tokens(
+                    scores,
+                    uniforms[:, input_ids.shape[1] - width],
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                )
+                only = torch.full_like(scores, float("-inf"))
+                return only.scatter_(1, drawn[:, None], 0.0)
+
+        padding = self._tokenizer.pad_token_id
+        output = self._model.generate(
+            input_ids=tokens.repeat_interleave(num_samples, dim=0),
+            attention_mask=attention.repeat_interleave(num_samples, dim=0),
+            logits_processor=transformers.LogitsProcessorList([Draw()]),
+            generation_config=transformers.GenerationConfig(
+                do_sample=False,
+                max_new_tokens=sampling.max_new_tokens,
+                eos_token_id=sorted(self._end_tokens) or None,
+                pad_token_id=padding if padding is not None else 0,
+                stop_strings=list(sampling.stop) or None,
+            ),
+            tokenizer=self._tokenizer,
+        )
+        written = []
+        for row in output[:, width:].tolist():
+            end = next((k for k, token in enumerate(row) if token in self._end_tokens), len(row))
+            written.append(row[:end])
+        return written
+
+    def _note_stops(
+        self,
+        written: Sequence[Sequence[int]],
+        alive: Sequence[int],
+        running: list[bool],
+        stop: tuple[str, ...],
+    ) -> None:
+        """Mark the samples whose last tokens complete a stop string."""
+        if not stop:
+            return
+        # A token is at least one byte, so the stop string lies in this many last tokens.
+        reach = max(len(text.encode()) for text in stop) + 1
+        places = [place for place, going in enumerate(running) if going]
+        tails = self._tokenizer.batch_decode(
+            [written[alive[place]][-reach:] for place in places],
+            skip_special_tokens=True,
+        )
+        for place, tail in zip(places, tails, strict=True):
+            if any(text in tail for text in stop):
+                running[place] = False
+
+    def _decode(self, prompt: Sequence[int], tokens: Sequence[int], stop: tuple[str, ...]) -> str:
+        """Turn tokens into text as it follows the prompt, and cut it at a stop string."""
+        context = list(prompt[-_CONTEXT_TOKENS:])
+        before, full = map(
+            str,
+            self._tokenizer.batch_decode(
+                [context, context + list(tokens)], skip_special_tokens=True
+            ),
+        )
+        if full.startswith(before):
+            text = full[len(before) :]
+        else:
+            # The prompt ends inside a character that the first token completes.
+            text = str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        ends = [end for end in (text.find(item) for item in stop) if end >= 0]
+        return text[: min(ends)] if ends else text
+
+    def _find_end_tokens(self) -> frozenset[int]:
+        configured = self._model.generation_config.eos_token_id
+        found = {self._tokenizer.eos_token_id}
+        found.update(configured if isinstance(configured, list) else [configured])
+        return frozenset(token for token in found if token is not None)

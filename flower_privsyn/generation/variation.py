@@ -1,0 +1,413 @@
+"""Variations of public text: mask some tokens, let a masked language model fill them."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from flower_privsyn.errors import GenerationError, ModelError
+from flower_privsyn.generation import streams
+from flower_privsyn.generation.backends import (
+    ProgressCallback,
+    check_integer,
+    check_temperature_and_top_p,
+    check_texts,
+)
+from flower_privsyn.generation.loading import Precision, load_pretrained
+
+if TYPE_CHECKING:
+    import torch
+
+_RESERVED = re.compile(r"\[unused\d+\]|madeupword\d+|<\|?(?:unused|reserved)[^>]*>")
+
+
+@runtime_checkable
+class Variation(Protocol):
+    """Turns every text into a similar one; works on public or released text only.
+
+    Attributes:
+        name: What the variation is called in logs and run directories.
+    """
+
+    name: str
+
+    def vary(
+        self, texts: Sequence[str], *, seed: int, progress: ProgressCallback | None = None
+    ) -> list[str]:
+        """Write one variation of every text.
+
+        Args:
+            texts: The texts; equal ones get different variations.
+            seed: 0 <= seed < 2**64; the same texts and seed give the same variations. For
+                several variations of the same texts, use several seeds.
+            progress: Called with the number of texts just finished.
+
+        Returns:
+            As many texts, in the same order.
+        """
+        ...
+
+
+class MaskFill:
+    """Variation of PrE-Text: mask 30 % of the tokens, sample what stands there, twice.
+
+    The number of masks follows from each text's own length, so a short text in a batch does not
+    thin out the masks of the long ones. Special tokens are never masked, never drawn and never
+    part of the result; a text that spells one ("<mask>") keeps it as ordinary characters. A
+    character that several tokens share is masked as a whole, and only tokens that are complete
+    characters are drawn: a variation is always valid text.
+
+    Attributes:
+        name: ``"mask-fill"`` and the model's name.
+
+    References:
+        Hou et al., PrE-Text, ICML 2024, algorithm 1 (Variation) and appendix: RoBERTa-large, 30 %
+        masked, temperature 1, top-p 1, two steps. Their code masks every text of a batch as often
+        as 30 % of its shortest one, and lets special tokens through.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "privsyn-mlm",
+        *,
+        mask_fraction: float = 0.3,
+        num_steps: int = 2,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_tokens: int = 64,
+        batch_size: int = 64,
+        dtype: Precision = "auto",
+        device: str | None = None,
+    ) -> None:
+        """Load the model.
+
+        Args:
+            model: A bundled short name, a folder, or a hub name of any masked language model
+                that Transformers knows.
+            mask_fraction: In (0, 1]: the share of a text's tokens masked in one step, rounded to
+                the nearest number of tokens, at least 1.
+            num_steps: How often tokens are masked and filled, >= 1.
+            temperature: >= 0; 0 always fills in the most likely token.
+            top_p: In (0, 1].
+            max_tokens: Longer texts are cut to this many tokens (special ones not counted), >= 1.
+            batch_size: Texts per forward pass, >= 1.
+            dtype: ``"auto"`` takes bfloat16 where the hardware multiplies it natively.
+            device: As PyTorch names it; None takes the first GPU, else the CPU.
+
+        Raises:
+            GenerationError: A setting is out of range.
+            ModelError: The model cannot be found or is no masked language model.
+            MissingExtraError: PyTorch or Transformers is not installed.
+        """
+        number = isinstance(mask_fraction, int | float) and not isinstance(mask_fraction, bool)
+        if not number or not 0 < mask_fraction <= 1:
+            raise GenerationError(
+                f"generation setting mask_fraction must be in (0, 1], got {mask_fraction!r}"
+            )
+        check_integer("num_steps", num_steps, minimum=1)
+        check_integer("max_tokens", max_tokens, minimum=1)
+        check_integer("batch_size", batch_size, minimum=1)
+        check_temperature_and_top_p(temperature, top_p)
+        self.name = f"mask-fill {model}"
+        self._mask_fraction = mask_fraction
+        self._num_steps = num_steps
+        self._temperature = temperature
+        self._top_p = top_p
+        self._batch_size = batch_size
+        self._model, self._tokenizer = load_pretrained(
+            model, kind="masked", dtype=dtype, device=device
+        )
+        if self._tokenizer.mask_token_id is None:
+            raise ModelError(f"model {str(model)!r} has no mask token in its tokenizer")
+        self._max_tokens = self._fit_to_model(max_tokens, str(model))
+        self._banned = self._find_banned_tokens()
+        self._gathers_before_head = self._probe_head()
+
+    def vary(
+        self, texts: Sequence[str], *, seed: int, progress: ProgressCallback | None = None
+    ) -> list[str]:
+        """Mask and fill every text; see :class:`Variation`.
+
+        Args:
+            texts: The texts. One without any token (empty, or only dropped characters) comes
+                back as it is.
+            seed: 0 <= seed < 2**64.
+            progress: Called with the number of texts just finished.
+
+        Returns:
+            As many texts, in the same order, without special tokens; never an empty one for a
+            text: one of which only white space would be left comes back as it is.
+
+        Raises:
+            GenerationError: The seed is out of range or an entry is no string.
+        """
+        check_integer("seed", seed, minimum=0, maximum=2**64 - 1)
+        check_texts("texts", texts)
+        rows = self._tokenize(texts, streams.text_seeds(seed, texts))
+        varied = list(texts)
+        fillable = [index for index, row in enumerate(rows) if row.content.size]
+        if progress is not None and len(fillable) < len(texts):
+            progress(len(texts) - len(fillable))
+        lengths = [rows[index].tokens.size for index in fillable]
+        for batch in streams.batches(lengths, self._batch_size):
+            chosen = [fillable[place] for place in batch]
+            for _ in range(self._num_steps):
+                self._fill([rows[index] for index in chosen])
+            decoded = self._tokenizer.batch_decode(
+                [rows[index].tokens[rows[index].content] for index in chosen],
+                skip_special_tokens=True,
+            )
+            for index, text in zip(chosen, decoded, strict=True):
+                if text.strip():
+                    varied[index] = _keep_edges(texts[index], text)
+            if progress is not None:
+                progress(len(chosen))
+        return varied
+
+    def _tokenize(self, texts: Sequence[str], seeds: Sequence[int]) -> list[_Row]:
+        """Cut every text into tokens, with the special ones the model expects around them."""
+        if not texts:
+            return []
+        encoded = self._tokenizer(
+            list(texts),
+            truncation=True,
+            max_length=self._max_tokens + self._tokenizer.num_special_tokens_to_add(),
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            split_special_tokens=True,  # "<mask>" in a text is five characters, not a gap
+        )
+        special_ids = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
+        rows = []
+        for tokens, special, offsets, seed in zip(
+            encoded["input_ids"],
+            encoded["special_tokens_mask"],
+            encoded["offset_mapping"],
+            seeds,
+            strict=True,
+        ):
+            # The mask marks what the template added; the ids also catch what the text spelled.
+            content = [
+                place
+                for place, token in enumerate(tokens)
+                if not special[place] and token not in special_ids
+            ]
+            rows.append(
+                _Row(
+                    tokens=np.array(tokens, dtype=np.int64),
+                    content=np.array(content, dtype=np.int64),
+                    units=_group_by_character([offsets[place] for place in content]),
+                    stream=streams.stream(seed),
+                )
+            )
+        return rows
+
+    def _fill(self, rows: Sequence[_Row]) -> None:
+        """Mask tokens of every row and replace them by draws from the model."""
+        import torch
+
+        width = max(row.tokens.size for row in rows)
+        device = self._model.device
+        pad = self._tokenizer.pad_token_id
+        tokens = np.full((len(rows), width), 0 if pad is None else pad, dtype=np.int64)  # (b, t)
+        attention = np.zeros((len(rows), width), dtype=np.int64)  # (b, t)
+        where_row: list[int] = []
+        where_place: list[int] = []
+        uniforms = []
+        for index, row in enumerate(rows):
+            masked = row.choose(self._mask_fraction)
+            tokens[index, : row.tokens.size] = row.tokens
+            tokens[index, masked] = self._tokenizer.mask_token_id
+            attention[index, : row.tokens.size] = 1
+            where_row += [index] * masked.size
+            where_place += masked.tolist()
+            uniforms.append(row.stream.random(masked.size, dtype=np.float32))
+        with torch.inference_mode():
+            logits = self._logits(
+                torch.from_numpy(tokens).to(device),
+                torch.from_numpy(attention).to(device),
+                torch.tensor(where_row, device=device),
+                torch.tensor(where_place, device=device),
+            )  # (k, v)
+            logits[:, self._banned] = float("-inf")
+            drawn = streams.sample_tokens(
+                logits,
+                torch.from_numpy(np.concatenate(uniforms)).to(device),
+                temperature=self._temperature,
+                top_p=self._top_p,
+            ).cpu()
+        for index, place, token in zip(where_row, where_place, drawn.tolist(), strict=True):
+            rows[index].tokens[place] = token
+
+    def _logits(
+        self,
+        tokens: torch.Tensor,
+        attention: torch.Tensor,
+        where_row: torch.Tensor,
+        where_place: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute the logits of the masked places only: (k, v).
+
+        The head over the vocabulary is most of a small model's work, and 70 % of it would be
+        thrown away. A hook gathers the encoder's states at the masked places before the model's
+        own head sees them, so no head has to be known by name.
+        """
+        if not self._gathers_before_head:
+            full = self._model(input_ids=tokens, attention_mask=attention).logits
+            gathered: torch.Tensor = full[where_row, where_place].float()
+            return gathered
+
+        def gather(_module: Any, _inputs: Any, output: Any) -> Any:
+            states = output[0][where_row, where_place][None]  # (1, k, d)
+            if isinstance(output, tuple):
+                return (states, *output[1:])
+            output["last_hidden_state"] = states
+            return output
+
+        handle = self._model.base_model.register_forward_hook(gather)
+        try:
+            logits: torch.Tensor = self._model(input_ids=tokens, attention_mask=attention).logits
+        finally:
+            handle.remove()
+        return logits[0].float()
+
+    def _probe_head(self) -> bool:
+        """Check on a small input that gathering before the head gives the model's own logits."""
+        import torch
+
+        if self._model.base_model is self._model:
+            return False
+        device = self._model.device
+        special = self._tokenizer.num_special_tokens_to_add()
+        width = min(self._max_tokens, 6) + special
+        tokens = torch.full((2, width), self._tokenizer.mask_token_id, device=device)
+        attention = torch.ones_like(tokens)
+        where_row = torch.tensor([0, 1, 1], device=device)
+        where_place = torch.tensor([0, 0, width - 1], device=device)
+        with torch.inference_mode():
+            expected = self._model(input_ids=tokens, attention_mask=attention).logits.float()
+            self._gathers_before_head = True
+            try:
+                found = self._logits(tokens, attention, where_row, where_place)
+            except (RuntimeError, TypeError, ValueError, IndexError, KeyError):
+                return False
+        expected = expected[where_row, where_place]
+        tolerance = 0.05 * float(expected.abs().max()) + 1e-3
+        return found.shape == expected.shape and bool((found - expected).abs().max() <= tolerance)
+
+    def _find_banned_tokens(self) -> torch.Tensor:
+        """Collect the token numbers that are never drawn.
+
+        Special and reserved tokens, pieces of characters, control characters, and rows of the
+        output matrix that stand for no token at all.
+        """
+        import torch
+
+        size = len(self._tokenizer)
+        output_size = int(self._model.get_output_embeddings().weight.shape[0])
+        special = set(self._tokenizer.all_special_ids)
+        special.update(
+            number
+            for number, token in self._tokenizer.added_tokens_decoder.items()
+            if token.special
+        )
+        texts = self._tokenizer.batch_decode([[number] for number in range(size)])
+        banned = [
+            number
+            for number, text in enumerate(texts)
+            if number in special or not text or "\ufffd" in text or _is_unwanted(text)
+        ]
+        banned += range(size, output_size)
+        if len(banned) >= output_size:
+            raise ModelError(f"{self.name}: its tokenizer holds no token that may be drawn")
+        return torch.tensor(banned, device=self._model.device)
+
+    def _fit_to_model(self, max_tokens: int, model: str) -> int:
+        special = self._tokenizer.num_special_tokens_to_add()
+        positions = getattr(self._model.config, "max_position_embeddings", None)
+        limit = self._tokenizer.model_max_length
+        if isinstance(positions, int) and positions > 0:
+            # RoBERTa's first positions are never used: they follow the padding token's number.
+            padding = self._model.config.pad_token_id or 0
+            offset = padding + 1 if _counts_positions_from_padding(self._model) else 0
+            limit = min(limit, positions - offset)
+        if max_tokens + special > limit:
+            raise GenerationError(
+                f"generation setting max_tokens must be at most {int(limit) - special} for model "
+                f"{model!r}, got {max_tokens}"
+            )
+        return max_tokens
+
+
+@dataclass
+class _Row:
+    """One text on its way through the model.
+
+    Attributes:
+        tokens: (t,) int64, the special tokens at the edges included.
+        content: (n,) int64: the places in ``tokens`` that are the text's own.
+        units: The places in ``content`` that are masked together: one, unless tokens share a
+            character.
+        stream: The text's random numbers.
+    """
+
+    tokens: np.ndarray
+    content: np.ndarray
+    units: list[list[int]]
+    stream: np.random.Generator
+
+    def choose(self, fraction: float) -> np.ndarray:
+        """Draw the places to mask in this step: (k,) int64, increasing."""
+        wanted = max(1, round(fraction * self.content.size))
+        chosen: list[int] = []
+        kept: list[list[int]] = []
+        for unit in self.stream.permutation(len(self.units)).tolist():
+            if len(chosen) >= wanted:
+                kept.append(self.units[unit])
+            else:
+                chosen += self.units[unit]
+        # What is filled in are complete characters: from now on they stand alone.
+        self.units = sorted(kept + [[place] for place in chosen])
+        masked: np.ndarray = self.content[np.sort(np.array(chosen, dtype=np.int64))]
+        return masked
+
+
+def _group_by_character(offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Group neighbouring tokens whose character ranges overlap."""
+    units: list[list[int]] = []
+    reached = -1
+    for place, (start, end) in enumerate(offsets):
+        if units and start < reached:
+            units[-1].append(place)
+        else:
+            units.append([place])
+        reached = max(reached, end)
+    return units
+
+
+def _keep_edges(original: str, varied: str) -> str:
+    """Drop white space at the ends where the original has none (a token's leading blank)."""
+    if original[:1].strip():
+        varied = varied.lstrip()
+    if original[-1:].strip():
+        varied = varied.rstrip()
+    return varied
+
+
+def _is_unwanted(text: str) -> bool:
+    if _RESERVED.fullmatch(text.strip()):
+        return True
+    return any(unicodedata.category(letter) == "Cc" and letter not in "\t\n\r" for letter in text)
+
+
+def _counts_positions_from_padding(model: Any) -> bool:
+    embeddings = getattr(model.base_model, "embeddings", None)
+    positions = getattr(embeddings, "position_embeddings", None)
+    return getattr(positions, "padding_idx", None) is not None

@@ -1,0 +1,249 @@
+"""Tiny models made on the fly: real architectures and a trained tokenizer, random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+WORDS = (
+    "the a one my your this river mountain doctor garden teacher winter morning evening train "
+    "coffee letter window street music kitchen summer dinner ticket answer question sister brother "
+    "walks sings waits reads paints opens closes finds keeps loses writes under over near behind "
+    "quietly slowly happily again today tomorrow never always often because while before after"
+).split()
+
+
+def sentences(count: int) -> list[str]:
+    """Deterministic different English-like sentences of 6 to 17 words."""
+    made = []
+    for number in range(count):
+        length = 6 + number % 12
+        picked = [
+            WORDS[(number * 31 + place * (7 + number % 5)) % len(WORDS)] for place in range(length)
+        ]
+        made.append(" ".join(picked).capitalize() + f" {number}.")
+    return made
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    return sentences(60)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _byte_level(template: bool):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        sentences(400) + ["Original Text Sample 1\n", "Here are 6 diverse original text samples:"],
+        trainers.BpeTrainer(
+            vocab_size=600,
+            special_tokens=["<pad>", "<s>", "</s>", "<unk>", "<mask>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    if template:
+        tokenizer.post_processor = processors.Sequence(
+            [
+                processors.ByteLevel(trim_offsets=False),
+                processors.TemplateProcessing(
+                    single="<s> $A </s>",
+                    pair="<s> $A </s> $B </s>",
+                    special_tokens=[("<s>", 1), ("</s>", 2)],
+                ),
+            ]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        mask_token="<mask>" if template else None,
+        model_max_length=512,
+        padding_side="right" if template else "left",
+    )
+
+
+def _word_piece():
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.train_from_iterator(
+        sentences(400),
+        trainers.WordPieceTrainer(
+            vocab_size=400,
+            special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"],
+            show_progress=False,
+        ),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=128,
+    )
+
+
+def _save(folder: Path, model, tokenizer) -> Path:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    torch.manual_seed(1)
+    tokenizer = _byte_level(template=True)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer) + 3,  # three rows that stand for no token
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=66 + 1 + 1,
+        type_vocab_size=1,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.3,
+    )
+    return _save(tmp_path_factory.mktemp("roberta"), RobertaForMaskedLM(config), tokenizer)
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(2)
+    tokenizer = _word_piece()
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        initializer_range=0.3,
+    )
+    return _save(tmp_path_factory.mktemp("bert"), BertForMaskedLM(config), tokenizer)
+
+
+def _llama_config(vocabulary: int):
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,  # heads of 64, which vLLM's kernels take
+        num_key_value_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.15,
+    )
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(3)
+    tokenizer = _byte_level(template=False)
+    model = LlamaForCausalLM(_llama_config(len(tokenizer)))
+    return _save(tmp_path_factory.mktemp("llama"), model, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(4)
+    tokenizer = _byte_level(template=False)
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=128,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.2,
+    )
+    return _save(tmp_path_factory.mktemp("gpt2"), GPT2LMHeadModel(config), tokenizer)
+
+
+def make_adapter(model: Path, folder: Path, seed: int) -> Path:
+    """A LoRA adapter with random weights that are large enough to change what is written."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    wrapped = get_peft_model(
+        base,
+        LoraConfig(
+            r=4,
+            lora_alpha=8,
+            target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+            task_type="CAUSAL_LM",
+        ),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in wrapped.named_parameters():
+            if "lora_" in name:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
+    wrapped.save_pretrained(folder, save_embedding_layers=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    return make_adapter(llama, root / "one", 11), make_adapter(llama, root / "two", 12)
