@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -232,40 +233,50 @@ def guard(command: Sequence[str]) -> int:
         _collect(known, child.pid)
     status = child.poll()
     _end_descendants(known)
-    child.wait()
     return 0 if status is None else status
 
 
 def _collect(known: dict[int, ProcessInfo], child: int) -> None:
     """Take in dead orphans and, where orphans cannot be adopted, remember who descends from us."""
-    if sys.platform != "linux":
+    if not _has_proc():
         known.update({info.pid: info for info in descendants(os.getpid())})
         return
-    for info in list_processes().values():
-        if info.parent == os.getpid() and info.pid != child and not info.alive:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(info.pid, os.WNOHANG)
+    with contextlib.suppress(ChildProcessError):
+        while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if dead.si_pid == child:
+                return  # its status is left to whoever asks for it
+            os.waitpid(dead.si_pid, 0)
 
 
 def _end_descendants(known: Mapping[int, ProcessInfo]) -> None:
-    # Once is not enough: a process may have started another between the listing and its death.
+    # Once is not enough: a process may have started another between the listing and its death,
+    # and the children of a dead one are adopted only then.
     deadline = time.monotonic() + _KILL_SECONDS
     while time.monotonic() < deadline:
         remaining = {info.pid: info for info in descendants(os.getpid())}
-        remaining |= {pid: i for pid, i in known.items() if is_alive(pid, i.started)}
-        # The child's own status belongs to its Popen object and is collected there; other dead
-        # processes below us vanish with the guard.
+        remaining |= {pid: info for pid, info in known.items() if is_alive(pid, info.started)}
+        kill(remaining.values())
+        # Collected here and not left to process 1, which in a container often collects nothing.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         if not remaining:
             return
-        kill(remaining.values())
         time.sleep(0.02)
 
 
 def _main(arguments: Sequence[str]) -> NoReturn:
-    if len(arguments) < 2 or arguments[0] != "--":
-        sys.stderr.write("usage: python -m flower_privsyn.processes -- COMMAND [ARGUMENT ...]\n")
+    options, command = [], list(arguments)
+    while command and command[0] != "--":
+        options.append(command.pop(0))
+    if len(command) < 2 or len(options) not in {0, 2} or options[:1] not in ([], ["--remove"]):
+        sys.stderr.write(
+            "usage: python -m flower_privsyn.processes [--remove FOLDER] -- COMMAND ...\n"
+        )
         sys.exit(2)
-    status = guard(arguments[1:])
+    status = guard(command[1:])
+    if options:
+        shutil.rmtree(options[1], ignore_errors=True)
     sys.exit(status if status >= 0 else 128 - status)
 
 

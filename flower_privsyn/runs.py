@@ -99,13 +99,13 @@ class RunDirectory:
         run = cls(Path(path).expanduser().absolute())
         if run.path.exists() and not run.path.is_dir():
             raise RunDirectoryError(f"The run directory {run.path} is a file, not a folder.")
-        run._refuse_existing()
+        run.refuse_existing()
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             run.lock()
             try:
                 # Again: another process may have made a run before the lock was ours.
-                run._refuse_existing()
+                run.refuse_existing()
                 document: dict[str, Any] = {
                     "config": plain(config),
                     "versions": _versions(),
@@ -161,7 +161,8 @@ class RunDirectory:
         run.lock(wait_seconds=10)
         return run
 
-    def _refuse_existing(self) -> None:
+    def refuse_existing(self) -> None:
+        """Raise a RunDirectoryError when the folder already holds a run."""
         if self.config_file.exists():
             raise RunDirectoryError(
                 f"{self.path} already holds a run; resume it with `privsyn resume {self.path}` "
@@ -372,6 +373,10 @@ class RunDirectory:
                 "pid_started": own.started if own else None,
             }
         )
+
+    def clear_failure(self) -> None:
+        """Forget why the run stopped, before it is started again."""
+        self._write_state({**self.state, "status": "running", "error": None, "pid": None})
 
     def mark_failed(self, error: str | BaseException) -> None:
         """Record that the run ended without a result.
