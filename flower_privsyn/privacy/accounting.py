@@ -176,6 +176,11 @@ class PLDAccountant(Accountant):
         return float(_pld(costs, _interval(costs, 1e-5)).get_delta_for_epsilon(epsilon))
 
 
+class _RoughPLDAccountant(PLDAccountant):
+    def _epsilon(self, costs: _Costs, delta: float) -> float:
+        return _pld_epsilon(costs, delta, 10.0)
+
+
 class RDPAccountant(Accountant):
     """Composes Renyi divergences; what the published noise multipliers were computed with.
 
@@ -286,7 +291,26 @@ def by_participations(
     }
 
 
-# Two functions take the name of the accountant as a keyword called `accountant`.
+def rough_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
+    """Return epsilon at a coarse discretisation: still an upper bound, and ten times faster.
+
+    For searches that ask the accountant itself about their result.
+
+    Args:
+        releases: As for :meth:`Accountant.epsilon`.
+        delta: Between 0 and 1, exclusive.
+        accountant: "pld" or "rdp"; the same as :func:`release_epsilon` for "rdp".
+
+    Raises:
+        ConfigError: As for :meth:`Accountant.epsilon`.
+    """
+    chosen = _accountant(accountant)
+    if isinstance(chosen, PLDAccountant):
+        chosen = _RoughPLDAccountant()
+    return chosen.epsilon(releases, delta=delta)
+
+
+# Some functions take the name of the accountant as a keyword called `accountant`.
 _accountant = accountant
 
 
@@ -345,12 +369,13 @@ def _gaussian_multiplier(costs: Iterable[tuple[_Cost, int]]) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _pld_epsilon(costs: _Costs, delta: float) -> float:
+def _pld_epsilon(costs: _Costs, delta: float, coarser: float = 1.0) -> float:
     if all(kind == "gaussian" for (kind, _, _), _ in costs):
         import dp_accounting
 
         return float(dp_accounting.get_epsilon_gaussian(_gaussian_multiplier(costs), delta))
-    return float(_pld(costs, _interval(costs, delta)).get_epsilon_for_delta(delta))
+    interval = _interval(costs, delta) * coarser
+    return float(_pld(costs, interval).get_epsilon_for_delta(delta))
 
 
 def _gaussian_delta(multiplier: float, epsilon: float) -> float:

@@ -1,0 +1,179 @@
+"""From a privacy budget to the noise it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import _checks, accounting
+from flower_privsyn.privacy.accounting import Release
+from flower_privsyn.privacy.relation import NeighboringRelation
+from flower_privsyn.privacy.sampling import Sampling
+
+_TOLERANCE = 1e-4
+_LOWEST, _HIGHEST = 1e-3, 1e7
+
+
+def calibrate_noise_multiplier(
+    *,
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    sampling: Sampling,
+    accountant: str = "pld",
+    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+) -> float:
+    """Return the smallest noise multiplier that keeps equal rounds within a budget.
+
+    *Formal guarantee.* ``rounds`` Gaussian releases with the returned noise multiplier, sampled
+    and related as stated, are (``epsilon``, ``delta``)-differentially private for one user
+    against an observer who does not know the cohorts: the accountant was asked about exactly the
+    returned number and answered at most ``epsilon``.
+
+    Args:
+        epsilon: The budget, above 0.
+        delta: Between 0 and 1, exclusive. Below one over the number of users, to mean anything.
+        rounds: Releases, at least 1.
+        sampling: How every cohort is drawn.
+        accountant: "pld" or "rdp".
+        relation: Which collections of users are neighbours.
+
+    Returns:
+        The noise multiplier: standard deviation over the norm bound of one user. At most 1e-4
+        (relative) above the smallest that keeps the budget; the same for the same arguments.
+
+    Raises:
+        ConfigError: A value is out of range, or no noise multiplier between 1e-3 and 1e7 costs
+            that epsilon.
+
+    References:
+        Balle and Wang 2018, "Improving the Gaussian Mechanism for Differential Privacy",
+        algorithm 1, where every user takes part.
+    """
+    epsilon = _checks.positive("epsilon", epsilon)
+    delta = _checks.probability("delta", delta)
+    rounds = _checks.whole("rounds", rounds, low=1)
+    chosen = accounting.accountant(accountant)
+
+    def spent(multiplier: float) -> float:
+        release = Release(noise_multiplier=multiplier, sampling=sampling, relation=relation)
+        return chosen.epsilon({release: rounds}, delta=delta)
+
+    def roughly_spent(multiplier: float) -> float:
+        release = Release(noise_multiplier=multiplier, sampling=sampling, relation=relation)
+        return accounting.rough_epsilon({release: rounds}, delta=delta, accountant=accountant)
+
+    if sampling.rate == 1.0 and accountant == "pld":
+        return _closed_form(spent, epsilon, delta, rounds, relation)
+    low, high = _bracket(roughly_spent, epsilon, start=math.sqrt(rounds))
+    low, high = _narrow(roughly_spent, epsilon, low, high)
+    # How much epsilon grows over the tolerance, to know from one evaluation of the full
+    # accountant that the result is not too large.
+    least = roughly_spent(high)
+    growth = math.log(roughly_spent(high * math.exp(-_TOLERANCE)) / least) if least > 0.0 else 0.0
+    return _refine(spent, epsilon, low, high, growth)
+
+
+def _closed_form(
+    spent: Callable[[float], float],
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    relation: NeighboringRelation,
+) -> float:
+    import dp_accounting
+
+    doubled = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
+    multiplier = doubled * math.sqrt(rounds) * dp_accounting.get_sigma_gaussian(epsilon, delta)
+    # The two library functions are inverse up to their tolerance; stay on the safe side of it.
+    step = 1e-12
+    while spent(multiplier) > epsilon:
+        multiplier *= 1.0 + step
+        step *= 2.0
+    return float(multiplier)
+
+
+def _bracket(
+    spent: Callable[[float], float], epsilon: float, *, start: float
+) -> tuple[float, float]:
+    """Return (low, high) with spent(low) > epsilon >= spent(high)."""
+    if spent(start) <= epsilon:
+        high = start
+        while spent(low := high / 2.0) <= epsilon:
+            high = low
+            if high < _LOWEST:
+                raise ConfigError(
+                    f"epsilon {epsilon:g} is kept with a noise multiplier below {_LOWEST:g}, which "
+                    "is no privacy; choose a smaller epsilon or a smaller delta."
+                )
+        return low, high
+    low = start
+    while spent(high := low * 2.0) > epsilon:
+        low = high
+        if low > _HIGHEST:
+            raise ConfigError(
+                f"epsilon {epsilon:g} needs a noise multiplier above {_HIGHEST:g}; choose a larger "
+                "epsilon or delta."
+            )
+    return low, high
+
+
+def _narrow(
+    spent: Callable[[float], float], epsilon: float, low: float, high: float
+) -> tuple[float, float]:
+    """Shrink the bracket to 1e-5, relative, with few evaluations.
+
+    Regula falsi in logarithms (epsilon is near a power of the noise multiplier), with the
+    Illinois rule so that neither end stays behind, and a bisection when a step gains little.
+    """
+    value_low, value_high = math.log(spent(low) / epsilon), _log_ratio(spent(high), epsilon)
+    for step in range(200):
+        width = math.log(high / low)
+        if width <= 0.1 * _TOLERANCE:
+            break
+        fraction = 0.5
+        if step % 3 != 2 and math.isfinite(value_low) and math.isfinite(value_high):
+            fraction = value_low / (value_low - value_high)
+            # Land just beyond the root on alternate sides, so that both ends close in.
+            nudge = 0.03 * _TOLERANCE / width
+            fraction += nudge if step % 2 == 0 else -nudge
+            fraction = min(0.99, max(0.01, fraction))
+        middle = low * math.exp(fraction * width)
+        value = _log_ratio(spent(middle), epsilon)
+        if value > 0.0:
+            low, value_low = middle, value
+        else:
+            high, value_high = middle, value
+    return low, high
+
+
+def _refine(
+    spent: Callable[[float], float], epsilon: float, low: float, high: float, growth: float
+) -> float:
+    """Return a noise multiplier the full accountant accepts, 1e-4 above the least at most.
+
+    The rough bracket may be a little off. Widen it until the full accountant agrees with both
+    ends, then halve it.
+    """
+    step = 0.3 * _TOLERANCE
+    if (value := spent(high)) <= epsilon:
+        if value > 0.0 and math.log(epsilon / value) < 0.7 * growth:
+            return high
+        while spent(low := high * math.exp(-step)) <= epsilon:
+            high, step = low, 2.0 * step
+    else:
+        low = high
+        while spent(high := low * math.exp(step)) > epsilon:
+            low, step = high, 2.0 * step
+    while math.log(high / low) > _TOLERANCE:
+        middle = math.sqrt(low * high)
+        if spent(middle) > epsilon:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _log_ratio(value: float, epsilon: float) -> float:
+    return math.log(value / epsilon) if value > 0.0 else -math.inf
