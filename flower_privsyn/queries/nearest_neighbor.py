@@ -14,10 +14,15 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.queries.query import GRID, Cohort, Float32Array, Float64Array, IntArray, Query
+from flower_privsyn.queries.query import Cohort, Float32Array, Float64Array, IntArray, Query
 
 #: Rows of one block of the similarity matrix; with 2,048 candidates a block is 8 MiB of float32.
 _BLOCK_ELEMENTS = 2**21
+
+
+def block_rows(num_candidates: int) -> int:
+    """Records that one block of the similarity matrix holds."""
+    return max(1, _BLOCK_ELEMENTS // num_candidates)
 
 
 def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntArray:
@@ -52,14 +57,15 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
     squared_norms = np.einsum("md,md->m", candidates, candidates, dtype=np.float64)
     right = np.empty((dimension + 1, m), dtype=np.float32)
     right[:-1] = candidates.T
-    right[-1] = -0.5 * squared_norms
+    with np.errstate(over="ignore"):  # beyond float32 the second look decides
+        right[-1] = -0.5 * squared_norms
     largest = math.sqrt(float(squared_norms.max()))
     # |fl(x.y) - x.y| <= (d + 2) u |x| |y| / (1 - ...) for float32 with u = 2^-24, in any order of
     # summation; twice that separates two sums, and one factor 2 covers the rounded last column.
     unit = (dimension + 3) * 2.0**-24 * 4.0
 
     nearest = np.empty(n, dtype=np.int64)
-    rows = max(1, _BLOCK_ELEMENTS // m)
+    rows = block_rows(m)
     left = np.ones((min(rows, n), dimension + 1), dtype=np.float32)
     scores = np.empty((min(rows, n), m), dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -141,7 +147,7 @@ class NearestNeighborHistogram(Query):
         inside = low * (1 - 1e-12) <= self.clip_to <= self.max_samples
         if self.clip_to != 0.0 and not (self.clip == "l2" and inside):
             raise ConfigError(
-                f"clip-to must be 0 (automatic), or with clip = \"l2\" between sqrt(max-samples) = "
+                f'clip-to must be 0 (automatic), or with clip = "l2" between sqrt(max-samples) = '
                 f"{low:.6g} and max-samples = {self.max_samples}; got {self.clip_to} with clip = "
                 f'"{self.clip}"'
             )
@@ -168,9 +174,10 @@ class NearestNeighborHistogram(Query):
     def answer(self, cohort: Cohort, candidates: Float32Array) -> Float64Array:
         """Sum of the clipped votes, without the (users, candidates) matrix.
 
-        The votes of a user are sparse: at most `max_samples` of m counts differ from zero. The
-        same clip and the same rounding are applied to those counts alone, which is the sum of
-        `contribution` exactly.
+        The votes of a user are sparse: at most `max_samples` of m counts differ from zero, and
+        the same clip is applied to those counts alone. With `clip="count"` that is the sum of
+        `contribution` exactly; with `clip="l2"` to one step of the grid per user, because the
+        clip's own safety margin against rounding follows the length of the vector.
         """
         m = len(candidates)
         cohort = self._usable(cohort)
@@ -179,8 +186,9 @@ class NearestNeighborHistogram(Query):
             return np.bincount(nearest, minlength=m).astype(np.float64)
         cells, votes = np.unique(cohort.owners * m + nearest, return_counts=True)
         owners = cells // m
-        squared = np.bincount(owners, weights=votes.astype(np.float64) ** 2)
-        norms = np.sqrt(squared)[owners]
-        scale = np.where(norms > self.clip_norm, self.clip_norm / norms, 1.0)
-        weights = np.trunc(votes * scale / GRID) * GRID
+        place = np.arange(len(cells)) - np.searchsorted(owners, owners, side="left")
+        # A user's nonzero counts, packed to the left: (num_users, max_samples).
+        packed = np.zeros((cohort.num_users, self.max_samples), dtype=np.float64)
+        packed[owners, place] = votes
+        weights = self._clip(packed)[owners, place]
         return np.bincount(cells % m, weights=weights, minlength=m)

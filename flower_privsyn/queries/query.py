@@ -80,9 +80,7 @@ class Cohort:
         for start in range(0, self.num_users, users_per_block):
             stop = min(start + users_per_block, self.num_users)
             low, high = np.searchsorted(self.owners, [start, stop])
-            yield Cohort(
-                self.records[low:high], self.owners[low:high] - start, stop - start
-            )
+            yield Cohort(self.records[low:high], self.owners[low:high] - start, stop - start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +103,7 @@ class Query(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that replaces the clipping."""
         super().__init_subclass__(**kwargs)
-        for method in ("contribution", "sensitivity"):
+        for method in ("contribution", "sensitivity", "_clip"):
             if method in cls.__dict__:
                 raise TypeError(
                     f"{cls.__name__} must not override {method}: the bound on what one user "
@@ -154,7 +152,12 @@ class Query(ABC):
                 f"{type(self).__name__}.statistic returned {statistic.shape}, expected "
                 f"{(cohort.num_users, len(candidates))}"
             )
-        clipped = clip_rows(statistic, norm=self.clip_norm)
+        return self._clip(statistic)
+
+    @final
+    def _clip(self, rows: Float64Array) -> Float64Array:
+        """Scale rows to norm `clip_norm` at most, then round toward zero to the grid."""
+        clipped: Float64Array = clip_rows(rows, norm=self.clip_norm)
         return np.trunc(clipped / GRID) * GRID
 
     @final

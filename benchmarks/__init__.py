@@ -1,0 +1,1 @@
+"""Speed, beside the library, with the commands that produced every printed figure."""

@@ -1,0 +1,224 @@
+"""Votes: exact against brute force, bounded for every input, the same however users are dealt."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import NeighboringRelation
+from flower_privsyn.queries import (
+    GRID,
+    Cohort,
+    NearestNeighborHistogram,
+    Query,
+    nearest_candidates,
+)
+from flower_privsyn.testing import check_query, random_cohort
+
+
+def brute_force(records: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    difference = records.astype(np.float64)[:, None] - candidates.astype(np.float64)[None]
+    return (difference**2).sum(axis=-1).argmin(axis=1)
+
+
+def unit(generator: np.random.Generator, n: int, d: int) -> np.ndarray:
+    rows = generator.standard_normal((n, d)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+class TestNearestCandidates:
+    def test_equals_brute_force_on_clustered_embeddings(self) -> None:
+        generator = np.random.default_rng(0)
+        centres = unit(generator, 20, 384)
+        records = (centres[generator.integers(0, 20, 500)] + 0.05 * unit(generator, 500, 384)).astype(np.float32)
+        candidates = (centres[generator.integers(0, 20, 300)] + 0.05 * unit(generator, 300, 384)).astype(np.float32)
+        assert np.array_equal(nearest_candidates(records, candidates), brute_force(records, candidates))
+
+    def test_near_ties_are_decided_in_double_precision(self) -> None:
+        # Candidates that differ by a few units in the last place: float32 products cannot rank
+        # them, so a kernel without the second look fails here.
+        generator = np.random.default_rng(1)
+        base = unit(generator, 1, 384)
+        candidates = np.repeat(base, 64, axis=0)
+        steps = generator.integers(-3, 4, candidates.shape)
+        candidates = np.nextafter(candidates, np.float32(2) * np.sign(steps).astype(np.float32)).astype(np.float32)
+        records = unit(generator, 200, 384)
+        assert np.array_equal(nearest_candidates(records, candidates), brute_force(records, candidates))
+
+    def test_equal_candidates_go_to_the_lowest_index(self) -> None:
+        candidates = np.eye(4, dtype=np.float32)[[2, 0, 1, 0, 1]]
+        records = np.eye(4, dtype=np.float32)[[0, 1, 2]]
+        assert nearest_candidates(records, candidates).tolist() == [1, 2, 0]
+
+    def test_does_not_depend_on_block_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        generator = np.random.default_rng(2)
+        records, candidates = unit(generator, 257, 48), unit(generator, 100, 48)
+        whole = nearest_candidates(records, candidates)
+        monkeypatch.setattr("flower_privsyn.queries.nearest_neighbor._BLOCK_ELEMENTS", 700)
+        assert np.array_equal(nearest_candidates(records, candidates), whole)
+        alone = np.concatenate([nearest_candidates(records[i : i + 1], candidates) for i in range(257)])
+        assert np.array_equal(alone, whole)
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        hnp.arrays(np.float32, (6, 5), elements=st.floats(-(2.0**59), 2.0**59, width=32)),
+        hnp.arrays(np.float32, (4, 5), elements=st.floats(-(2.0**59), 2.0**59, width=32)),
+    )
+    def test_equals_brute_force_at_any_scale(self, records: np.ndarray, candidates: np.ndarray) -> None:
+        assert np.array_equal(nearest_candidates(records, candidates), brute_force(records, candidates))
+
+    def test_largest_floats(self) -> None:
+        candidates = np.array([[1.0, 0.0], [-3e38, 3e38]], dtype=np.float32)
+        records = np.array([[3e38, 3e38], [-3e38, 3e38], [0.0, 0.0]], dtype=np.float32)
+        assert np.array_equal(nearest_candidates(records, candidates), brute_force(records, candidates))
+
+    @pytest.mark.parametrize(
+        "candidates",
+        [np.zeros((0, 3), np.float32), np.zeros((2, 4), np.float32), np.full((2, 3), np.nan, np.float32)],
+    )
+    def test_unusable_candidates(self, candidates: np.ndarray) -> None:
+        with pytest.raises(ValueError, match="candidates"):
+            nearest_candidates(np.zeros((1, 3), np.float32), candidates)
+
+
+class TestHistogram:
+    def test_paper_setting_equals_bincount(self) -> None:
+        cohort = random_cohort(num_users=300, max_records=8, dimension=64, seed=3)
+        candidates = unit(np.random.default_rng(4), 128, 64)
+        votes = NearestNeighborHistogram(max_samples=8).answer(cohort, candidates)
+        assert np.array_equal(votes, np.bincount(brute_force(cohort.records, candidates), minlength=128))
+
+    @pytest.mark.parametrize("clip", ["count", "l2"])
+    def test_answer_is_the_sum_of_contributions(self, clip: str) -> None:
+        cohort = random_cohort(num_users=80, max_records=12, dimension=16, seed=5)
+        candidates = unit(np.random.default_rng(6), 20, 16)
+        query = NearestNeighborHistogram(max_samples=6, clip=clip)
+        check_query(query, cohort, candidates, tolerance=0.0 if clip == "count" else 1e-7)
+
+    @pytest.mark.parametrize("clip", ["count", "l2"])
+    def test_six_nodes_of_one_equal_two_of_three(self, clip: str) -> None:
+        cohort = random_cohort(num_users=6, max_records=9, dimension=16, seed=7, empty=0.2)
+        candidates = unit(np.random.default_rng(8), 5, 16)
+        query = NearestNeighborHistogram(max_samples=5, clip=clip)
+        ones = sum(query.answer(block, candidates) for block in cohort.blocks(1))
+        threes = sum(query.answer(block, candidates) for block in cohort.blocks(3))
+        assert np.array_equal(ones, threes)
+        assert np.array_equal(ones, query.answer(cohort, candidates))
+
+    def test_a_user_with_too_many_samples_moves_one_bin_by_exactly_m(self) -> None:
+        m = 8
+        records = np.tile(np.array([[1.0, 0.0]], np.float32), (m + 5, 1))
+        candidates = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
+        cohort = Cohort(records, np.zeros(m + 5, np.int64), 1)
+        query = NearestNeighborHistogram(max_samples=m)
+        assert query.answer(cohort, candidates).tolist() == [8.0, 0.0]
+        assert np.linalg.norm(query.contribution(cohort, candidates)) == query.sensitivity(
+            NeighboringRelation.ZERO_OUT
+        )
+
+    def test_l2_clip_is_attained_and_leaves_spread_votes_alone(self) -> None:
+        query = NearestNeighborHistogram(max_samples=4, clip="l2")
+        candidates = np.eye(4, dtype=np.float32)
+        spread = Cohort(np.eye(4, dtype=np.float32), np.zeros(4, np.int64), 1)
+        heap = Cohort(np.tile(np.eye(4, dtype=np.float32)[:1], (4, 1)), np.zeros(4, np.int64), 1)
+        assert np.allclose(query.answer(spread, candidates), 1.0, atol=1e-8)
+        norm = float(np.linalg.norm(query.answer(heap, candidates)))
+        assert 0.999 * query.clip_norm <= norm <= query.clip_norm
+
+    @pytest.mark.parametrize("clip", ["count", "l2"])
+    def test_random_neighbours_stay_within_the_sensitivity(self, clip: str) -> None:
+        generator = np.random.default_rng(9)
+        query = NearestNeighborHistogram(max_samples=8, clip=clip)
+        candidates = unit(generator, 12, 8)
+        counts = generator.integers(0, 20, size=10_000)
+        owners = np.repeat(np.arange(10_000), counts)
+        cohort = Cohort(unit(generator, len(owners), 8), owners, 10_000)
+        norms = np.linalg.norm(query.contribution(cohort, candidates), axis=1)
+        assert norms.max() <= query.clip_norm
+
+    @settings(max_examples=150, deadline=None)
+    @given(
+        data=st.data(),
+        clip=st.sampled_from(["count", "l2"]),
+        max_samples=st.integers(1, 5),
+    )
+    def test_any_client_input_is_bounded(self, data: st.DataObject, clip: str, max_samples: int) -> None:
+        values = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from([1e38, -1e38, 0.0])
+        records = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(0, 9)), 3), elements=values))
+        owners = np.sort(np.array(data.draw(st.lists(st.integers(0, 2), min_size=len(records), max_size=len(records))), np.int64))
+        candidates = data.draw(hnp.arrays(np.float32, (4, 3), elements=st.floats(-(2.0**30), 2.0**30, width=32)))
+        query = NearestNeighborHistogram(max_samples=max_samples, clip=clip)
+        cohort = Cohort(records, owners, 3)
+        contributions = query.contribution(cohort, candidates)
+        assert np.isfinite(contributions).all()
+        assert np.linalg.norm(contributions, axis=1).max() <= query.clip_norm
+        removed = cohort.select(np.array([True, False, True]))
+        moved = query.answer(cohort, candidates) - query.answer(removed, candidates)
+        assert np.linalg.norm(moved) <= query.sensitivity(NeighboringRelation.ZERO_OUT) * (1 + 1e-12)
+
+    def test_empty_users_and_empty_cohorts(self) -> None:
+        query = NearestNeighborHistogram(max_samples=3)
+        candidates = np.eye(3, dtype=np.float32)
+        nobody = Cohort(np.zeros((0, 3), np.float32), np.zeros(0, np.int64), 0)
+        silent = Cohort(np.zeros((0, 3), np.float32), np.zeros(0, np.int64), 4)
+        assert query.answer(nobody, candidates).tolist() == [0, 0, 0]
+        assert query.answer(silent, candidates).tolist() == [0, 0, 0]
+        assert query.contribution(silent, candidates).shape == (4, 3)
+
+    def test_contributions_lie_on_the_grid(self) -> None:
+        cohort = random_cohort(num_users=40, max_records=8, dimension=4, seed=10)
+        query = NearestNeighborHistogram(max_samples=7, clip="l2")
+        contributions = query.contribution(cohort, np.eye(4, dtype=np.float32))
+        assert np.array_equal(contributions, np.rint(contributions / GRID) * GRID)
+
+    @pytest.mark.parametrize(
+        ("arguments", "named"),
+        [
+            ({"max_samples": 0}, "max-samples"),
+            ({"max_samples": 2.5}, "max-samples"),
+            ({"clip": "linf"}, "clip"),
+            ({"clip_to": 3.0}, "clip-to"),
+            ({"clip": "l2", "clip_to": 1.0, "max_samples": 9}, "clip-to"),
+            ({"clip": "l2", "clip_to": 9.5, "max_samples": 9}, "clip-to"),
+        ],
+    )
+    def test_bad_parameters_are_named(self, arguments: dict[str, object], named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            NearestNeighborHistogram(**arguments)  # type: ignore[arg-type]
+
+    def test_travels(self) -> None:
+        query = NearestNeighborHistogram(max_samples=5, clip="l2", clip_to=math.sqrt(5))
+        assert NearestNeighborHistogram.from_wire(query.to_wire()) == query
+        with pytest.raises(ConfigError, match="votes"):
+            NearestNeighborHistogram.from_wire({"max-samples": 5, "votes": 3})
+
+
+class TestClippingCannotBeOverridden:
+    @pytest.mark.parametrize("method", ["contribution", "sensitivity", "_clip"])
+    def test_subclass_is_refused(self, method: str) -> None:
+        with pytest.raises(TypeError, match=method):
+            type("Loose", (NearestNeighborHistogram,), {method: lambda self: None})
+
+    def test_cohort_rejects_unsorted_owners(self) -> None:
+        with pytest.raises(ValueError, match="owners"):
+            Cohort(np.zeros((2, 1), np.float32), np.array([1, 0]), 2)
+
+    def test_a_statistic_of_nan_contributes_nothing(self) -> None:
+        class Broken(Query):
+            name = "broken"
+
+            @property
+            def clip_norm(self) -> float:
+                return 1.0
+
+            def statistic(self, cohort: Cohort, candidates: np.ndarray) -> np.ndarray:
+                return np.full((cohort.num_users, len(candidates)), np.nan)
+
+        cohort = random_cohort(num_users=3, max_records=2, dimension=2, seed=0)
+        assert not Broken().answer(cohort, np.eye(2, dtype=np.float32)).any()
