@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -160,7 +160,7 @@ def read_progress(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def describe(stage: dict[str, Any]) -> str:
+def describe(stage: Mapping[str, Any]) -> str:
     """One line about a stage: its name, how far it is and how long it took."""
     words = [str(stage["name"])]
     total, done = stage.get("total"), stage.get("done", 0)

@@ -1,0 +1,118 @@
+"""Showing the stages of a run: bars in a terminal, lines everywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from flower_privsyn.progress import describe
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import Progress, TaskID
+
+Stages = Sequence[Mapping[str, Any]]
+
+
+class Lines:
+    """One line per stage when it ends, and one for every tenth of it on the way.
+
+    Args:
+        stream: Where to write; standard error by default.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._tenths: dict[int, int] = {}
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing to take down."""
+
+    def __call__(self, stages: Stages) -> None:
+        """Show what is new; the stages of earlier calls come first, in the same order."""
+        for number, stage in enumerate(stages):
+            shown = self._tenths.get(number, 0)
+            if shown > 10:
+                continue
+            tenths = 11 if stage.get("finished") is not None else _tenths(stage)
+            if tenths > shown:
+                self._tenths[number] = tenths
+                self._stream.write(describe(stage) + "\n")
+                self._stream.flush()
+
+
+def _tenths(stage: Mapping[str, Any]) -> int:
+    total = stage.get("total")
+    return min(10, 10 * int(stage.get("done", 0)) // total) if total else 0
+
+
+class Bars:
+    """A bar for every stage that is running, and a line for every one that has ended."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import (
+            Progress as RichProgress,
+        )
+
+        self._progress: Progress = RichProgress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._tasks: dict[int, TaskID] = {}
+        self._ended = 0
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, stages: Stages) -> None:
+        """Show what is new; the stages of earlier calls come first, in the same order."""
+        for number, stage in enumerate(stages):
+            if number not in self._tasks:
+                self._tasks[number] = self._progress.add_task(
+                    str(stage["name"]), total=stage.get("total")
+                )
+            task = self._tasks[number]
+            if stage.get("finished") is None:
+                self._progress.update(task, completed=stage.get("done", 0))
+            elif self._progress.tasks and task in self._progress.task_ids:
+                self._progress.remove_task(task)
+                self._progress.console.print(describe(stage), markup=False, highlight=False)
+
+
+def follower() -> Lines | Bars:
+    """Bars where standard error is a terminal, lines where it is a file or a pipe."""
+    return Bars() if sys.stderr.isatty() else Lines()
