@@ -3,7 +3,20 @@
 Knows no messages, no models and no text. The accountant library is imported on first use.
 """
 
+from flower_privsyn.privacy.accounting import (
+    Accountant,
+    PLDAccountant,
+    RDPAccountant,
+    Release,
+    accountant,
+    by_participations,
+    release_epsilon,
+    server_epsilon,
+)
+from flower_privsyn.privacy.budget import budget_report
+from flower_privsyn.privacy.calibration import calibrate_noise_multiplier
 from flower_privsyn.privacy.clipping import clip_rows
+from flower_privsyn.privacy.ledger import PrivacyLedger
 from flower_privsyn.privacy.mechanisms import GaussianMechanism
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.relation import NeighboringRelation
@@ -15,14 +28,25 @@ from flower_privsyn.privacy.sampling import (
 )
 
 __all__ = [
+    "Accountant",
     "FixedSizeSampling",
     "FullParticipation",
     "GaussianMechanism",
     "InsecureRandom",
     "NeighboringRelation",
+    "PLDAccountant",
     "PoissonSampling",
+    "PrivacyLedger",
+    "RDPAccountant",
     "RandomSource",
+    "Release",
     "Sampling",
     "SecureRandom",
+    "accountant",
+    "budget_report",
+    "by_participations",
+    "calibrate_noise_multiplier",
     "clip_rows",
+    "release_epsilon",
+    "server_epsilon",
 ]

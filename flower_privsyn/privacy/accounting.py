@@ -229,6 +229,25 @@ def accountant(name: str) -> Accountant:
     raise ConfigError(f'accountant must be "pld" or "rdp", got {name!r}.')
 
 
+def supports(sampling: Sampling, relation: NeighboringRelation, *, accountant: str) -> bool:
+    """Say whether an accountant has a bound for a sampling under a relation.
+
+    Args:
+        sampling: How the cohort is drawn.
+        relation: Which collections of users are neighbours.
+        accountant: "pld" or "rdp".
+
+    Returns:
+        False for Poisson sampling under replace-one with "rdp", else True.
+
+    Raises:
+        ConfigError: The name is neither, or the sampling has no meaning under the relation.
+    """
+    chosen = _accountant(accountant)
+    kind, _, _ = _cost(Release(noise_multiplier=1.0, sampling=sampling, relation=relation))
+    return not (isinstance(chosen, RDPAccountant) and kind == "poisson-replace")
+
+
 def release_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
     """Return the epsilon against somebody who does not know the cohorts.
 

@@ -1,0 +1,109 @@
+"""What a budget buys, as a table: the content of ``privsyn budget``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import _checks, accounting
+from flower_privsyn.privacy.accounting import PLDAccountant, RDPAccountant, Release
+from flower_privsyn.privacy.calibration import calibrate_noise_multiplier
+from flower_privsyn.privacy.relation import NeighboringRelation
+from flower_privsyn.privacy.sampling import Sampling
+
+_ACCOUNTANTS = (PLDAccountant.name, RDPAccountant.name)
+
+
+def budget_report(
+    *,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float,
+    rounds: int,
+    sampling: Sampling,
+    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+) -> dict[str, Any]:
+    """Return noise multiplier and epsilons of a plan, by both accountants.
+
+    Args:
+        epsilon: The budget, above 0; the noise multipliers are computed. Or:
+        noise_multiplier: The noise, above 0; the epsilons are computed.
+        delta: Between 0 and 1, exclusive.
+        rounds: Releases, at least 1.
+        sampling: How every cohort is drawn.
+        relation: Which collections of users are neighbours.
+
+    Returns:
+        A JSON-able dict: ``noise_multiplier``, ``epsilon_release`` and ``epsilon_server``, each
+        with the keys ``pld`` and ``rdp``, where ``epsilon_server`` is that of a user in every
+        round and has a third key ``by_participations``, from "1", "2", "3" and the number of
+        rounds (no more than there are rounds) to ``pld`` and ``rdp``; and ``inputs``. A number
+        no accountant can give is None.
+
+    Raises:
+        ConfigError: Both or neither of ``epsilon`` and ``noise_multiplier`` are given, or a value
+            is out of range.
+    """
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ConfigError(
+            "exactly one of epsilon and noise_multiplier must be given, got "
+            f"epsilon {epsilon!r} and noise_multiplier {noise_multiplier!r}."
+        )
+    rounds = _checks.whole("rounds", rounds, low=1)
+    if noise_multiplier is not None:
+        noise_multiplier = _checks.positive("noise_multiplier", noise_multiplier)
+    counts = sorted({1, 2, 3, rounds})
+    counts = [count for count in counts if count <= rounds]
+
+    multipliers: dict[str, float | None] = {}
+    released: dict[str, float | None] = {}
+    seen: dict[str, Any] = {}
+    by_count: dict[str, dict[str, float | None]] = {str(count): {} for count in counts}
+    for name in _ACCOUNTANTS:
+        supported = accounting.supports(sampling, relation, accountant=name)
+        multiplier = noise_multiplier
+        if supported and epsilon is not None:
+            multiplier = calibrate_noise_multiplier(
+                epsilon=epsilon,
+                delta=delta,
+                rounds=rounds,
+                sampling=sampling,
+                accountant=name,
+                relation=relation,
+            )
+        multipliers[name] = multiplier
+        if multiplier is None:
+            released[name] = seen[name] = None
+            for count in counts:
+                by_count[str(count)][name] = None
+            continue
+        release = Release(noise_multiplier=multiplier, sampling=sampling, relation=relation)
+        released[name] = (
+            _finite(accounting.release_epsilon({release: rounds}, delta=delta, accountant=name))
+            if supported
+            else None
+        )
+        per_count = accounting.by_participations(
+            release, delta=delta, accountant=name, participations=counts
+        )
+        for count, value in per_count.items():
+            by_count[str(count)][name] = _finite(value)
+        seen[name] = _finite(per_count[rounds])
+    return {
+        "noise_multiplier": multipliers,
+        "epsilon_release": released,
+        "epsilon_server": {**seen, "by_participations": by_count},
+        "inputs": {
+            "epsilon": epsilon,
+            "noise_multiplier": noise_multiplier,
+            "delta": delta,
+            "rounds": rounds,
+            "sampling": sampling.to_dict(),
+            "relation": relation.value,
+        },
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

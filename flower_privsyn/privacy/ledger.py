@@ -1,0 +1,833 @@
+"""The record of everything that was released, written before it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
+from flower_privsyn.privacy import _checks, accounting
+from flower_privsyn.privacy.accounting import Release
+from flower_privsyn.privacy.mechanisms import GaussianMechanism
+from flower_privsyn.privacy.relation import NeighboringRelation
+from flower_privsyn.privacy.sampling import FixedSizeSampling, Sampling
+
+_VERSION = 1
+# The accountants and the calibration are deterministic; the room is for other platforms.
+_BUDGET_TOLERANCE = 1e-6
+
+
+class _Unset:
+    pass
+
+
+_UNSET: Final = _Unset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """What a started line says about the release to come."""
+
+    round: int
+    query: str
+    mechanism: GaussianMechanism
+    relation: NeighboringRelation
+    sampling: Sampling
+    planned_users: int
+    noise: str
+    shares_required: int | None
+    secure_randomness: bool
+
+    @property
+    def private(self) -> bool:
+        return self.secure_randomness and self.mechanism.noise_multiplier > 0.0
+
+    def release(self, num_users: int) -> Release:
+        multiplier = self.mechanism.noise_multiplier
+        if self.shares_required is not None:
+            # Every user who is missing takes a share of the noise along.
+            multiplier *= math.sqrt(min(1.0, num_users / self.shares_required))
+        return Release(noise_multiplier=multiplier, sampling=self.sampling, relation=self.relation)
+
+    def server_release(self, num_users: int) -> Release:
+        """The release as the server sees it, which sees every reply before the sum."""
+        multiplier = self.release(num_users).noise_multiplier
+        if self.shares_required is not None:
+            multiplier = self.mechanism.share_noise_multiplier(of=self.shares_required)
+        return Release(noise_multiplier=multiplier, sampling=self.sampling, relation=self.relation)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "query": self.query,
+            "mechanism": "gaussian",
+            "noise_multiplier": self.mechanism.noise_multiplier,
+            "l2_sensitivity": self.mechanism.l2_sensitivity,
+            "relation": self.relation.value,
+            "sampling": self.sampling.to_dict(),
+            "planned_users": self.planned_users,
+            "noise": self.noise,
+            "shares_required": self.shares_required,
+            "secure_randomness": self.secure_randomness,
+        }
+
+    @staticmethod
+    def from_line(line: Mapping[str, Any]) -> _Planned:
+        shares = line["shares_required"]
+        return _Planned(
+            round=_checks.whole("round", line["round"], low=0),
+            query=str(line["query"]),
+            mechanism=GaussianMechanism(
+                noise_multiplier=line["noise_multiplier"], l2_sensitivity=line["l2_sensitivity"]
+            ),
+            relation=NeighboringRelation(line["relation"]),
+            sampling=Sampling.from_dict(line["sampling"]),
+            planned_users=_checks.whole("planned_users", line["planned_users"], low=1),
+            noise=str(line["noise"]),
+            shares_required=None if shares is None else _checks.whole("shares", shares, low=1),
+            secure_randomness=bool(line["secure_randomness"]),
+        )
+
+
+class PrivacyLedger:
+    """An append-only file with one line per release, and the budget it keeps.
+
+    A round takes two lines. :meth:`begin` writes what is about to be asked, before any user is
+    asked; :meth:`charge` writes the release, before the noisy sum is used. Each is on the disk
+    (written and synchronised) when the call returns, so a process killed at any moment leaves
+    either a closed round or a started one, and :meth:`open` charges the started one in full.
+
+    *Formal guarantee.* With a budget, the releases charged and started never cost more than
+    ``epsilon_budget`` (within 1e-6, relative) at ``delta`` for one user, by the accountant
+    ``accountant``, against an observer who does not know the cohorts. ``epsilon_server`` of the
+    same releases is reported next to it and not limited.
+
+    The file is JSON, one object per line, mode 0600, locked while it is in use. Every line holds
+    the SHA-256 of the line before, so an edit in the middle is found. Cutting whole lines off the
+    end is not: keep the file where only the server can write.
+
+    Events: ``opened`` (the first line), ``started``, ``release``, ``discarded``, ``repaired``.
+
+    Use :meth:`create` or :meth:`open`, as a context manager or with :meth:`close`; :meth:`read` to
+    look only.
+    """
+
+    def __init__(self, path: Path, descriptor: int | None, header: Mapping[str, Any]) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._delta = float(header["delta"])
+        budget = header["epsilon_budget"]
+        self._epsilon_budget = None if budget is None else float(budget)
+        self._accountant = str(header["accountant"])
+        self._size = 0
+        self._previous: str | None = None
+        self._pending: dict[int, _Planned] = {}
+        self._lines: list[dict[str, Any]] = []
+        self._charged = Counter[Release]()
+        self._charged_to_server = Counter[Release]()
+        self._private = True
+
+    # Opening and closing ------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        delta: float,
+        epsilon_budget: float | None,
+        accountant: str = "pld",
+    ) -> PrivacyLedger:
+        """Start a new ledger.
+
+        Args:
+            path: A file that does not exist yet, in a folder that does.
+            delta: The delta of every epsilon in the ledger, between 0 and 1, exclusive.
+            epsilon_budget: The most that all releases together may cost, above 0; None for no
+                limit.
+            accountant: "pld" or "rdp".
+
+        Raises:
+            ConfigError: A value is out of range.
+            LedgerError: The file exists or cannot be written.
+        """
+        path = Path(path)
+        budget = None if epsilon_budget is None else _checks.positive("epsilon", epsilon_budget)
+        header = {
+            "event": "opened",
+            "version": _VERSION,
+            "delta": _checks.probability("delta", delta),
+            "epsilon_budget": budget,
+            "accountant": accounting.accountant(accountant).name,
+        }
+        # The header is complete before the file gets its name: no crash leaves half a ledger.
+        unnamed = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+        try:
+            descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        ledger = cls(path, descriptor, header)
+        try:
+            _lock(descriptor, path)
+            ledger._write(header)
+            _name(unnamed, path)
+            _synchronise_folder(path)
+        except FileExistsError as error:
+            ledger.close()
+            raise LedgerError(f"{path} already exists; open it to continue it.") from error
+        except OSError as error:
+            ledger.close()
+            raise _unwritable(path, error) from error
+        except BaseException:
+            ledger.close()
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                unnamed.unlink()
+        return ledger
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> PrivacyLedger:
+        """Look at a ledger without locking, repairing or charging anything.
+
+        Args:
+            path: A file made by :meth:`create`, possibly in use by another process.
+
+        Returns:
+            A closed ledger: everything can be asked and nothing written. A torn last line is
+            left out; rounds that are started are in :attr:`rounds_started` and not in the
+            epsilons.
+
+        Raises:
+            LedgerError: The file is missing or damaged before its last line.
+        """
+        path = Path(path)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise LedgerError(f"{path} does not exist.") from error
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be read: {error.strerror or error}.") from error
+        lines, _ = _split(path, data)
+        ledger = cls(path, None, _checked_header(path, lines))
+        for number, (raw, line) in enumerate(lines, start=1):
+            ledger._replay(number, raw, line)
+        return ledger
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        delta: float | None = None,
+        epsilon_budget: float | _Unset | None = _UNSET,
+        accountant: str | None = None,
+    ) -> PrivacyLedger:
+        """Continue a ledger.
+
+        A torn last line, left by a process that died while writing it, is copied to
+        ``<path>.torn`` and cut off: the call that wrote it never returned. A round that was
+        started and neither charged nor discarded is charged now, as interrupted.
+
+        Args:
+            path: A file made by :meth:`create`.
+            delta: When given, what the ledger must state.
+            epsilon_budget: When given, what the ledger must state; None for no limit.
+            accountant: When given, what the ledger must state.
+
+        Raises:
+            LedgerError: The file is missing, in use, damaged before its last line, or states
+                other values than the arguments.
+        """
+        path = Path(path)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except FileNotFoundError as error:
+            raise LedgerError(f"{path} does not exist.") from error
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        try:
+            _lock(descriptor, path)
+            with os.fdopen(os.dup(descriptor), "rb") as file:
+                data = file.read()
+            lines, torn = _split(path, data)
+            header = _checked_header(path, lines)
+            expected = {
+                "delta": delta,
+                "epsilon_budget": epsilon_budget,
+                "accountant": accountant,
+            }
+            for key, value in expected.items():
+                if value is _UNSET or (value is None and key != "epsilon_budget"):
+                    continue
+                if header[key] != value:
+                    raise LedgerError(
+                        f"{path} was opened with {key} {header[key]}; it cannot continue with "
+                        f"{value}."
+                    )
+            ledger = cls(path, descriptor, header)
+            for number, (raw, line) in enumerate(lines, start=1):
+                ledger._replay(number, raw, line)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        try:
+            if torn:
+                ledger._cut_off(torn)
+            for planned in list(ledger._pending.values()):
+                ledger._charge(planned, planned.planned_users, interrupted=True, extra=None)
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def close(self) -> None:
+        """Release the lock. Further writes raise :class:`LedgerError`; reading still works."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> PrivacyLedger:
+        """Return the ledger itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the ledger."""
+        self.close()
+
+    # Writing ------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        *,
+        round: int,  # noqa: A002 - the word of the field
+        query: str,
+        mechanism: GaussianMechanism,
+        sampling: Sampling,
+        planned_users: int,
+        relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+        noise: str = "central",
+        shares_required: int | None = None,
+        secure_randomness: bool = True,
+    ) -> dict[str, Any]:
+        """Announce a release, before any user is asked for it.
+
+        Args:
+            round: The round, at least 0. The same round may be started again once it is closed;
+                every start that is charged costs.
+            query: The name of the query.
+            mechanism: The noise. Its ``l2_sensitivity`` is the norm bound of one user whatever
+                the relation: the accountant doubles it under replace-one.
+            sampling: How the cohort is drawn.
+            planned_users: Users expected to answer, at least 1: what an interrupted round is
+                charged with.
+            relation: Which collections of users are neighbours; the same for the whole ledger.
+            noise: "central" when the noise is added to the raw sum in the server's memory,
+                "shares" when every user's answer carries a share of it.
+            shares_required: For "shares", how many shares make up the noise of ``mechanism``.
+            secure_randomness: False when the noise comes from a seeded source; the release is
+                then recorded as not private and the epsilons as null. The budget still counts it.
+
+        Returns:
+            The line written.
+
+        Raises:
+            BudgetExceededError: The release would cost more than is left; nothing was written.
+            ConfigError: A value is out of range.
+            LedgerError: The round is already started, the relation is another one than before,
+                or the file cannot be written.
+        """
+        if noise not in ("central", "shares"):
+            raise ConfigError(f'noise must be "central" or "shares", got {noise!r}.')
+        if (noise == "shares") != (shares_required is not None):
+            raise ConfigError(
+                'shares_required must be given for noise "shares" and only then, got '
+                f"{shares_required!r} for noise {noise!r}."
+            )
+        planned = _Planned(
+            round=_checks.whole("round", round, low=0),
+            query=query,
+            mechanism=mechanism,
+            relation=relation,
+            sampling=sampling,
+            planned_users=_checks.whole("planned_users", planned_users, low=1),
+            noise=noise,
+            shares_required=None
+            if shares_required is None
+            else _checks.whole("shares_required", shares_required, low=1),
+            secure_randomness=secure_randomness,
+        )
+        if planned.round in self._pending:
+            raise LedgerError(f"Round {planned.round} is already started in {self._path}.")
+        for other in (*self._charged, *(p.release(p.planned_users) for p in self._open_rounds)):
+            if other.relation is not relation:
+                raise LedgerError(
+                    f"{self._path} composes {other.relation.value} releases; round "
+                    f"{planned.round} cannot add a {relation.value} one."
+                )
+        self._check_budget(planned, planned.planned_users)
+        line = self._write({"event": "started", **planned.describe()})
+        self._pending[planned.round] = planned
+        return line
+
+    def charge(
+        self,
+        *,
+        round: int,  # noqa: A002 - the word of the field
+        num_users: int,
+        extra: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Record a release; the noisy sum may be used once this returns.
+
+        Args:
+            round: A started round.
+            num_users: Users whose answers are in the sum, at least 0. With noise in shares and
+                fewer users than shares required, the release carries less noise and is recorded
+                and charged with the smaller noise multiplier.
+            extra: JSON-able facts to keep in the line under ``extra``. No data of users.
+
+        Returns:
+            The line written.
+
+        Raises:
+            BudgetExceededError: Missing shares made the release cost more than is left; nothing
+                was written and the sum must not be used.
+            ConfigError: ``num_users`` is not a whole number of at least 0.
+            LedgerError: The round is not started, more users answered than the sampling allows,
+                or the file cannot be written.
+        """
+        planned = self._started(round)
+        num_users = _checks.whole("num_users", num_users, low=0)
+        most = planned.sampling.population
+        if isinstance(planned.sampling, FixedSizeSampling):
+            most = planned.sampling.sample_size
+        if most is not None and num_users > most:
+            raise LedgerError(
+                f"Round {round} has the answers of {num_users} users where its sampling allows "
+                f"{most}; the release is refused."
+            )
+        self._check_budget(planned, num_users)
+        return self._charge(planned, num_users, interrupted=False, extra=extra)
+
+    def discard(
+        self,
+        *,
+        round: int,  # noqa: A002 - the word of the field
+        num_users: int,
+        reason: str,
+    ) -> dict[str, Any]:
+        """Close a started round at no cost: its sum was deleted and nothing depends on it.
+
+        Only for central noise, where the raw sum never left the memory of the server. With noise
+        in shares the server has seen every answer, and the round must be charged. The reason may
+        depend on counts only: a decision that looks at the sum is itself a release.
+
+        Args:
+            round: A started round.
+            num_users: Users who had answered, at least 0.
+            reason: A few words, such as "too few users".
+
+        Returns:
+            The line written.
+
+        Raises:
+            ConfigError: ``num_users`` is not a whole number of at least 0.
+            LedgerError: The round is not started or has noise in shares, or the file cannot be
+                written.
+        """
+        planned = self._started(round)
+        if planned.noise != "central":
+            raise LedgerError(
+                f"Round {round} carries noise in shares: its answers were seen and it cannot be "
+                "discarded, only charged."
+            )
+        line = self._write(
+            {
+                "event": "discarded",
+                "round": planned.round,
+                "query": planned.query,
+                "num_users": _checks.whole("num_users", num_users, low=0),
+                "reason": reason,
+            }
+        )
+        del self._pending[planned.round]
+        return line
+
+    # Reading ------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """Where the ledger is."""
+        return self._path
+
+    @property
+    def delta(self) -> float:
+        """The delta of every epsilon."""
+        return self._delta
+
+    @property
+    def epsilon_budget(self) -> float | None:
+        """The most that all releases together may cost; None for no limit."""
+        return self._epsilon_budget
+
+    @property
+    def accountant(self) -> str:
+        """The name of the accountant, "pld" or "rdp"."""
+        return self._accountant
+
+    @property
+    def private(self) -> bool:
+        """Whether every release carried noise from a secure source."""
+        return self._private
+
+    @property
+    def epsilon_release(self) -> float | None:
+        """Epsilon so far for who does not know the cohorts; None when not private."""
+        return self._epsilon(self._charged) if self._private else None
+
+    @property
+    def epsilon_server(self) -> float | None:
+        """Epsilon so far of a user in every cohort, against the server; None when not private."""
+        if not self._private:
+            return None
+        value = accounting.server_epsilon(
+            self._charged_to_server, delta=self._delta, accountant=self._accountant
+        )
+        return value if math.isfinite(value) else None
+
+    @property
+    def releases(self) -> tuple[dict[str, Any], ...]:
+        """The release lines so far, oldest first."""
+        return tuple(dict(line) for line in self._lines)
+
+    @property
+    def num_releases(self) -> int:
+        """The number of releases charged, interrupted ones included."""
+        return len(self._lines)
+
+    @property
+    def rounds_charged(self) -> tuple[int, ...]:
+        """The round of every release charged, oldest first; a repeated round stands twice."""
+        return tuple(int(line["round"]) for line in self._lines)
+
+    @property
+    def rounds_started(self) -> tuple[int, ...]:
+        """The rounds that are started and neither charged nor discarded."""
+        return tuple(self._pending)
+
+    def remaining(
+        self,
+        *,
+        mechanism: GaussianMechanism,
+        sampling: Sampling,
+        relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+    ) -> int | None:
+        """Return how many more such releases the budget allows; None without a budget.
+
+        Args:
+            mechanism: The noise of each.
+            sampling: How each cohort is drawn.
+            relation: Which collections of users are neighbours.
+
+        Returns:
+            The number, at least 0; counting stops at 2^20.
+
+        Raises:
+            ConfigError: The relation is another one than before.
+        """
+        if self._epsilon_budget is None:
+            return None
+        release = Release(
+            noise_multiplier=mechanism.noise_multiplier, sampling=sampling, relation=relation
+        )
+        spent = self._committed()
+
+        def fits(count: int) -> bool:
+            cost = self._epsilon(spent + Counter({release: count}))
+            return cost is not None and self._within_budget(cost)
+
+        low, high = 0, 1
+        while high <= 2**20 and fits(high):
+            low, high = high, 2 * high
+        if low == 2**20:
+            return low
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    # Inside -------------------------------------------------------------------------------------
+
+    @property
+    def _open_rounds(self) -> tuple[_Planned, ...]:
+        return tuple(self._pending.values())
+
+    def _started(self, number: int) -> _Planned:
+        if number not in self._pending:
+            raise LedgerError(f"Round {number} is not started in {self._path}.")
+        return self._pending[number]
+
+    def _epsilon(self, releases: Mapping[Release, int]) -> float | None:
+        value = accounting.release_epsilon(releases, delta=self._delta, accountant=self._accountant)
+        return value if math.isfinite(value) else None
+
+    def _within_budget(self, cost: float) -> bool:
+        return self._epsilon_budget is None or cost <= self._epsilon_budget * (
+            1.0 + _BUDGET_TOLERANCE
+        )
+
+    def _committed(self, *, without: int | None = None) -> Counter[Release]:
+        """Return what was charged plus every started round, but for one."""
+        total = Counter(self._charged)
+        for planned in self._open_rounds:
+            if planned.round != without:
+                total[planned.release(planned.planned_users)] += 1
+        return total
+
+    def _check_budget(self, planned: _Planned, num_users: int) -> None:
+        if self._epsilon_budget is None:
+            return
+        total = self._committed(without=planned.round)
+        total[planned.release(num_users)] += 1
+        cost = self._epsilon(total)
+        if cost is None or not self._within_budget(cost):
+            shown = "infinity" if cost is None else f"{cost:.6g}"
+            raise BudgetExceededError(
+                f"Round {planned.round} ({planned.query}) would bring epsilon to {shown}, above "
+                f"the budget of {self._epsilon_budget:g} at delta {self._delta:g}."
+            )
+
+    def _charge(
+        self,
+        planned: _Planned,
+        num_users: int,
+        *,
+        interrupted: bool,
+        extra: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        release, seen = planned.release(num_users), planned.server_release(num_users)
+        charged = self._charged + Counter({release: 1})
+        charged_to_server = self._charged_to_server + Counter({seen: 1})
+        private = planned.private and release.noise_multiplier > 0.0
+        epsilon_release = epsilon_server = None
+        if self._private and private:
+            epsilon_release = self._epsilon(charged)
+            server = accounting.server_epsilon(
+                charged_to_server, delta=self._delta, accountant=self._accountant
+            )
+            epsilon_server = server if math.isfinite(server) else None
+        line: dict[str, Any] = {
+            "event": "release",
+            "round": planned.round,
+            "query": planned.query,
+            "mechanism": "gaussian",
+            "noise_multiplier": release.noise_multiplier,
+            "server_noise_multiplier": seen.noise_multiplier,
+            "l2_sensitivity": planned.mechanism.l2_sensitivity,
+            "relation": planned.relation.value,
+            "sampling": planned.sampling.to_dict(),
+            "num_users": num_users,
+            "delta": self._delta,
+            "epsilon_release": epsilon_release,
+            "epsilon_server": epsilon_server,
+            "accountant": self._accountant,
+            "private": private,
+            "noise": planned.noise,
+            "shares_required": planned.shares_required,
+            "interrupted": interrupted,
+        }
+        if extra is not None:
+            line["extra"] = dict(extra)
+        line = self._write(line)
+        self._settle(planned, line, release, seen, private)
+        return dict(line)
+
+    def _settle(
+        self,
+        planned: _Planned,
+        line: dict[str, Any],
+        release: Release,
+        seen: Release,
+        private: bool,
+    ) -> None:
+        del self._pending[planned.round]
+        self._lines.append(line)
+        self._charged[release] += 1
+        self._charged_to_server[seen] += 1
+        self._private = self._private and private
+
+    def _write(self, line: Mapping[str, Any]) -> dict[str, Any]:
+        """Append one line and return when it is on the disk."""
+        if self._descriptor is None:
+            raise LedgerError(f"{self._path} is closed.")
+        full = {
+            **line,
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "previous": self._previous,
+        }
+        try:
+            raw = json.dumps(full, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise LedgerError(f"A ledger line cannot be written as JSON: {error}.") from error
+        data = raw + b"\n"
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+            os.fsync(self._descriptor)
+        except OSError as error:
+            # Half a line must not be followed by another one.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            self.close()
+            raise _unwritable(self._path, error) from error
+        self._size += len(data)
+        self._previous = hashlib.sha256(raw).hexdigest()
+        parsed: dict[str, Any] = json.loads(raw)
+        return parsed
+
+    def _cut_off(self, torn: bytes) -> None:
+        descriptor = self._descriptor
+        if descriptor is None:
+            raise LedgerError(f"{self._path} is closed.")
+        aside = self._path.with_name(f"{self._path.name}.torn")
+        try:
+            copy = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(copy, torn if torn.endswith(b"\n") else torn + b"\n")
+                os.fsync(copy)
+            finally:
+                os.close(copy)
+            _synchronise_folder(aside)
+            os.ftruncate(descriptor, self._size)
+            os.fsync(descriptor)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+        self._write({"event": "repaired", "torn_bytes": len(torn)})
+
+    def _replay(self, number: int, raw: bytes, line: dict[str, Any]) -> None:
+        """Take over one line of an existing file."""
+        if line.get("previous") != self._previous:
+            raise _damaged(
+                self._path, number, "the chain is broken: it does not follow the line before"
+            )
+        try:
+            event = line["event"]
+            if event == "started":
+                planned = _Planned.from_line(line)
+                if planned.round in self._pending:
+                    raise _damaged(self._path, number, "the round is already started")
+                self._pending[planned.round] = planned
+            elif event in ("release", "discarded"):
+                if line["round"] not in self._pending:
+                    raise _damaged(self._path, number, "the round is not started")
+                planned = self._pending[line["round"]]
+                if event == "discarded":
+                    del self._pending[planned.round]
+                else:
+                    num_users = _checks.whole("num_users", line["num_users"], low=0)
+                    release = planned.release(num_users)
+                    seen = planned.server_release(num_users)
+                    private = planned.private and release.noise_multiplier > 0.0
+                    self._settle(planned, line, release, seen, private)
+            elif event != "repaired" and not (event == "opened" and number == 1):
+                raise _damaged(self._path, number, f"unknown event {event!r}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(self._path, number, "a field is missing or out of range") from error
+        self._size += len(raw) + 1
+        self._previous = hashlib.sha256(raw).hexdigest()
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError as error:
+        raise LedgerError(
+            f"{path} cannot be locked: this operating system has no flock, which the ledger needs."
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LedgerError(f"{path} is in use by another process.") from error
+
+
+def _name(unnamed: Path, path: Path) -> None:
+    """Give a file its name unless the name is taken."""
+    try:
+        os.link(unnamed, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without hard links. Between the two steps another process could take the
+        # name; where links exist nothing can.
+        if path.exists():
+            raise FileExistsError(path) from None
+        unnamed.rename(path)
+
+
+def _synchronise_folder(path: Path) -> None:
+    """Make a new name in a folder survive a power cut."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _split(path: Path, data: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], bytes]:
+    """Return the complete lines, raw and parsed, and what a torn last write left behind."""
+    *complete, tail = data.split(b"\n")
+    lines: list[tuple[bytes, dict[str, Any]]] = []
+    for number, raw in enumerate(complete, start=1):
+        try:
+            parsed = json.loads(raw)
+        except ValueError as error:
+            if number == len(complete) and not tail and number > 1:
+                return lines, raw + b"\n"
+            raise _damaged(path, number, "not JSON") from error
+        if not isinstance(parsed, dict):
+            raise _damaged(path, number, "not a JSON object")
+        lines.append((raw, parsed))
+    return lines, tail
+
+
+def _checked_header(path: Path, lines: list[tuple[bytes, dict[str, Any]]]) -> dict[str, Any]:
+    if not lines or lines[0][1].get("event") != "opened":
+        raise LedgerError(f"{path} is not a privacy ledger: its first line is no header.")
+    header = lines[0][1]
+    if header.get("version") != _VERSION:
+        raise LedgerError(
+            f"{path} has version {header.get('version')!r} where this package reads {_VERSION}."
+        )
+    try:
+        _checks.probability("delta", header["delta"])
+        if header["epsilon_budget"] is not None:
+            _checks.positive("epsilon_budget", header["epsilon_budget"])
+        accounting.accountant(header["accountant"])
+    except (KeyError, ConfigError) as error:
+        raise _damaged(path, 1, "a field is missing or out of range") from error
+    return header
+
+
+def _damaged(path: Path, number: int, what: str) -> LedgerError:
+    return LedgerError(f"{path} line {number} is damaged: {what}.")
+
+
+def _unwritable(path: Path, error: OSError) -> LedgerError:
+    return LedgerError(f"{path} cannot be written: {error.strerror or error}.")
