@@ -1,1 +1,8 @@
-"""data."""
+"""From a node's files to its users, and from their documents to samples."""
+
+from flower_privsyn.data.chunking import Samples, chunk_users
+from flower_privsyn.data.load import load_users
+from flower_privsyn.data.public_text import public_texts
+from flower_privsyn.data.users import Users
+
+__all__ = ["Samples", "Users", "chunk_users", "load_users", "public_texts"]

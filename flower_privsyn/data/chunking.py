@@ -1,0 +1,191 @@
+"""Documents into samples of bounded length, and at most so many of them per user."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_privsyn.data.users import Users, seed_key
+from flower_privsyn.errors import ConfigError
+
+# A shorter tail carries no meaning of its own; it is kept only where a document has nothing else.
+MIN_TOKENS = 4
+# Documents per tokeniser call: enough to use every core, little enough to bound the memory.
+_BATCH = 1024
+_CAP = b"user-cap"
+
+Offsets = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """What the users of a node are asked about: short texts and whose they are.
+
+    Args:
+        texts: The n samples, those of one user next to one another.
+        owners: int64 (n,), index of the user, nondecreasing.
+        num_users: Number of users, those without samples included.
+    """
+
+    texts: list[str]
+    owners: NDArray[np.int64]  # (n,)
+    num_users: int
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.texts)
+
+
+def chunk_users(
+    users: Users,
+    *,
+    tokenizer: Any,
+    max_tokens: int = 64,
+    max_samples: int | None = None,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Samples:
+    """Cut every document into samples and keep at most ``max_samples`` per user.
+
+    Documents are cut at token borders by character offsets, at white space wherever the piece
+    holds any, so that no word is torn unless it alone is longer than a piece. A document border
+    is always a sample border. Tokens are counted in the document, without special tokens.
+
+    The cap bounds what one user can contribute, which is what the sensitivity of a vote rests on.
+    Which samples survive depends on the seed, the user id and the user's own samples only (the
+    lowest keyed hashes win): not on other users, their order, or the node. The same seed gives
+    the same subset in every round of a run.
+
+    Args:
+        users: Users with whole documents.
+        tokenizer: A transformers fast tokenizer or a ``tokenizers.Tokenizer``.
+        max_tokens: Longest sample, in tokens, at least 1.
+        max_samples: Most samples per user, at least 1; None keeps all.
+        seed: Key of the subset.
+        progress: Called with the number of documents done since the last call.
+
+    Raises:
+        ConfigError: If an argument is out of range or the tokenizer gives no offsets.
+
+    References:
+        Hou et al., "PrE-Text: Training Language Models on Private Federated Data in the Age of
+        LLMs", ICML 2024, section 5: samples of at most 64 tokens, at most 8 (16 for code) each.
+    """
+    if max_tokens < 1:
+        raise ConfigError(f"max-tokens must be at least 1, got {max_tokens}.")
+    if max_samples is not None and max_samples < 1:
+        raise ConfigError(f"max-samples must be at least 1, got {max_samples}.")
+    key = seed_key(seed)
+    texts: list[str] = []
+    owners: list[int] = []
+    for start in range(0, len(users.texts), _BATCH):
+        documents = users.texts[start : start + _BATCH]
+        for row, offsets in enumerate(_offsets(tokenizer, documents)):
+            pieces = list(_pieces(documents[row], offsets, max_tokens))
+            texts.extend(pieces)
+            owners.extend([int(users.owners[start + row])] * len(pieces))
+        if progress is not None:
+            progress(len(documents))
+    owner_array = np.asarray(owners, dtype=np.int64)
+    if max_samples is not None:
+        keep = _cap(texts, owner_array, users.user_ids, max_samples, key)
+        texts = [texts[index] for index in keep]
+        owner_array = owner_array[keep]
+    return Samples(texts=texts, owners=owner_array, num_users=len(users))
+
+
+def _offsets(tokenizer: Any, documents: list[str]) -> Iterator[Offsets]:
+    """Character offsets of the tokens of each document, special tokens left out."""
+    if hasattr(tokenizer, "encode_batch"):  # tokenizers.Tokenizer
+        if tokenizer.truncation is not None or tokenizer.padding is not None:
+            # Both are settings of the object: change them on a copy, not on the caller's.
+            tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        for encoding in tokenizer.encode_batch(documents, add_special_tokens=False):
+            yield encoding.offsets
+        return
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigError(
+            f"tokenizer must be a fast tokenizer (one that gives character offsets), "
+            f"got {type(tokenizer).__name__}."
+        )
+    yield from tokenizer(
+        documents,
+        add_special_tokens=False,
+        truncation=False,
+        padding=False,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,  # longer than the model's window is expected here
+    )["offset_mapping"]
+
+
+def _pieces(text: str, offsets: Offsets, max_tokens: int) -> Iterator[str]:
+    """The samples of one document, in order."""
+    total = len(offsets)
+    start = 0
+    while start < total:
+        end = min(start + max_tokens, total)
+        if end < total:
+            end = _border(text, offsets, start, end)
+        if end - start >= MIN_TOKENS or (start == 0 and end == total):
+            piece = text[offsets[start][0] : offsets[end - 1][1]].strip()
+            if piece:
+                yield piece
+        start = end
+
+
+def _border(text: str, offsets: Offsets, start: int, end: int) -> int:
+    """The last good place to cut in (start, end]: at white space, else between characters."""
+    fallback = 0
+    for cut in range(end, start, -1):
+        position = offsets[cut][0]
+        if position < offsets[cut - 1][1]:
+            continue  # byte-level tokens can share one character
+        # A token may carry its leading space (byte-level BPE) or leave it out (WordPiece).
+        if text[position].isspace() or (position and text[position - 1].isspace()):
+            return cut
+        fallback = fallback or cut
+    return fallback or end
+
+
+def _cap(
+    texts: list[str],
+    owners: NDArray[np.int64],
+    user_ids: tuple[str, ...],
+    max_samples: int,
+    key: bytes,
+) -> NDArray[np.int64]:
+    """Rows that survive the cap, in order."""
+    bounds = np.searchsorted(owners, np.arange(len(user_ids) + 1))
+    counts = np.diff(bounds)
+    keep = np.ones(len(texts), dtype=bool)
+    for user in np.flatnonzero(counts > max_samples):
+        first, last = int(bounds[user]), int(bounds[user + 1])
+        name = user_ids[user].encode()
+        prefix = len(name).to_bytes(8, "big") + name
+        # Copies of one text get different hashes, else they would survive or fall together.
+        seen: Counter[str] = Counter()
+        ranked = []
+        for row in range(first, last):
+            copy = seen[texts[row]]
+            seen[texts[row]] += 1
+            digest = hashlib.blake2b(
+                prefix + copy.to_bytes(8, "big") + texts[row].encode(),
+                digest_size=16,
+                key=key,
+                person=_CAP,
+            ).digest()
+            ranked.append((digest, row))
+        ranked.sort()
+        keep[first:last] = False
+        keep[[row for _, row in ranked[:max_samples]]] = True
+    return np.flatnonzero(keep).astype(np.int64, copy=False)

@@ -1,0 +1,528 @@
+"""From a file, a folder or a data set to the users it holds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import socket
+import threading
+import zlib
+from collections.abc import Sequence
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from flower_privsyn.data.users import Users, parse_cutoff
+from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
+
+SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_DATE_RULE: Final = "must be an ISO date such as 2025-03-18"
+
+
+def load_users(
+    source: Any,
+    *,
+    client_column: str = "client_id",
+    text_column: str = "text",
+    date_column: str = "date",
+    newer_than: date | str | None = None,
+    split: str = "train",
+    user_id: str | None = None,
+) -> Users:
+    """Read the users of a node and everything they wrote.
+
+    A row whose text is empty (or white space) counts for its user but is no document: the user
+    stays in the roster. Rows of one user may be anywhere, in several files of a folder too.
+
+    Args:
+        source: A ``.jsonl``, ``.json`` (one object per line), ``.jsonl.gz``, ``.json.gz`` or
+            ``.parquet`` file; a folder of them; a folder written by ``Dataset.save_to_disk``; a
+            data set name on the Hugging Face hub (``owner/name``); or a ``datasets.Dataset``,
+            such as a flwr-datasets partition.
+        client_column: Column with the user id, strings or integers.
+        text_column: Column with the text.
+        date_column: Column with the date (ISO string, date or timestamp); may be absent.
+        newer_than: Keep only documents dated after this day (``date`` or ``YYYY-MM-DD``).
+        split: Which split of a data set that has several.
+        user_id: The source is one user with this id, and ``client_column`` is not read: for
+            partitions that are a person.
+
+    Raises:
+        ConfigError: If an argument is out of range.
+        DataError: If the source cannot be found or read; the sentence names the file, the line
+            or row and the column, and never quotes what stands there.
+        MissingExtraError: If a data set is asked for and ``datasets`` is not installed.
+    """
+    cutoff = None if newer_than is None else parse_cutoff(newer_than)
+    columns = _Columns(client_column, text_column, date_column, user_id)
+    if isinstance(source, str | os.PathLike):
+        users = _from_location(os.fspath(source), columns, split)
+    else:
+        users = _from_dataset(source, columns, split)
+    return users if cutoff is None else users.newer_than(cutoff)
+
+
+class _Columns:
+    """Which columns to read."""
+
+    def __init__(self, client: str, text: str, date_: str, user_id: str | None) -> None:
+        for key, value in (("client-column", client), ("text-column", text)):
+            if not value:
+                raise ConfigError(f"{key} must be the name of a column, got an empty string.")
+        if user_id == "":
+            raise ConfigError("user-id must not be empty.")
+        self.client = client
+        self.text = text
+        self.date = date_
+        self.user_id = user_id
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return (self.text,) if self.user_id is not None else (self.client, self.text)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        return (*self.required, self.date)
+
+
+# ---- where it is -------------------------------------------------------------------------------
+
+
+def _from_location(location: str, columns: _Columns, split: str) -> Users:
+    path = Path(location).expanduser()
+    if path.is_dir():
+        if (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists():
+            return _from_dataset(_load_from_disk(path), columns, split, where=str(path))
+        files = sorted(item for item in path.iterdir() if _suffix(item) and item.is_file())
+        if not files:
+            raise DataError(f"{path} holds no data file ({', '.join(SUFFIXES)}).")
+        return _grouped([_read_file(item, columns) for item in files], columns)
+    if path.exists():
+        if not _suffix(path):
+            raise DataError(
+                f"{path} has the suffix {path.suffix!r}, which is none of {', '.join(SUFFIXES)}."
+            )
+        return _grouped([_read_file(path, columns)], columns)
+    if _suffix(path) or not _HUB_NAME.fullmatch(location):
+        raise DataError(f"{path} does not exist.")
+    return _from_dataset(_load_from_hub(location, split), columns, split, where=location)
+
+
+def _suffix(path: Path) -> str | None:
+    name = path.name.lower()
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtraError(
+            "Reading a Hugging Face data set needs the datasets library: "
+            "pip install 'flower-privsyn[client]'."
+        ) from None
+    return datasets
+
+
+def _load_from_disk(path: Path) -> Any:
+    try:
+        return _datasets().load_from_disk(str(path))
+    except MissingExtraError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{path} is not a complete save_to_disk folder ({type(error).__name__})."
+        ) from None
+
+
+def _load_from_hub(name: str, split: str) -> Any:
+    datasets = _datasets()
+    # Without a network the library would retry for minutes before it gave up.
+    offline = _offline_reason()
+    was_enabled = datasets.are_progress_bars_disabled() is False
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(
+            name,
+            split=split,
+            # Offline, what an earlier run has downloaded may still be used.
+            download_config=datasets.DownloadConfig(
+                max_retries=1, local_files_only=offline is not None
+            ),
+        )
+    except Exception as error:
+        if offline is not None:
+            raise DataError(
+                f"{name} is neither a file nor in the data set cache, and the hub cannot be "
+                f"reached ({offline})."
+            ) from None
+        reason = type(error).__name__
+        raise DataError(
+            f"{name} (split {split!r}) is not a file, and the hub gives no such data set "
+            f"({reason})."
+        ) from None
+    finally:
+        if was_enabled:
+            datasets.enable_progress_bars()
+
+
+def _offline_reason(timeout: float = 5.0) -> str | None:
+    """Why the hub is out of reach, or None if it may be reachable."""
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        if os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}:
+            return f"{variable}={os.environ[variable]}"
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
+        return None  # the proxy resolves names
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    host = endpoint.split("//")[-1].split("/")[0].split(":")[0]
+    found: list[bool] = []
+
+    def look_up() -> None:
+        try:
+            socket.getaddrinfo(host, 443)
+        except OSError:
+            return
+        found.append(True)
+
+    # A resolver without a network can block for half a minute: do not wait for it.
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return None if found else f"{host} does not resolve"
+
+
+# ---- what is in it -----------------------------------------------------------------------------
+
+
+class _Rows:
+    """Three columns of one file: ids, texts and dates as Arrow arrays without nulls."""
+
+    def __init__(self, clients: Any, texts: Any, dates: Any | None) -> None:
+        self.clients = clients  # string, or None where the source is one user
+        self.texts = texts
+        self.dates = dates  # date32, nulls allowed; None if there is no such column
+
+
+class _Problem(Exception):  # noqa: N818 - a signal, turned into a DataError with its place
+    """A row breaks a rule; ``row`` counts from 0, or is None for the whole source."""
+
+    def __init__(self, row: int | None, rule: str) -> None:
+        super().__init__(rule)
+        self.row = row
+        self.rule = rule
+
+
+def _read_file(path: Path, columns: _Columns) -> _Rows:
+    try:
+        if _suffix(path) == ".parquet":
+            return _read_parquet(path, columns)
+        return _read_json_lines(path, columns)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise DataError(f"{path} cannot be read ({reason}).") from None
+
+
+def _read_parquet(path: Path, columns: _Columns) -> _Rows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with path.open("rb") as handle:  # a missing permission shows here, with its reason
+        if not handle.read(1):
+            raise DataError(f"{path} is empty.")
+    try:
+        names = pq.read_schema(path).names
+        _check_columns(names, columns, str(path))
+        table = pq.read_table(path, columns=[name for name in columns.wanted if name in names])
+    except pa.ArrowException as error:
+        raise DataError(f"{path} is not a Parquet file ({type(error).__name__}).") from None
+    return _from_table(table, columns, str(path))
+
+
+def _check_columns(names: Sequence[str], columns: _Columns, where: str) -> None:
+    for name in columns.required:
+        if name not in names:
+            raise DataError(
+                f"{where} has no column {name!r}; its columns are {', '.join(map(repr, names))}."
+            )
+
+
+def _from_table(table: Any, columns: _Columns, where: str) -> _Rows:
+    if table.num_rows == 0:
+        raise DataError(f"{where} holds no rows.")
+    try:
+        return _typed(table, columns)
+    except _Problem as problem:
+        place = where if problem.row is None else f"{where} row {problem.row + 1}"
+        raise DataError(f"{place}: {problem.rule}.") from None
+
+
+def _typed(table: Any, columns: _Columns) -> _Rows:
+    """Check types and nulls; the same rules for every kind of source."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = _strings(table.column(columns.text), columns.text, integers=False)
+    clients = None
+    if columns.user_id is None:
+        clients = _strings(table.column(columns.client), columns.client, integers=True)
+        empty = pc.index(clients, pa.scalar("", clients.type)).as_py()
+        if empty >= 0:
+            raise _Problem(empty, f"{columns.client!r} must not be empty")
+    dates = None
+    if columns.date in table.column_names:
+        dates = _dates(table.column(columns.date), columns.date)
+    return _Rows(clients, texts, dates)
+
+
+def _strings(column: Any, name: str, *, integers: bool) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rule = f"{name!r} must be a string" + (" or an integer" if integers else "")
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if column.null_count:
+        missing = pc.index(pc.is_null(column), pa.scalar(True)).as_py()
+        raise _Problem(missing, f"{rule}, but it is missing or null")
+    kind = column.type
+    if integers and pa.types.is_integer(kind):
+        column = column.cast(pa.string())
+    elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and not (
+        getattr(pa.types, "is_string_view", lambda _: False)(kind)
+    ):
+        raise _Problem(None, f"{rule}, but the column holds {kind}")
+    # 64-bit offsets: several files together may hold more than 2 GiB of text.
+    return column.cast(pa.large_string())
+
+
+def _dates(column: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_null(kind):
+        return column.cast(pa.date32())
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            column = column.cast(pa.timestamp(kind.unit))  # the day in UTC
+        return column.cast(pa.date32(), safe=False)
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise _Problem(None, f"{name!r} {_DATE_RULE}, but the column holds {kind}")
+    encoded = column.combine_chunks().dictionary_encode()
+    parsed = []
+    for index, value in enumerate(encoded.dictionary.to_pylist()):
+        day = _parse_date(value)
+        if day is None:
+            row = int(np.argmax(encoded.indices.fill_null(-1).to_numpy() == index))
+            raise _Problem(row, f"{name!r} {_DATE_RULE}")
+        parsed.append(day)
+    return pa.chunked_array([pa.array(parsed, pa.date32()).take(encoded.indices)])
+
+
+def _parse_date(value: object) -> date | None:
+    if not isinstance(value, str):
+        return None
+    try:
+        return datetime.fromisoformat(value.strip()).date()
+    except ValueError:
+        return None
+
+
+# ---- JSON lines --------------------------------------------------------------------------------
+
+
+def _read_json_lines(path: Path, columns: _Columns) -> _Rows:
+    """Arrow's parser where every line is as it should be, else line by line to name the bad one."""
+    data = path.read_bytes()
+    if path.suffix.lower() == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error):
+            raise DataError(f"{path} is not a complete gzip file.") from None
+    if not data.strip():
+        raise DataError(f"{path} is empty.")
+    table = _parse_fast(data, columns)
+    if table is not None:
+        try:
+            return _typed(table, columns)
+        except (_Problem, UnicodeDecodeError):
+            pass  # the slow way finds the line, or an id that is an integer here and there
+    return _typed(_parse_by_line(path, data, columns), columns)
+
+
+def _parse_fast(data: bytes, columns: _Columns) -> Any | None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.json as pj
+
+    schema = pa.schema([(name, pa.string()) for name in columns.wanted])
+    try:
+        table = pj.read_json(
+            pa.BufferReader(data),
+            # Blocks hold whole lines, so they have to be longer than the longest document.
+            read_options=pj.ReadOptions(block_size=16 << 20),
+            parse_options=pj.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="ignore"
+            ),
+        )
+        # The parser accepts two objects on one line, a truncated character, a duplicate key.
+        lines = data.count(b"\n") + (not data.endswith(b"\n"))
+        table.validate(full=True)
+    except (pa.ArrowException, OSError):
+        return None
+    if table.num_rows != lines:
+        return None
+    if pc.all(pc.is_null(table.column(columns.date))).as_py():
+        table = table.drop_columns([columns.date])
+    return table
+
+
+def _parse_by_line(path: Path, data: bytes, columns: _Columns) -> Any:
+    import pyarrow as pa
+
+    clients: list[str] = []
+    texts: list[str] = []
+    dates: list[date | None] = []
+    number = 0
+
+    def bad(rule: str) -> DataError:
+        return DataError(f"{path} line {number}: {rule}.")
+
+    # Not str.splitlines: a text may hold U+2028 and other separators unescaped.
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError:
+            raise bad("not UTF-8") from None
+        except (ValueError, RecursionError):
+            # The decoder's own message may quote the line.
+            raise bad("not a JSON object") from None
+        if not isinstance(row, dict):
+            raise bad("not a JSON object")
+        for name in columns.required:
+            if name not in row:
+                raise bad(f"the key {name!r} is missing")
+        text = row[columns.text]
+        if not isinstance(text, str):
+            raise bad(f"{columns.text!r} must be a string, not {_kind(text)}")
+        texts.append(_clean(text, columns.text, bad))
+        if columns.user_id is None:
+            client = row[columns.client]
+            if isinstance(client, bool) or not isinstance(client, str | int):
+                raise bad(f"{columns.client!r} must be a string or an integer, not {_kind(client)}")
+            if client == "":
+                raise bad(f"{columns.client!r} must not be empty")
+            clients.append(_clean(str(client), columns.client, bad))
+        day = None
+        if row.get(columns.date) is not None:
+            day = _parse_date(row[columns.date])
+            if day is None:
+                raise bad(f"{columns.date!r} {_DATE_RULE}")
+        dates.append(day)
+    if not texts:
+        raise DataError(f"{path} is empty.")
+    arrays = {columns.text: pa.chunked_array([pa.array(texts, pa.large_string())])}
+    if columns.user_id is None:
+        arrays[columns.client] = pa.chunked_array([pa.array(clients, pa.large_string())])
+    if any(day is not None for day in dates):
+        arrays[columns.date] = pa.chunked_array([pa.array(dates, pa.date32())])
+    return pa.table(arrays)
+
+
+def _kind(value: object) -> str:
+    """The JSON name of a value's type."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    return (
+        "an array"
+        if isinstance(value, list)
+        else "an object"
+        if isinstance(value, dict)
+        else "a string"
+    )
+
+
+def _clean(value: str, name: str, bad: Any) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise bad(f"{name!r} holds half of a surrogate pair") from None
+    return value
+
+
+# ---- data sets ---------------------------------------------------------------------------------
+
+
+def _from_dataset(
+    source: Any, columns: _Columns, split: str, *, where: str = "the data set"
+) -> Users:
+    if isinstance(source, dict):  # datasets.DatasetDict
+        if split not in source:
+            raise DataError(
+                f"{where} has no split {split!r}; its splits are {', '.join(map(repr, source))}."
+            )
+        source = source[split]
+    if not hasattr(source, "column_names") or not hasattr(source, "with_format"):
+        raise DataError(
+            "source must be a file, a folder, a data set name or a datasets.Dataset, "
+            f"got {type(source).__name__}."
+        )
+    if not hasattr(source, "__len__"):
+        raise DataError(f"{where} is a streaming data set: load it without streaming=True.")
+    names = list(source.column_names)
+    _check_columns(names, columns, where)
+    # Arrow all the way: the library's own columns are read row by row (seconds per 100,000).
+    wanted = source.select_columns(
+        [name for name in dict.fromkeys(columns.wanted) if name in names]
+    )
+    table = wanted.with_format("arrow")[:]
+    return _grouped([_from_table(table, columns, where)], columns)
+
+
+# ---- by user -----------------------------------------------------------------------------------
+
+
+def _grouped(parts: list[_Rows], columns: _Columns) -> Users:
+    """Bring the rows of each user together, in order of first appearance."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = pa.chunked_array([c for part in parts for c in part.texts.chunks], pa.large_string())
+    if columns.user_id is not None:
+        user_ids = [columns.user_id]
+        codes = np.zeros(len(texts), dtype=np.int64)
+    else:
+        clients = pa.chunked_array(
+            [c for part in parts for c in part.clients.chunks], pa.large_string()
+        )
+        encoded = clients.combine_chunks().dictionary_encode()
+        user_ids = encoded.dictionary.to_pylist()
+        codes = encoded.indices.to_numpy().astype(np.int64)
+    filled = pc.not_equal(pc.utf8_trim_whitespace(texts), pa.scalar("", pa.large_string()))
+    rows = np.flatnonzero(filled.to_numpy())
+    order = rows[np.argsort(codes[rows], kind="stable")]  # (n,)
+    dates = None
+    if any(part.dates is not None for part in parts):
+        chunks: list[Any] = []
+        for part in parts:
+            if part.dates is None:
+                chunks.append(pa.nulls(len(part.texts), pa.date32()))
+            else:
+                chunks.extend(part.dates.chunks)
+        dates = pa.chunked_array(chunks, pa.date32()).take(pa.array(order)).to_pylist()
+    return Users(
+        user_ids=tuple(user_ids),
+        texts=texts.combine_chunks().take(pa.array(order)).to_pylist(),
+        owners=codes[order],
+        dates=dates,
+    )

@@ -1,0 +1,251 @@
+"""The users of a node: who they are and what they wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_privsyn.errors import ConfigError, DataError
+
+# Domain separation: the coin of one purpose says nothing about the coin of another one.
+_HELD_OUT = b"held-out"
+
+
+def seed_key(seed: int) -> bytes:
+    """Turn a seed into a 16-byte hash key.
+
+    Args:
+        seed: Any integer that fits 16 bytes.
+
+    Raises:
+        ConfigError: If the seed is not such an integer.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise ConfigError(f"seed must be an integer, got {type(seed).__name__}.")
+    try:
+        return int(seed).to_bytes(16, "big", signed=True)
+    except OverflowError:
+        raise ConfigError("seed must be an integer that fits 16 bytes.") from None
+
+
+def parse_cutoff(value: date | str) -> date:
+    """Turn the setting ``newer-than`` into a day.
+
+    Raises:
+        ConfigError: If it is neither a date nor an ISO date string.
+    """
+    if isinstance(value, datetime):
+        return value.date()
+    if isinstance(value, date):
+        return value
+    try:
+        return date.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"newer-than must be an ISO date such as 2025-03-18, got {value!r}."
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Users:
+    """Users and their documents, grouped by user.
+
+    A user is the unit of privacy. A user whose text is empty (or entirely older than a date
+    filter) stays in the roster with zero documents and contributes the zero vector: whether a
+    person wrote anything is private, so it must not change the head-count.
+
+    Args:
+        user_ids: Distinct ids of the u users, in order of first appearance.
+        texts: The n documents, those of one user next to one another.
+        owners: int64 (n,), index into ``user_ids``, nondecreasing.
+        dates: One date (or None where unknown) per document, or None when there are no dates.
+
+    Raises:
+        DataError: If ids repeat, lengths differ, or owners are out of order or out of range.
+    """
+
+    user_ids: tuple[str, ...]
+    texts: list[str]
+    owners: NDArray[np.int64]  # (n,)
+    dates: list[date | None] | None = None
+
+    def __post_init__(self) -> None:
+        owners = np.asarray(self.owners)
+        if owners.ndim != 1 or (owners.size and owners.dtype.kind not in "iu"):
+            raise DataError(
+                f"owners must be a one-dimensional integer array, got shape {owners.shape} "
+                f"of {owners.dtype}."
+            )
+        if len(self.texts) != len(owners):
+            raise DataError(
+                f"owners must hold one entry per text: {len(owners)} owners, "
+                f"{len(self.texts)} texts."
+            )
+        if self.dates is not None and len(self.dates) != len(self.texts):
+            raise DataError(
+                f"dates must hold one entry per text: {len(self.dates)} dates, "
+                f"{len(self.texts)} texts."
+            )
+        if len(set(self.user_ids)) != len(self.user_ids):
+            raise DataError("user_ids must be distinct, but some occur twice.")
+        if owners.size:
+            if owners[0] < 0 or owners[-1] >= len(self.user_ids):
+                raise DataError(
+                    f"owners must lie in 0..{len(self.user_ids) - 1}, "
+                    f"got {owners.min()}..{owners.max()}."
+                )
+            if np.any(np.diff(owners) < 0):
+                raise DataError("owners must be nondecreasing: a user's texts stand together.")
+        object.__setattr__(self, "user_ids", tuple(self.user_ids))
+        object.__setattr__(self, "owners", owners.astype(np.int64, copy=False))
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[tuple[str, str]]) -> Users:
+        """Group ``(user_id, text)`` pairs by user, in order of first appearance.
+
+        Empty texts (or white space) count for their user but are no document.
+
+        Raises:
+            DataError: If an id or a text is not a string; the sentence names the row.
+        """
+        documents: dict[str, list[str]] = {}
+        for number, (user_id, text) in enumerate(rows, start=1):
+            if not isinstance(user_id, str) or not isinstance(text, str):
+                raise DataError(
+                    f"row {number} must be two strings (user id and text), got "
+                    f"{type(user_id).__name__} and {type(text).__name__}."
+                )
+            own = documents.setdefault(user_id, [])
+            if text.strip():
+                own.append(text)
+        counts = [len(own) for own in documents.values()]
+        return cls(
+            user_ids=tuple(documents),
+            texts=list(itertools.chain.from_iterable(documents.values())),
+            owners=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
+        )
+
+    def __len__(self) -> int:
+        """Number of users, those without documents included."""
+        return len(self.user_ids)
+
+    @property
+    def num_texts(self) -> int:
+        """Number of documents of all users together."""
+        return len(self.texts)
+
+    def select(self, mask: NDArray[np.bool_]) -> Users:
+        """Keep the users where ``mask`` is true, with all their documents.
+
+        Args:
+            mask: bool (u,).
+
+        Raises:
+            DataError: If the mask is not boolean or has another length.
+        """
+        mask = np.asarray(mask)
+        if mask.dtype != np.bool_ or mask.shape != (len(self),):
+            raise DataError(
+                f"mask must be a boolean array of shape ({len(self)},), "
+                f"got {mask.dtype} of shape {mask.shape}."
+            )
+        rows = mask[self.owners]  # (n,)
+        new_index = np.cumsum(mask, dtype=np.int64) - 1
+        return Users(
+            user_ids=tuple(itertools.compress(self.user_ids, mask)),
+            texts=list(itertools.compress(self.texts, rows)),
+            owners=new_index[self.owners[rows]],
+            dates=None if self.dates is None else list(itertools.compress(self.dates, rows)),
+        )
+
+    def deal(self, *, partition_id: int, num_partitions: int) -> Users:
+        """The users of one node: user i belongs to node ``i % num_partitions``, whole.
+
+        Args:
+            partition_id: In 0..num_partitions - 1.
+            num_partitions: Number of nodes, at least 1.
+
+        Raises:
+            ConfigError: If either is out of range.
+        """
+        if num_partitions < 1:
+            raise ConfigError(f"num-partitions must be at least 1, got {num_partitions}.")
+        if not 0 <= partition_id < num_partitions:
+            raise ConfigError(
+                f"partition-id must lie in 0..{num_partitions - 1}, got {partition_id}."
+            )
+        return self.select(np.arange(len(self)) % num_partitions == partition_id)
+
+    def newer_than(self, cutoff: date | str) -> Users:
+        """Drop documents dated on or before ``cutoff``; every user stays in the roster.
+
+        Use the training cutoff of the public model here, so that its memory of the private text
+        cannot be mistaken for learning from it.
+
+        Args:
+            cutoff: A day, or its ISO form such as "2025-03-18".
+
+        Raises:
+            ConfigError: If the cutoff is not a day.
+            DataError: If the documents, or some of them, carry no date.
+        """
+        cutoff = parse_cutoff(cutoff)
+        if self.dates is None:
+            raise DataError("newer-than needs a date per document, but these have no dates.")
+        missing = sum(day is None for day in self.dates)
+        if missing:
+            raise DataError(
+                f"newer-than needs a date per document, but {missing} of {len(self.dates)} "
+                "have none."
+            )
+        keep = np.fromiter(
+            (day is not None and day > cutoff for day in self.dates), bool, len(self.dates)
+        )
+        return Users(
+            user_ids=self.user_ids,
+            texts=list(itertools.compress(self.texts, keep)),
+            owners=self.owners[keep],
+            dates=list(itertools.compress(self.dates, keep)),
+        )
+
+    def split_held_out(self, *, fraction: float, seed: int) -> tuple[Users, Users]:
+        """Set users aside for evaluation by a coin that depends on the seed and the user id only.
+
+        A keyed hash, not a shuffle: the same person is held out whatever the order of the file,
+        whoever else is in it, and on whichever node they live.
+
+        Args:
+            fraction: Expected share of held-out users, in [0, 1].
+            seed: Key of the coins.
+
+        Returns:
+            ``(private, held_out)``; every user is in exactly one of them.
+
+        Raises:
+            ConfigError: If the fraction is outside [0, 1].
+        """
+        if not 0.0 <= fraction <= 1.0:
+            raise ConfigError(f"held-out fraction must lie in [0, 1], got {fraction}.")
+        key = seed_key(seed)
+        limit = int(fraction * 2**64)
+        held_out = np.fromiter(
+            (
+                int.from_bytes(
+                    hashlib.blake2b(
+                        user.encode(), digest_size=8, key=key, person=_HELD_OUT
+                    ).digest(),
+                    "big",
+                )
+                < limit
+                for user in self.user_ids
+            ),
+            bool,
+            len(self),
+        )
+        return self.select(~held_out), self.select(held_out)
