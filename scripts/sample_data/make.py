@@ -15,7 +15,7 @@ import gzip
 import hashlib
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,8 +113,26 @@ def write_users(corpus: Path, part: str, count: int, max_words: int, target: Pat
     print(f"{target}: {kept} users, {len(rows)} texts, {target.stat().st_size / 2**20:.2f} MiB")
 
 
+def write_word_model(source: Path, users: int) -> None:
+    """The first users of the quickstart and the commonest public words, for both word models."""
+    rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    chosen = set(list(dict.fromkeys(row["client_id"] for row in rows))[:users])
+    kept = "".join(json.dumps(row) + "\n" for row in rows if row["client_id"] in chosen)
+    words: Counter[str] = Counter()
+    with gzip.open(ROOT / "flower_privsyn/data/passages/passages.jsonl.gz", "rt") as file:
+        for line in file:
+            words.update(json.loads(line)["text"].lower().split())
+    vocabulary = sorted(words, key=lambda word: (-words[word], word))[:500]
+    for side in ("before", "after"):
+        folder = ROOT / f"examples/existing-federation/{side}/word_model/data"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "users.jsonl").write_text(kept, encoding="utf-8")
+        (folder / "vocabulary.json").write_text(json.dumps(vocabulary) + "\n")
+    print(f"examples/existing-federation: {users} users, {len(vocabulary)} words")
+
+
 def main() -> None:
-    """Write both samples."""
+    """Write all samples."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--passages", type=int, default=6144)
@@ -127,6 +145,8 @@ def main() -> None:
         write_passages(arguments.corpus, arguments.passages)
     target = arguments.users_file or ROOT / "examples/quickstart/quickstart/data/users.jsonl"
     write_users(arguments.corpus, arguments.part, arguments.users, arguments.max_words, target)
+    if arguments.users_file is None:
+        write_word_model(target, 100)
 
 
 if __name__ == "__main__":

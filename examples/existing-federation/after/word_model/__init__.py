@@ -1,0 +1,1 @@
+"""A next-word model, with differentially private synthetic text."""

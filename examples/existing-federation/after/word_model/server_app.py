@@ -1,0 +1,24 @@
+"""The same next-word model, learned from private synthetic text: nothing else leaves the nodes."""
+
+import json
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from word_model.task import new_model, train
+
+from flower_privsyn import PrivateEvolution, PrivateEvolutionConfig
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Make synthetic text, then train on it at the server."""
+    config = PrivateEvolutionConfig.from_run_config(context.run_config)
+    strategy = PrivateEvolution(config)
+    strategy.start(grid)
+
+    with strategy.run.synthetic_jsonl.open(encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file]
+    model, pairs = train(new_model(), texts)
+    print(f"trained model: {model.shape} on {pairs} word pairs of {len(texts)} synthetic texts")

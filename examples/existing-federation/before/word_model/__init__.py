@@ -1,0 +1,1 @@
+"""A next-word model, before differentially private synthetic text."""

@@ -1,0 +1,21 @@
+"""Train the next-word model on the node's raw text."""
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from word_model.task import read_texts, train
+
+app = ClientApp()
+
+
+@app.train()
+def train_on_text(message: Message, context: Context) -> Message:
+    """One local update."""
+    texts = read_texts(
+        int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    )
+    (model,) = message.content.array_records["arrays"].to_numpy_ndarrays()
+    model, pairs = train(model, texts)
+    content = RecordDict(
+        {"arrays": ArrayRecord([model]), "metrics": MetricRecord({"num-examples": pairs})}
+    )
+    return Message(content, reply_to=message)

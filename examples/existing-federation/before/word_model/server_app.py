@@ -1,0 +1,20 @@
+"""FedAvg of a next-word model: updates computed on raw text, averaged without noise."""
+
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from word_model.task import new_model
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Average the nodes' models."""
+    strategy = FedAvg(fraction_evaluate=0.0)
+    result = strategy.start(
+        grid,
+        initial_arrays=ArrayRecord([new_model()]),
+        num_rounds=int(context.run_config["num-server-rounds"]),
+    )
+    print("trained model:", result.arrays.to_numpy_ndarrays()[0].shape)

@@ -1,0 +1,1 @@
+"""PrE-Text on real speeches, offline."""
