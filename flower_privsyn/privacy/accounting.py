@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import _checks
@@ -184,9 +185,10 @@ class _RoughPLDAccountant(PLDAccountant):
 class RDPAccountant(Accountant):
     """Composes Renyi divergences; what the published noise multipliers were computed with.
 
-    Uses the default orders of ``dp_accounting``, leaving out every order at which the computed
-    curve is not finite, is negative, or falls below the curve at a smaller order: a Renyi
-    divergence does none of these, so the number there is a numerical failure and no bound.
+    Uses the default orders of ``dp_accounting``. For Poisson sampling the values at fractional
+    orders are checked against those at whole ones, and replaced by a bound where they fail: the
+    series behind them breaks down for large noise, in ``dp_accounting`` towards epsilons that are
+    too large and in other libraries towards negative ones.
 
     Fixed-size cohorts use the bound for sampling without replacement under replace-one at half
     the noise multiplier. ``dp_accounting`` does not double the sensitivity under that relation by
@@ -507,10 +509,40 @@ def _single_rdp_curve(cost: _Cost) -> tuple[Any, Any]:
     # The library offers no public way to add curves of different sampling methods.
     orders = np.asarray(backend._orders, dtype=np.float64)
     curve = np.asarray(backend._rdp, dtype=np.float64)
-    bad = ~(np.isfinite(curve) & (curve >= 0.0))
-    floor = np.maximum.accumulate(np.where(bad, 0.0, curve))
-    bad |= curve < floor * (1.0 - 1e-9)
-    return orders, np.where(bad, math.inf, curve)
+    if kind == "poisson":
+        curve = _checked_between_integers(orders, curve)
+    return orders, curve
+
+
+def _checked_between_integers(
+    orders: NDArray[np.float64], curve: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Replace what the library computes at fractional orders where it cannot be right.
+
+    At whole orders the divergence of the sampled Gaussian is a finite sum of positive terms. In
+    between it is a series of alternating ones, which loses all its digits when the noise is large
+    or the rate moderate; the result is then anything, including too small. The logarithm of the
+    moment, (order - 1) times the divergence, is convex and zero at 1. So between two whole orders
+    it lies below their chord and above the chords next to it, continued. Where one value between
+    two whole orders does not, all of them give way to the chord, which is always a bound.
+    """
+    moments = (orders - 1.0) * curve
+    at = {1: 0.0}
+    at.update({int(o): float(m) for o, m in zip(orders, moments, strict=True) if o == int(o)})
+    checked = moments.copy()
+    for low in range(1, int(orders[orders != np.rint(orders)].max()) + 1):
+        inside = (orders > low) & (orders < low + 1)
+        share = orders[inside] - low
+        rise = at[low + 1] - at[low]
+        chord = at[low] + share * rise
+        floor = at[low + 1] - (1.0 - share) * (at[low + 2] - at[low + 1])
+        if low > 1:
+            floor = np.maximum(floor, at[low] + share * (at[low] - at[low - 1]))
+        room = 1e-9 * max(rise, 0.0)
+        # Written so that NaN counts as wrong.
+        right = (moments[inside] >= floor - room) & (moments[inside] <= chord + room)
+        checked[inside] = moments[inside] if right.all() else chord
+    return checked / (orders - 1.0)
 
 
 def _fraction(rate: float) -> tuple[int, int]:
