@@ -6,8 +6,6 @@ import gzip
 import json
 import os
 import re
-import socket
-import threading
 import zlib
 from collections.abc import Sequence
 from datetime import date, datetime
@@ -16,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from flower_privsyn._hub import hub_unreachable
 from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
 
@@ -143,7 +142,7 @@ def _load_from_disk(path: Path) -> Any:
 def _load_from_hub(name: str, split: str) -> Any:
     datasets = _datasets()
     # Without a network the library would retry for minutes before it gave up.
-    offline = _offline_reason()
+    offline = hub_unreachable("HF_DATASETS_OFFLINE")
     was_enabled = datasets.are_progress_bars_disabled() is False
     datasets.disable_progress_bars()
     try:
@@ -169,31 +168,6 @@ def _load_from_hub(name: str, split: str) -> Any:
     finally:
         if was_enabled:
             datasets.enable_progress_bars()
-
-
-def _offline_reason(timeout: float = 5.0) -> str | None:
-    """Why the hub is out of reach, or None if it may be reachable."""
-    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
-        if os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}:
-            return f"{variable}={os.environ[variable]}"
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
-        return None  # the proxy resolves names
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    host = endpoint.split("//")[-1].split("/")[0].split(":")[0]
-    found: list[bool] = []
-
-    def look_up() -> None:
-        try:
-            socket.getaddrinfo(host, 443)
-        except OSError:
-            return
-        found.append(True)
-
-    # A resolver without a network can block for half a minute: do not wait for it.
-    thread = threading.Thread(target=look_up, daemon=True)
-    thread.start()
-    thread.join(timeout)
-    return None if found else f"{host} does not resolve"
 
 
 # ---- what is in it -----------------------------------------------------------------------------
