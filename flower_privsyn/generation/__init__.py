@@ -5,7 +5,7 @@ Nothing here ever sees private text. Importing it loads no PyTorch.
 
 from flower_privsyn.generation.backends import SamplingParameters, TextGenerator
 from flower_privsyn.generation.expand import Expand, ExpandResult
-from flower_privsyn.generation.load import load_generator
+from flower_privsyn.generation.generators import load_generator
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 from flower_privsyn.generation.prompts import Prompt, load_prompt
 from flower_privsyn.generation.transformers_backend import TransformersGenerator

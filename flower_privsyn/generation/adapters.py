@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import MissingExtraError, ModelError
-from flower_privsyn.generation.loading import shorten
+from flower_privsyn.generation.pretrained import shorten
 
 
 class AdapterSwitch:
@@ -41,9 +42,12 @@ class AdapterSwitch:
                 f"the adapter {folder} needs PEFT, which is not installed: pip install peft"
             ) from error
         try:
-            self._wrapped = peft.PeftModel.from_pretrained(
-                self._model, str(folder), autocast_adapter_dtype=False
-            ).eval()
+            with warnings.catch_warnings():
+                # PEFT still calls what Transformers has renamed.
+                warnings.simplefilter("ignore", FutureWarning)
+                self._wrapped = peft.PeftModel.from_pretrained(
+                    self._model, str(folder), autocast_adapter_dtype=False
+                ).eval()
         except Exception as error:
             raise ModelError(
                 f"adapter {folder} cannot be loaded onto model {self._name!r}: {shorten(error)}"

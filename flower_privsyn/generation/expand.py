@@ -117,8 +117,9 @@ class Expand:
         """Write new texts.
 
         Args:
-            seeds: The texts to stand in the prompts; equal and empty ones count once and not at
-                all. With fewer different ones than ``num_examples`` every prompt holds them all.
+            seeds: The texts to stand in the prompts, never one twice in the same prompt. A text
+                that is given several times is drawn more often; empty ones are passed over. With
+                fewer different texts than ``num_examples`` every prompt holds them all.
             num_samples: How many texts to keep, >= 0.
             seed: 0 <= seed < 2**64; the same seeds, settings and seed give the same texts.
             adapter: The folder of a LoRA adapter for the generator.
@@ -136,15 +137,14 @@ class Expand:
         check_texts("seeds", seeds)
         check_integer("num_samples", num_samples, minimum=0)
         check_integer("seed", seed, minimum=0, maximum=2**64 - 1)
-        distinct: dict[str, int] = {}
-        for index, text in enumerate(seeds):
-            distinct.setdefault(_normalise(text), index)
-        distinct.pop("", None)
-        if not distinct:
+        flat = [_normalise(text) for text in seeds]
+        pool = [index for index, text in enumerate(flat) if text]
+        if not pool:
             raise GenerationError(
-                f"expansion needs at least one seed that is not empty, got {len(seeds)} empty ones"
+                "expansion needs at least one seed that is not empty, got "
+                f"{len(seeds)} without text"
             )
-        indices = list(distinct.values())
+        num_examples = min(self._num_examples, len({flat[index] for index in pool}))
         max_attempts = int(num_samples * self._max_attempts_per_sample)
         texts: list[str] = []
         parents: list[tuple[int, ...]] = []
@@ -157,7 +157,9 @@ class Expand:
                 self._attempts_for(num_samples - len(texts), attempts, len(texts)),
                 max_attempts - attempts,
             )
-            chosen = [self._choose(indices, seed, attempts + k) for k in range(size)]
+            chosen = [
+                _choose(pool, flat, num_examples, seed, attempts + number) for number in range(size)
+            ]
             continuations = self._generator.generate(
                 [self._prompt.render([seeds[index] for index in group]) for group in chosen],
                 sampling=replace(
@@ -173,7 +175,7 @@ class Expand:
                     continue
                 text = self._prompt.parse(continuation)
                 normalised = _normalise(text)
-                reason = self._reason(normalised, known, {_normalise(seeds[i]) for i in group})
+                reason = self._reason(normalised, known, {flat[index] for index in group})
                 if reason is not None:
                     dropped[reason] += 1
                     continue
@@ -193,13 +195,6 @@ class Expand:
             num_requested=num_samples,
         )
 
-    def _choose(self, indices: Sequence[int], seed: int, attempt: int) -> tuple[int, ...]:
-        """Draw the examples of one prompt: different seeds in random order."""
-        random = streams.stream(streams.derive_seed(seed, "examples", attempt))
-        size = min(self._num_examples, len(indices))
-        drawn = random.choice(len(indices), size=size, replace=False)
-        return tuple(indices[int(place)] for place in drawn)
-
     @staticmethod
     def _attempts_for(missing: int, attempts: int, kept: int) -> int:
         """Ask for as many as will probably be missing, given the share kept so far."""
@@ -217,6 +212,26 @@ class Expand:
         if text in known:
             return "duplicate"
         return None
+
+
+def _choose(
+    pool: Sequence[int], flat: Sequence[str], size: int, seed: int, attempt: int
+) -> tuple[int, ...]:
+    """Draw the examples of one prompt: ``size`` different texts, repeated ones more often."""
+    random = streams.stream(streams.derive_seed(seed, "examples", attempt))
+    chosen: dict[str, int] = {}
+    for _ in range(16):
+        for place in random.integers(len(pool), size=2 * size).tolist():
+            index = pool[place]
+            chosen.setdefault(flat[index], index)
+            if len(chosen) == size:
+                return tuple(chosen.values())
+    # A few texts make up nearly all of the pool: go through it once in random order instead.
+    for place in random.permutation(len(pool)).tolist():
+        chosen.setdefault(flat[pool[place]], pool[place])
+        if len(chosen) == size:
+            break
+    return tuple(chosen.values())
 
 
 def _normalise(text: str) -> str:

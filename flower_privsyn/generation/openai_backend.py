@@ -224,17 +224,18 @@ class OpenAIGenerator:
             self._loaded.add(name)
         return name
 
-    def _served_models(self) -> list[str]:
+    def _served_models(self, *, adapters: bool = True) -> list[str]:
         answer = self._json(self._request("GET", "/models"))
         entries = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(entries, list) or not all(
             isinstance(entry, dict) and isinstance(entry.get("id"), str) for entry in entries
         ):
             raise GenerationError(f"server {self._base_url} does not list its models")
-        return [entry["id"] for entry in entries]
+        # vLLM lists adapters too, each with the model it belongs to as its parent.
+        return [entry["id"] for entry in entries if adapters or entry.get("parent") is None]
 
     def _only_model(self) -> str:
-        names = self._served_models()
+        names = self._served_models(adapters=False)
         if len(names) != 1:
             raise GenerationError(
                 f"server {self._base_url} serves {len(names)} models "

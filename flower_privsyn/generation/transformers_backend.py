@@ -1,8 +1,10 @@
 """Continuations from a causal language model in this process, through Transformers.
 
 Why a decoding loop of our own: every sample needs its own random stream, samples of one prompt
-share its key-value cache, and finished samples leave the batch. ``generate()`` does none of the
-three; see ``benchmarks/`` and the class below for what that is worth.
+share its key-value cache, and finished samples leave the batch; ``generate()`` does none of the
+three. On a CPU the loop also takes less than half the time per token of ``generate()`` (5.5 M
+parameters, bfloat16, 64 samples): one random number per token instead of one per vocabulary entry,
+and an attention that suits single queries.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from flower_privsyn.generation.backends import (
     check_integer,
     check_texts,
 )
-from flower_privsyn.generation.loading import Precision, load_pretrained
+from flower_privsyn.generation.pretrained import Precision, load_pretrained
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +83,14 @@ class TransformersGenerator:
         accepted = set(inspect.signature(self._model.forward).parameters)
         self._own_loop = {"position_ids", "past_key_values"} <= accepted
         self._keeps_last_logits = "logits_to_keep" in accepted
+        # For one query at a time PyTorch's fused bfloat16 attention takes 4 times as long on a
+        # CPU as two plain matrix products; for a whole prompt it is the faster one.
+        self._switches_attention = (
+            self._model.device.type == "cpu"
+            and self._model.dtype.is_floating_point
+            and self._model.dtype.itemsize == 2
+            and self._model.config._attn_implementation == "sdpa"
+        )
 
     def generate(
         self,
@@ -202,14 +212,18 @@ class TransformersGenerator:
         )  # (b, new)
         device = self._model.device
         loop = self._loop if self._own_loop else self._library_loop
-        with torch.inference_mode():
-            return loop(
-                torch.from_numpy(tokens).to(device),
-                torch.from_numpy(attention).to(device),
-                torch.from_numpy(uniforms).to(device),
-                num_samples,
-                sampling,
-            )
+        try:
+            with torch.inference_mode():
+                return loop(
+                    torch.from_numpy(tokens).to(device),
+                    torch.from_numpy(attention).to(device),
+                    torch.from_numpy(uniforms).to(device),
+                    num_samples,
+                    sampling,
+                )
+        finally:
+            if self._switches_attention and self._own_loop:
+                self._model.set_attn_implementation("sdpa")
 
     def _loop(
         self,
@@ -225,7 +239,10 @@ class TransformersGenerator:
 
         cache = DynamicCache(config=self._model.config)
         positions = (attention.cumsum(-1) - 1).clamp_(min=0)  # (p, t)
-        last = {"logits_to_keep": 1} if self._keeps_last_logits else {}
+        # As an index, not as the number 1: a slice would make PyTorch copy the whole output
+        # matrix for every row of the batch.
+        place = torch.tensor([tokens.shape[1] - 1], device=tokens.device)
+        last = {"logits_to_keep": place} if self._keeps_last_logits else {}
         written: list[list[int]] = [[] for _ in range(len(uniforms))]
         alive = list(range(len(uniforms)))  # which sample each row of the batch is
         running = [True] * len(alive)
@@ -239,6 +256,10 @@ class TransformersGenerator:
                 **last,
             ).logits[:, -1]  # (p, v) in the first step, then (b, v)
             positions = positions[:, -1:] + 1
+            if step == 0:
+                last = {}
+                if self._switches_attention:
+                    self._model.set_attn_implementation("eager")
             if step == 0 and num_samples > 1:
                 logits = logits.repeat_interleave(num_samples, dim=0)
                 cache.batch_repeat_interleave(num_samples)
@@ -250,13 +271,13 @@ class TransformersGenerator:
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
             )  # (b,)
-            for place, token in enumerate(drawn.tolist()):
-                if not running[place]:
+            for row, token in enumerate(drawn.tolist()):
+                if not running[row]:
                     continue
                 if token in self._end_tokens:
-                    running[place] = False
+                    running[row] = False
                 else:
-                    written[alive[place]].append(token)
+                    written[alive[row]].append(token)
             self._note_stops(written, alive, running, sampling.stop)
             num_running = sum(running)
             if num_running == 0 or step + 1 == sampling.max_new_tokens:
@@ -264,7 +285,7 @@ class TransformersGenerator:
             # Copying the cache costs about one step: wait until a quarter of the rows is done.
             if num_running <= 0.75 * len(alive):
                 kept = torch.tensor(
-                    [place for place, going in enumerate(running) if going], device=drawn.device
+                    [row for row, going in enumerate(running) if going], device=drawn.device
                 )
                 cache.batch_select_indices(kept)
                 attention, positions, drawn = attention[kept], positions[kept], drawn[kept]

@@ -21,7 +21,7 @@ from flower_privsyn.generation.backends import (
     check_integer,
     check_texts,
 )
-from flower_privsyn.generation.loading import shorten
+from flower_privsyn.generation.pretrained import shorten
 
 
 class VLLMGenerator:
@@ -87,9 +87,7 @@ class VLLMGenerator:
         if max_model_len is not None:
             options["max_model_len"] = max_model_len
         try:
-            self._engine = self._vllm.LLM(
-                model=str(resolve_model(str(model))), dtype=dtype, **options
-            )
+            self._engine = self._vllm.LLM(model=resolve_model(model), dtype=dtype, **options)
         except (RuntimeError, ValueError, OSError, TypeError) as error:
             raise ModelError(f"vLLM cannot serve model {self.name!r}: {shorten(error)}") from error
 

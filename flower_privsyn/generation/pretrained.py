@@ -98,7 +98,7 @@ def load_pretrained(
 
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
-    resolved = str(resolve_model(str(name)))
+    resolved = resolve_model(name)
     if not Path(resolved).exists():
         resolved = _download(resolved)
     model_class = (

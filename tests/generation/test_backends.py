@@ -1,0 +1,72 @@
+"""Sampling parameters and the checks every generator shares."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from flower_privsyn.errors import GenerationError
+from flower_privsyn.generation import SamplingParameters, TextGenerator
+from flower_privsyn.generation.backends import check_texts
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 1.0),
+        ("seed", True),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", "85"),
+        ("temperature", -0.1),
+        ("temperature", float("inf")),
+        ("temperature", float("nan")),
+        ("temperature", "1"),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_p", float("nan")),
+        ("top_p", None),
+        ("stop", "abc"),
+        ("stop", ("",)),
+        ("stop", (1,)),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(setting: str, value: object):
+    settings = {"seed": 0, setting: value}
+    with pytest.raises(GenerationError) as caught:
+        SamplingParameters(**settings)
+    assert setting in str(caught.value)
+    assert repr(value) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_defaults_are_the_papers():
+    sampling = SamplingParameters(seed=0, stop=["x"])
+    assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p) == (85, 1.0, 1.0)
+    assert sampling.stop == ("x",)
+
+
+def test_texts_must_be_a_sequence_of_strings():
+    with pytest.raises(GenerationError, match="one string"):
+        check_texts("prompts", "a prompt")
+    with pytest.raises(GenerationError, match=r"prompts\[1\] must be a string, got NoneType"):
+        check_texts("prompts", ["a", None])
+
+
+def test_the_public_fake_is_a_text_generator():
+    from flower_privsyn.testing import EchoGenerator
+
+    assert isinstance(EchoGenerator(), TextGenerator)
+
+
+def test_importing_the_package_loads_no_model_library():
+    code = (
+        "import sys, flower_privsyn.generation\n"
+        "heavy = {'torch', 'transformers', 'httpx', 'vllm', 'peft', 'huggingface_hub'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,274 @@
+"""Mask-and-fill on real (tiny) masked language models."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flower_privsyn.errors import GenerationError, ModelError
+from flower_privsyn.generation import MaskFill, Variation
+from flower_privsyn.generation.variation import _group_by_character
+
+SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<mask>", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
+
+
+def _watch_masks(variation: MaskFill) -> list[tuple[list[int], int]]:
+    """Record (mask tokens per row, tokens per row) of every forward pass."""
+    seen: list[tuple[list[int], int]] = []
+    inner = variation._logits
+
+    def watched(tokens, attention, where_row, where_place):
+        masked = (tokens == variation._tokenizer.mask_token_id).sum(-1).tolist()
+        seen.extend(zip(masked, attention.sum(-1).tolist(), strict=True))
+        assert len(where_row) == sum(masked)
+        return inner(tokens, attention, where_row, where_place)
+
+    variation._logits = watched  # type: ignore[method-assign]
+    return seen
+
+
+@pytest.fixture(scope="module")
+def fill(roberta: Path) -> MaskFill:
+    return MaskFill(roberta, dtype="float32")
+
+
+def test_every_text_becomes_another_one(fill: MaskFill, texts: list[str]):
+    assert isinstance(fill, Variation)
+    varied = fill.vary(texts, seed=1)
+    assert len(varied) == len(texts)
+    assert all(new != old for new, old in zip(varied, texts, strict=True))
+    # 30 % twice still leaves about half of the tokens.
+    kept = [
+        len(set(new.split()) & set(old.split())) / len(set(old.split()))
+        for new, old in zip(varied, texts, strict=True)
+    ]
+    assert 0.15 < np.mean(kept) < 0.85
+
+
+def test_the_number_of_masks_follows_from_each_text_itself(roberta: Path, texts: list[str]):
+    fill = MaskFill(roberta, dtype="float32", num_steps=3)
+    seen = _watch_masks(fill)
+    fill.vary([*texts, "a"], seed=1)
+    assert len(seen) == 3 * (len(texts) + 1)
+    for masked, length in seen:
+        assert masked == max(1, round(0.3 * (length - 2)))
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.01, 1), (0.5, 10), (1.0, 20)])
+def test_mask_fraction(roberta: Path, fraction: float, expected: int):
+    fill = MaskFill(roberta, dtype="float32", mask_fraction=fraction, num_steps=1)
+    seen = _watch_masks(fill)
+    text = "river " * 30
+    number = len(fill._tokenizer(text, add_special_tokens=False)["input_ids"])
+    while number > 20:
+        text = text[:-1]
+        number = len(fill._tokenizer(text, add_special_tokens=False)["input_ids"])
+    fill.vary([text], seed=0)
+    assert seen == [(expected, 22)]
+
+
+def test_the_same_seed_gives_the_same_and_another_one_another(fill: MaskFill, texts: list[str]):
+    first = fill.vary(texts, seed=3)
+    assert fill.vary(texts, seed=3) == first
+    assert sum(a == b for a, b in zip(fill.vary(texts, seed=4), first, strict=True)) < 5
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_neither_batch_nor_order_changes_a_text(
+    roberta: Path, fill: MaskFill, texts: list[str], batch_size: int
+):
+    expected = fill.vary(texts, seed=5)
+    other = MaskFill(roberta, dtype="float32", batch_size=batch_size)
+    assert other.vary(texts, seed=5) == expected
+    assert fill.vary(texts[::-1], seed=5) == expected[::-1]
+    assert fill.vary(texts[10:13], seed=5) == expected[10:13]
+
+
+def test_equal_texts_get_different_variations(fill: MaskFill, texts: list[str]):
+    assert len(set(fill.vary([texts[8]] * 20, seed=1))) > 15
+
+
+@pytest.mark.parametrize("name", ["roberta", "bert"])
+def test_special_tokens_are_never_written(
+    name: str, texts: list[str], request: pytest.FixtureRequest
+):
+    # At this temperature every token that is not forbidden is about equally likely.
+    fill = MaskFill(
+        request.getfixturevalue(name), dtype="float32", mask_fraction=1.0, temperature=1e4
+    )
+    rows = fill._tokenize(texts, range(len(texts)))
+    for _ in range(4):
+        fill._fill(rows)
+        drawn = np.concatenate([row.tokens[row.content] for row in rows])
+        assert not set(drawn.tolist()) & set(fill._tokenizer.all_special_ids)
+        assert drawn.max() < len(fill._tokenizer)
+    varied = " ".join(fill.vary(texts, seed=2))
+    assert not any(token in varied for token in (*SPECIAL, "\ufffd", "[unused0]"))
+    assert not any(ord(letter) < 32 and letter not in "\t\n\r" for letter in varied)
+
+
+def test_special_tokens_spelled_in_a_text_are_characters(roberta: Path):
+    fill = MaskFill(roberta, dtype="float32", mask_fraction=0.01, num_steps=1)
+    seen = _watch_masks(fill)
+    varied = fill.vary(["The river </s> reads <mask> over <pad> the garden and waits"], seed=1)[0]
+    assert seen[0][0] == 1
+    assert sum(token in varied for token in ("</s>", "<mask>", "<pad>")) >= 2
+
+
+def test_text_that_is_not_masked_survives_unchanged(roberta: Path):
+    """One masked token: everything but that place must be the original, blanks included."""
+    fill = MaskFill(roberta, dtype="float32", mask_fraction=0.01, num_steps=1)
+    text = "The  river walks,\nslowly — «over» naïve 字 🙂 gardens (again)..."
+    for seed in range(30):
+        varied = fill.vary([text], seed=seed)[0]
+        prefix = next(
+            (k for k, (a, b) in enumerate(zip(text, varied, strict=False)) if a != b), len(varied)
+        )
+        rest = text[prefix:]
+        suffix = next(k for k in range(len(rest) + 1) if varied.endswith(rest[k:]))
+        assert suffix <= 12, (text, varied)
+
+
+@pytest.mark.parametrize("text", ["字🙂", "🙂" * 12, "naïve café", "Ω≈ç√∫"])
+def test_shared_characters_are_masked_as_a_whole(fill: MaskFill, text: str):
+    for seed in range(10):
+        assert "\ufffd" not in fill.vary([text], seed=seed)[0]
+
+
+def test_grouping_by_character():
+    assert _group_by_character([(0, 1), (1, 2), (1, 2), (1, 2), (2, 5)]) == [[0], [1, 2, 3], [4]]
+    assert _group_by_character([]) == []
+
+
+def test_blanks_at_the_edges(fill: MaskFill):
+    for seed in range(20):
+        varied = fill.vary(["River", "  river  "], seed=seed)
+        assert varied[0] == varied[0].strip() != ""
+        assert varied[1].strip()
+
+
+def test_empty_texts_come_back_as_they_are(fill: MaskFill):
+    finished: list[int] = []
+    assert fill.vary(["", "a river", ""], seed=0, progress=finished.append)[::2] == ["", ""]
+    assert sum(finished) == 3
+    assert fill.vary([], seed=0) == []
+    assert fill.vary(["", ""], seed=0) == ["", ""]
+
+
+def test_long_texts_are_cut_to_max_tokens(roberta: Path):
+    fill = MaskFill(roberta, dtype="float32", max_tokens=16)
+    seen = _watch_masks(fill)
+    varied = fill.vary(["the river waits under the garden " * 20], seed=0)
+    assert [length for _, length in seen] == [18, 18]
+    assert len(varied[0]) < 200
+
+
+def test_max_tokens_beyond_the_model_is_refused(roberta: Path):
+    with pytest.raises(GenerationError, match="max_tokens must be at most 65 .*, got 66"):
+        MaskFill(roberta, max_tokens=66)
+    fill = MaskFill(roberta, max_tokens=65, dtype="float32")
+    assert fill.vary(["the river waits under the garden " * 20], seed=0)
+
+
+@pytest.mark.parametrize("name", ["roberta", "bert"])
+def test_the_head_on_masked_places_gives_the_full_models_logits(
+    name: str, texts: list[str], request: pytest.FixtureRequest
+):
+    fill = MaskFill(request.getfixturevalue(name), dtype="float32")
+    assert fill._gathers_before_head
+    batch = fill._tokenizer(texts[:6], padding=True, return_tensors="pt")
+    where_row, where_place = torch.tensor([0, 2, 2, 5]), torch.tensor([1, 3, 4, 2])
+    arguments = (batch["input_ids"], batch["attention_mask"], where_row, where_place)
+    with torch.inference_mode():
+        found = fill._logits(*arguments)
+        fill._gathers_before_head = False
+        expected = fill._logits(*arguments)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_whose_head_cannot_be_fed_falls_back_to_full_logits(
+    roberta: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    expected = MaskFill(roberta, dtype="float32").vary(texts[:5], seed=1)
+    from transformers import RobertaForMaskedLM
+
+    # As for a class that keeps its encoder under no prefix.
+    monkeypatch.setattr(RobertaForMaskedLM, "base_model", property(lambda model: model))
+    fill = MaskFill(roberta, dtype="float32")
+    assert not fill._gathers_before_head
+    assert fill.vary(texts[:5], seed=1) == expected
+
+
+def test_temperature_zero_and_small_top_p_take_the_likely(roberta: Path, texts: list[str]):
+    greedy = MaskFill(roberta, dtype="float32", temperature=0).vary(texts[:5], seed=1)
+    nucleus = MaskFill(roberta, dtype="float32", top_p=1e-6).vary(texts[:5], seed=1)
+    assert greedy == nucleus
+
+
+def test_bfloat16_where_the_cpu_has_it(roberta: Path, texts: list[str]):
+    from flower_privsyn.generation.pretrained import _cpu_multiplies_bfloat16
+
+    fill = MaskFill(roberta)
+    expected = torch.bfloat16 if _cpu_multiplies_bfloat16() else torch.float32
+    assert fill._model.dtype == expected
+    half = MaskFill(roberta, dtype="bfloat16")
+    assert half._gathers_before_head
+    assert half.vary(texts, seed=1) == half.vary(texts, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("mask_fraction", 0),
+        ("mask_fraction", 1.5),
+        ("mask_fraction", "0.3"),
+        ("mask_fraction", float("nan")),
+        ("num_steps", 0),
+        ("max_tokens", 0),
+        ("batch_size", 0),
+        ("temperature", -1),
+        ("top_p", 0),
+    ],
+)
+def test_a_wrong_setting_is_named_before_the_model_is_loaded(setting: str, value: object):
+    with pytest.raises(GenerationError, match=setting) as caught:
+        MaskFill("no-such-model", **{setting: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_wrong_input(fill: MaskFill):
+    with pytest.raises(GenerationError, match="seed"):
+        fill.vary(["a"], seed=-1)
+    with pytest.raises(GenerationError, match="one string"):
+        fill.vary("a text", seed=0)
+    with pytest.raises(GenerationError, match=r"texts\[0\]"):
+        fill.vary([None], seed=0)  # type: ignore[list-item]
+
+
+def test_a_model_that_is_no_masked_language_model(llama: Path):
+    with pytest.raises(ModelError, match="masked language model") as caught:
+        MaskFill(llama)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_its_head_is_refused(roberta: Path, tmp_path: Path):
+    """Transformers would fill in a random head and only warn."""
+    from transformers import AutoTokenizer, RobertaConfig, RobertaModel
+
+    RobertaModel(RobertaConfig.from_pretrained(roberta)).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(roberta).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="lacks lm_head"):
+        MaskFill(tmp_path)
+
+
+def test_a_tokenizer_without_a_mask_is_refused(roberta: Path, llama: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(llama, folder)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(roberta / name, folder / name)
+    with pytest.raises(ModelError, match="no mask token"):
+        MaskFill(folder)
