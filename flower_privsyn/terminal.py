@@ -82,6 +82,7 @@ class Bars:
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
+            refresh_per_second=4,
         )
         self._tasks: dict[int, TaskID] = {}
         self._ended = 0
