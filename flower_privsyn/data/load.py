@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -141,33 +142,41 @@ def _load_from_disk(path: Path) -> Any:
 
 def _load_from_hub(name: str, split: str) -> Any:
     datasets = _datasets()
-    # Without a network the library would retry for minutes before it gave up.
-    offline = hub_unreachable("HF_DATASETS_OFFLINE")
-    was_enabled = datasets.are_progress_bars_disabled() is False
+    unreachable = hub_unreachable("HF_DATASETS_OFFLINE")
+    shows_bars = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(
-            name,
-            split=split,
-            # Offline, what an earlier run has downloaded may still be used.
-            download_config=datasets.DownloadConfig(
-                max_retries=1, local_files_only=offline is not None
-            ),
-        )
+        with _offline(datasets) if unreachable else contextlib.nullcontext():
+            return datasets.load_dataset(name, split=split)
     except Exception as error:
-        if offline is not None:
+        if unreachable:
             raise DataError(
                 f"{name} is neither a file nor in the data set cache, and the hub cannot be "
-                f"reached ({offline})."
+                f"reached ({unreachable})."
             ) from None
-        reason = type(error).__name__
         raise DataError(
             f"{name} (split {split!r}) is not a file, and the hub gives no such data set "
-            f"({reason})."
+            f"({type(error).__name__})."
         ) from None
     finally:
-        if was_enabled:
+        if shows_bars:
             datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    """Only what an earlier run has downloaded: without a network the library retries for long.
+
+    Both libraries read the environment when they are imported, and these names after that.
+    """
+    from huggingface_hub import constants
+
+    before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 # ---- what is in it -----------------------------------------------------------------------------
@@ -455,12 +464,29 @@ def _from_dataset(
         raise DataError(f"{where} is a streaming data set: load it without streaming=True.")
     names = list(source.column_names)
     _check_columns(names, columns, where)
-    # Arrow all the way: the library's own columns are read row by row (seconds per 100,000).
-    wanted = source.select_columns(
-        [name for name in dict.fromkeys(columns.wanted) if name in names]
-    )
-    table = wanted.with_format("arrow")[:]
-    return _grouped([_from_table(table, columns, where)], columns)
+    present = [name for name in columns.wanted if name in names]
+    return _grouped([_from_table(_arrow(source, present), columns, where)], columns)
+
+
+def _arrow(dataset: Any, names: list[str]) -> Any:
+    """The named columns as an Arrow table, in the order of the data set.
+
+    Arrow all the way: the library's own columns are read row by row, seconds per 100,000 rows,
+    and its Arrow format gathers the rows of a shuffled data set batch by batch.
+    """
+    indices = getattr(dataset, "_indices", None)
+    if indices is None or not hasattr(indices, "column"):
+        return dataset.select_columns(names).with_format("arrow")[:]
+    import pyarrow as pa
+
+    rows = indices.column(0).combine_chunks()
+    columns = []
+    for name in names:
+        column = dataset.data.column(name)
+        if pa.types.is_string(column.type):
+            column = column.cast(pa.large_string())  # the chunks together may exceed 2 GiB
+        columns.append(pa.chunked_array([column.combine_chunks().take(rows)]))
+    return pa.table(columns, names=names)
 
 
 # ---- by user -----------------------------------------------------------------------------------

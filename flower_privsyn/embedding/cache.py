@@ -126,7 +126,7 @@ class EmbeddingCache:
                 f"vectors must have shape ({len(texts)}, d) for {len(texts)} texts, "
                 f"got {vectors.shape}."
             )
-        finite: NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)  # (n,)
+        finite = np.all(np.isfinite(vectors), axis=1, keepdims=True)[:, 0]  # (n,)
         rows = [
             (key, vectors[row].tobytes())
             for row, key in enumerate(_keys(fingerprint, texts))

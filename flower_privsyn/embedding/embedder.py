@@ -113,16 +113,16 @@ class SentenceTransformerEmbedder:
         weights = _weight_files(folder)
         if not weights:
             raise ModelError(f"{folder} holds no model weights ({' or '.join(_WEIGHT_PATTERNS)}).")
-        self._model = _load(folder, precision=precision, device=device)
-        self._tokenizer: Any = getattr(self._model, "tokenizer", None)
+        self._model: Any = _load(folder, precision=precision, device=device)
+        self._tokenizer: Any = self._model.tokenizer
         if not getattr(self._tokenizer, "is_fast", False):
             raise ModelError(f"{folder} has no fast tokenizer, which cutting text needs.")
-        limit = self._model.max_seq_length or self._tokenizer.model_max_length
+        limit = int(self._model.max_seq_length or self._tokenizer.model_max_length)
         if max_tokens is not None:
             if max_tokens > limit:
                 raise ConfigError(f"max-tokens must be at most {limit} here, got {max_tokens}.")
             limit = max_tokens
-        self._max_tokens = int(limit)
+        self._max_tokens = limit
         self._batch_size = batch_size
         self._prompt = str(
             (getattr(self._model, "prompts", None) or {}).get(self._model.default_prompt_name) or ""
@@ -307,12 +307,8 @@ def _offline_package() -> Path | None:
 
 def _download(name: str) -> Path:
     try:
+        import huggingface_hub.utils as hub
         from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import (
-            are_progress_bars_disabled,
-            disable_progress_bars,
-            enable_progress_bars,
-        )
     except ImportError:
         raise MissingExtraError(
             f"Embedding model {name} needs sentence-transformers: "
@@ -321,8 +317,9 @@ def _download(name: str) -> Path:
     reason = hub_unreachable()
     patterns = ["*.json", "*.txt", "*.model", "*.safetensors"]
     skip = ["onnx/*", "openvino/*"]
-    shows_bars = not are_progress_bars_disabled()
-    disable_progress_bars()
+    bars: Any = hub  # exported, but without the mark that type checkers ask for
+    shows_bars = not bars.are_progress_bars_disabled()
+    bars.disable_progress_bars()
     try:
         for allowed in (patterns, [*patterns, "pytorch_model*.bin"]):
             folder = Path(
@@ -353,7 +350,7 @@ def _download(name: str) -> Path:
         ) from None
     finally:
         if shows_bars:
-            enable_progress_bars()
+            bars.enable_progress_bars()
     raise ModelError(f"Embedding model {name} has no weights on the hub.")
 
 
