@@ -30,9 +30,7 @@ class AdapterSwitch:
         digest = None if folder is None else adapter_digest(Path(folder))
         if digest == self._active:
             return
-        if self._wrapped is not None:
-            self._wrapped.unload()  # restores the model's own layers in place
-            self._wrapped, self._active = None, None
+        self._detach()
         if folder is None:
             return
         try:
@@ -44,15 +42,33 @@ class AdapterSwitch:
         try:
             with warnings.catch_warnings():
                 # PEFT still calls what Transformers has renamed.
-                warnings.simplefilter("ignore", FutureWarning)
-                self._wrapped = peft.PeftModel.from_pretrained(
-                    self._model, str(folder), autocast_adapter_dtype=False
-                ).eval()
+                warnings.simplefilter("ignore")
+                self._attach(peft, Path(folder))
         except Exception as error:
+            self._detach()
             raise ModelError(
                 f"adapter {folder} cannot be loaded onto model {self._name!r}: {shorten(error)}"
             ) from error
         self._active = digest
+
+    def _attach(self, peft: Any, folder: Path) -> None:
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        config.inference_mode = True
+        # In two steps, so that what was put in can be taken out when the weights do not fit.
+        self._wrapped = peft.PeftModel(self._model, config, autocast_adapter_dtype=False)
+        report = self._wrapped.load_adapter(str(folder), "default", autocast_adapter_dtype=False)
+        missing = sorted(key for key in report.missing_keys if "lora_" in key)
+        if missing:
+            # PEFT would leave them at zero and only warn: the adapter would do nothing.
+            raise ValueError(f"its file lacks {missing[0]} and {len(missing) - 1} more weights")
+        self._wrapped.eval()
+
+    def _detach(self) -> None:
+        if self._wrapped is not None:
+            self._wrapped.unload()  # restores the model's own layers in place
+        self._wrapped, self._active = None, None
+        if hasattr(self._model, "peft_config"):
+            del self._model.peft_config
 
 
 def adapter_digest(folder: Path) -> str:

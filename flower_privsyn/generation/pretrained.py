@@ -117,12 +117,18 @@ def load_pretrained(
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"model {str(name)!r} has no fast tokenizer (tokenizer.json)")
+    if (
+        kind == "causal"
+        and any(name.endswith("ForMaskedLM") for name in model.config.architectures or ())
+        and not getattr(model.config, "is_decoder", False)
+    ):
+        # Transformers would run it, and let every token see the ones after it.
+        raise ModelError(f"model {str(name)!r} is a masked language model, not a causal one")
     missing = sorted(report["missing_keys"])
     if missing:
         # Transformers would fill them with random numbers and only warn.
-        what = "causal" if kind == "causal" else "masked"
         raise ModelError(
-            f"model {str(name)!r} is no {what} language model: its file lacks {missing[0]} and "
+            f"model {str(name)!r} is no {kind} language model: its file lacks {missing[0]} and "
             f"{len(missing) - 1} more weights"
         )
     model.eval().requires_grad_(False)

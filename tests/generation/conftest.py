@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-WORDS = (
-    "the a one my your this river mountain doctor garden teacher winter morning evening train "
-    "coffee letter window street music kitchen summer dinner ticket answer question sister brother "
-    "walks sings waits reads paints opens closes finds keeps loses writes under over near behind "
-    "quietly slowly happily again today tomorrow never always often because while before after"
-).split()
+WORDS = """
+the a one my your this river mountain doctor garden teacher winter morning evening train coffee
+letter window street music kitchen summer dinner ticket answer question sister brother walks sings
+waits reads paints opens closes finds keeps loses writes under over near behind quietly slowly
+happily again today tomorrow never always often because while before after
+"""
 
 
 def sentences(count: int) -> list[str]:
@@ -20,8 +20,9 @@ def sentences(count: int) -> list[str]:
     made = []
     for number in range(count):
         length = 6 + number % 12
+        words = WORDS.split()
         picked = [
-            WORDS[(number * 31 + place * (7 + number % 5)) % len(WORDS)] for place in range(length)
+            words[(number * 31 + place * (7 + number % 5)) % len(words)] for place in range(length)
         ]
         made.append(" ".join(picked).capitalize() + f" {number}.")
     return made
@@ -55,7 +56,7 @@ def _byte_level(template: bool):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
-        sentences(400) + ["Original Text Sample 1\n", "Here are 6 diverse original text samples:"],
+        [*sentences(400), "Original Text Sample 1\n", "Here are 6 diverse original text samples:"],
         trainers.BpeTrainer(
             vocab_size=600,
             special_tokens=["<pad>", "<s>", "</s>", "<unk>", "<mask>"],
@@ -87,8 +88,15 @@ def _byte_level(template: bool):
 
 
 def _word_piece():
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-    from tokenizers import trainers
+    from tokenizers import (
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))

@@ -168,7 +168,7 @@ def test_long_texts_are_cut_to_max_tokens(roberta: Path):
 
 
 def test_max_tokens_beyond_the_model_is_refused(roberta: Path):
-    with pytest.raises(GenerationError, match="max_tokens must be at most 65 .*, got 66"):
+    with pytest.raises(GenerationError, match=r"max_tokens must be at most 65 .*, got 66"):
         MaskFill(roberta, max_tokens=66)
     fill = MaskFill(roberta, max_tokens=65, dtype="float32")
     assert fill.vary(["the river waits under the garden " * 20], seed=0)

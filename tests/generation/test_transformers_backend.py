@@ -1,0 +1,347 @@
+"""Generation through Transformers on real (tiny) causal language models."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy import stats
+
+from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
+from flower_privsyn.generation import SamplingParameters, TextGenerator, TransformersGenerator
+
+GREEDY = SamplingParameters(seed=0, max_new_tokens=24, temperature=0)
+SAMPLED = SamplingParameters(seed=3, max_new_tokens=24)
+PROMPTS = ["The river", "A doctor waits under the old street, and", "Music", "My sister reads 3"]
+
+
+@pytest.fixture(scope="module")
+def generator(llama: Path) -> TransformersGenerator:
+    return TransformersGenerator(llama, dtype="float32")
+
+
+def _library_greedy(folder: Path, prompts: list[str], adapter: Path | None = None) -> list[str]:
+    """What ``generate()`` writes for each prompt alone, without any padding."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter)
+    written = []
+    for prompt in prompts:
+        batch = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        output = model.generate(**batch, do_sample=False, max_new_tokens=24)
+        new = output[0, batch["input_ids"].shape[1] :]
+        written.append(tokenizer.decode(new, skip_special_tokens=True))
+    return written
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("own_loop", [True, False])
+def test_greedy_continuations_equal_the_librarys(
+    name: str, own_loop: bool, request: pytest.FixtureRequest
+):
+    folder = request.getfixturevalue(name)
+    generator = TransformersGenerator(folder, dtype="float32")
+    assert generator._own_loop
+    generator._own_loop = own_loop
+    found = generator.generate(PROMPTS, sampling=GREEDY)
+    assert [texts[0] for texts in found] == _library_greedy(folder, PROMPTS)
+
+
+def test_the_interface(generator: TransformersGenerator, llama: Path):
+    assert isinstance(generator, TextGenerator)
+    assert generator.name == str(llama)
+    finished: list[int] = []
+    found = generator.generate(PROMPTS, num_samples=3, sampling=SAMPLED, progress=finished.append)
+    assert [len(texts) for texts in found] == [3] * 4
+    assert sum(finished) == 12
+    assert len({text for texts in found for text in texts}) == 12
+    assert generator.generate([], sampling=SAMPLED) == []
+
+
+def test_seeds(generator: TransformersGenerator):
+    first = generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED)
+    assert generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED) == first
+    other = generator.generate(
+        PROMPTS, num_samples=2, sampling=SamplingParameters(seed=4, max_new_tokens=24)
+    )
+    assert all(a != b for a, b in zip(first, other, strict=True))
+    twice = generator.generate([PROMPTS[0]] * 2, sampling=SAMPLED)
+    assert twice[0] != twice[1]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
+def test_a_sample_depends_on_its_prompt_and_number_only(
+    llama: Path, generator: TransformersGenerator, batch_size: int
+):
+    expected = generator.generate(PROMPTS, num_samples=3, sampling=SAMPLED)
+    other = TransformersGenerator(llama, dtype="float32", batch_size=batch_size)
+    assert other.generate(PROMPTS[::-1], num_samples=3, sampling=SAMPLED) == expected[::-1]
+    assert other.generate(PROMPTS[1:2], num_samples=2, sampling=SAMPLED)[0] == expected[1][:2]
+
+
+def test_both_loops_draw_the_same(generator: TransformersGenerator, llama: Path):
+    sampling = SamplingParameters(seed=3, max_new_tokens=24, top_p=0.9, temperature=0.8)
+    expected = generator.generate(PROMPTS, num_samples=2, sampling=sampling)
+    other = TransformersGenerator(llama, dtype="float32")
+    other._own_loop = False
+    assert other.generate(PROMPTS, num_samples=2, sampling=sampling) == expected
+
+
+def test_the_first_token_has_the_models_distribution(llama: Path, generator: TransformersGenerator):
+    """Chi-square of 4,000 first tokens against the softmax of the model's logits."""
+    tokenizer, model = generator._tokenizer, generator._model
+    batch = tokenizer(PROMPTS[1], return_tensors="pt", return_token_type_ids=False)
+    with torch.inference_mode():
+        probabilities = torch.softmax(model(**batch).logits[0, -1].double(), -1).numpy()
+    size = 4000
+    written = generator._continue(
+        [batch["input_ids"][0].tolist()],
+        size,
+        list(range(size)),
+        SamplingParameters(seed=0, max_new_tokens=1),
+    )
+    counts = Counter(tokens[0] if tokens else tokenizer.eos_token_id for tokens in written)
+    common = np.flatnonzero(probabilities * size >= 5)
+    observed = [counts[token] for token in common]
+    expected = list(probabilities[common] * size)
+    observed.append(size - sum(observed))
+    expected.append(size - sum(expected))
+    assert stats.chisquare(observed, expected).pvalue > 1e-4
+
+
+def test_stop_strings_end_a_continuation_and_the_work(generator: TransformersGenerator):
+    free = generator.generate(PROMPTS, num_samples=8, sampling=SAMPLED)
+    stop = ("er", "in")
+    steps = []
+    inner = generator._model.forward
+
+    def counted(*arguments, **named):
+        steps.append(named["input_ids"].shape[0])
+        return inner(*arguments, **named)
+
+    generator._model.forward = counted
+    try:
+        found = generator.generate(
+            PROMPTS,
+            num_samples=8,
+            sampling=SamplingParameters(seed=3, max_new_tokens=24, stop=stop),
+        )
+    finally:
+        del generator._model.forward
+    for cut, whole in zip(
+        [text for texts in found for text in texts],
+        [text for texts in free for text in texts],
+        strict=True,
+    ):
+        ends = [whole.find(text) for text in stop if text in whole]
+        assert cut == (whole[: min(ends)] if ends else whole)
+    assert any(len(a[0]) < len(b[0]) for a, b in zip(found, free, strict=True))
+    # Finished samples leave the batch.
+    assert steps[0] == 4
+    assert steps[1] == 32
+    assert steps[-1] < 16
+
+
+def test_a_stop_string_of_several_tokens_with_a_newline(generator: TransformersGenerator):
+    tokens = generator._tokenizer("river waits\nOriginal Text Sample 5\nmore")["input_ids"]
+    running = [True, True]
+    generator._note_stops([tokens, tokens[:3]], [0, 1], running, ("\nOriginal Text Sample ",))
+    assert running == [False, True]
+    text = generator._decode([1, 2], tokens, ("\nOriginal Text Sample ",))
+    assert text == "river waits"
+
+
+def test_an_end_token_ends_a_continuation(llama: Path, tmp_path: Path):
+    """A model that writes </s> as soon as it may, and one whose configuration ends elsewhere."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        model.model.norm.weight.zero_()  # all logits equal: the first token of all is taken
+    model.generation_config.eos_token_id = [0, 2]
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    generator = TransformersGenerator(tmp_path, dtype="float32")
+    assert generator.generate(PROMPTS, sampling=GREEDY) == [[""]] * 4
+
+
+def test_decoding_keeps_the_blank_and_shared_characters(generator: TransformersGenerator):
+    tokenizer = generator._tokenizer
+    for prompt, rest in [("The", " river 字"), ("The ", "river"), ("x 🙂", "🙂 y\n z"), ("", "a")]:
+        head = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        tail = tokenizer(rest, add_special_tokens=False)["input_ids"]
+        assert generator._decode(head, tail, ()) == rest
+    emoji = tokenizer("🙂", add_special_tokens=False)["input_ids"]
+    assert len(emoji) > 1
+    assert generator._decode(emoji[:1], emoji[1:], ()) != ""
+
+
+def test_sentencepiece_style_blanks_are_kept(llama: Path, tmp_path: Path):
+    """Llama's own tokenizer drops the blank of a first token when it is decoded alone."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.BPE(unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
+    inner.train_from_iterator(
+        ["the river waits under the garden " * 3],
+        trainers.BpeTrainer(
+            vocab_size=120, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    AutoModelForCausalLM.from_pretrained(llama).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    generator = TransformersGenerator(tmp_path, dtype="float32")
+    words = tokenizer("the river waits", add_special_tokens=False)["input_ids"]
+    head = tokenizer("the", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(words[len(head) :]) == "river waits"
+    assert generator._decode(words[: len(head)], words[len(head) :], ()) == " river waits"
+
+
+def test_long_prompts_lose_their_beginning_and_are_counted(
+    gpt2: Path, caplog: pytest.LogCaptureFixture
+):
+    generator = TransformersGenerator(gpt2, dtype="float32")
+    long = "the river waits under the garden " * 40
+    tokens = generator._tokenizer(long)["input_ids"]
+    kept = generator._tokenizer.decode(tokens[-(128 - 24) :])
+    with caplog.at_level(logging.WARNING):
+        found = generator.generate([long, "short"], sampling=GREEDY)
+    assert generator.truncated_prompts == 1
+    assert "1 of 2 prompts" in caplog.text
+    assert generator._tokenizer(kept)["input_ids"] == tokens[-(128 - 24) :]
+    assert found[0] == generator.generate([kept], sampling=GREEDY)[0]
+    assert generator.truncated_prompts == 1
+
+
+def test_new_tokens_must_leave_room_for_a_prompt(gpt2: Path):
+    generator = TransformersGenerator(gpt2)
+    with pytest.raises(GenerationError, match="max_new_tokens must be below the 128 positions"):
+        generator.generate(["a"], sampling=SamplingParameters(seed=0, max_new_tokens=128))
+    # As many as there is room for.
+    generator.generate(["a"], sampling=SamplingParameters(seed=0, max_new_tokens=127))
+
+
+def test_an_empty_prompt_begins_with_the_begin_token(generator: TransformersGenerator):
+    assert generator._tokenize(["", "a"], GREEDY)[0] == [1]
+    assert generator.generate([""], sampling=GREEDY)[0][0]
+
+
+def test_reduced_precision_switches_attention_and_back(llama: Path):
+    generator = TransformersGenerator(llama, dtype="bfloat16")
+    assert generator._switches_attention
+    first = generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED)
+    assert generator._model.config._attn_implementation == "sdpa"
+    assert generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED) == first
+
+
+def test_the_attention_for_single_queries_computes_the_same(
+    llama: Path, generator: TransformersGenerator
+):
+    expected = generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED)
+    other = TransformersGenerator(llama, dtype="float32")
+    assert not other._switches_attention
+    other._switches_attention = True
+    assert other.generate(PROMPTS, num_samples=2, sampling=SAMPLED) == expected
+
+
+def test_adapters_change_what_is_written_and_leave_no_trace(
+    llama: Path, adapters: tuple[Path, Path]
+):
+    generator = TransformersGenerator(llama, dtype="float32")
+    for adapter in (None, adapters[0], adapters[1], adapters[0], None):
+        found = generator.generate(PROMPTS, sampling=GREEDY, adapter=adapter)
+        assert [texts[0] for texts in found] == _library_greedy(llama, PROMPTS, adapter)
+    assert not [name for name, _ in generator._model.named_parameters() if "lora" in name]
+
+
+def test_an_adapter_rewritten_at_the_same_path_is_read_again(
+    llama: Path, adapters: tuple[Path, Path], tmp_path: Path
+):
+    generator = TransformersGenerator(llama, dtype="float32")
+    folder = tmp_path / "adapter"
+    for adapter in adapters:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(adapter, folder)
+        found = generator.generate(PROMPTS, sampling=GREEDY, adapter=folder)
+        assert [texts[0] for texts in found] == _library_greedy(llama, PROMPTS, adapter)
+
+
+def test_adapters_run_in_the_models_precision(llama: Path, adapters: tuple[Path, Path]):
+    generator = TransformersGenerator(llama, dtype="bfloat16")
+    generator.generate(PROMPTS[:1], sampling=GREEDY, adapter=adapters[0])
+    assert {weight.dtype for weight in generator._model.parameters()} == {torch.bfloat16}
+
+
+def test_wrong_adapters(llama: Path, gpt2: Path, adapters: tuple[Path, Path], tmp_path: Path):
+    generator = TransformersGenerator(llama, dtype="float32")
+    expected = generator.generate(PROMPTS, sampling=GREEDY)
+    with pytest.raises(ModelError, match=r"adapter_config\.json"):
+        generator.generate(PROMPTS, sampling=GREEDY, adapter=tmp_path / "missing")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    shutil.copy(adapters[0] / "adapter_config.json", broken)
+    with pytest.raises(ModelError, match="holds no adapter_model"):
+        generator.generate(PROMPTS, sampling=GREEDY, adapter=broken)
+    (broken / "adapter_model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ModelError, match="cannot be loaded onto") as caught:
+        generator.generate(PROMPTS, sampling=GREEDY, adapter=broken)
+    assert "\n" not in str(caught.value)
+    other = tmp_path / "other"
+    shutil.copytree(adapters[0], other)
+    weights = load_file(other / "adapter_model.safetensors")
+    save_file(
+        {key: weight[:, :1].contiguous() for key, weight in weights.items()},
+        other / "adapter_model.safetensors",
+    )
+    with pytest.raises(ModelError, match="cannot be loaded onto"):
+        generator.generate(PROMPTS, sampling=GREEDY, adapter=other)
+    save_file(
+        {"x." + key: weight for key, weight in weights.items()}, other / "adapter_model.safetensors"
+    )
+    with pytest.raises(ModelError, match="lacks"):
+        generator.generate(PROMPTS, sampling=GREEDY, adapter=other)
+    with pytest.raises(ModelError, match="cannot be loaded onto"):
+        TransformersGenerator(gpt2).generate(["a"], sampling=GREEDY, adapter=adapters[0])
+    # A failed adapter leaves the model as it was.
+    assert not [name for name, _ in generator._model.named_parameters() if "lora" in name]
+    assert generator.generate(PROMPTS, sampling=GREEDY) == expected
+    found = generator.generate(PROMPTS, sampling=GREEDY, adapter=adapters[0])
+    assert [texts[0] for texts in found] == _library_greedy(llama, PROMPTS, adapters[0])
+
+
+def test_peft_missing(llama: Path, adapters: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
+    generator = TransformersGenerator(llama)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingExtraError, match="pip install peft"):
+        generator.generate(PROMPTS, sampling=GREEDY, adapter=adapters[0])
+
+
+def test_wrong_input(generator: TransformersGenerator, llama: Path):
+    with pytest.raises(GenerationError, match="num_samples must be an integer >= 1, got 0"):
+        generator.generate(PROMPTS, num_samples=0, sampling=GREEDY)
+    with pytest.raises(GenerationError, match="one string"):
+        generator.generate("prompt", sampling=GREEDY)
+    with pytest.raises(GenerationError, match="batch_size"):
+        TransformersGenerator(llama, batch_size=0)
+
+
+def test_a_masked_language_model_is_refused(bert: Path):
+    with pytest.raises(ModelError, match="is a masked language model"):
+        TransformersGenerator(bert)
