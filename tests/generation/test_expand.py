@@ -1,0 +1,228 @@
+"""Expansion: which seeds stand in a prompt, what is kept, and what is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.generation import (
+    Expand,
+    SamplingParameters,
+    TransformersGenerator,
+    load_prompt,
+)
+
+
+class Scripted:
+    """A generator that writes what a function of (prompt, number of the prompt) says."""
+
+    name = "scripted"
+
+    def __init__(self, write: Callable[[str, int], str]) -> None:
+        self.write = write
+        self.prompts: list[str] = []
+        self.calls: list[dict[str, object]] = []
+
+    def generate(self, prompts: Sequence[str], **named: object) -> list[list[str]]:
+        self.calls.append({"size": len(prompts), **named})
+        written = []
+        for prompt in prompts:
+            written.append([self.write(prompt, len(self.prompts))])
+            self.prompts.append(prompt)
+        return written
+
+
+def _numbered(prompt: str, number: int) -> str:
+    return f"new text {number}\nOriginal Text Sample 5\nand more"
+
+
+SEEDS = [f"seed number {number}" for number in range(50)]
+
+
+def test_every_prompt_holds_different_seeds_and_parents_name_them():
+    generator = Scripted(_numbered)
+    result = Expand(generator).run(SEEDS, num_samples=100, seed=1)
+    assert result.texts == tuple(f"new text {number}" for number in range(100))
+    prompt = load_prompt("pre-text")
+    for rendered, parents in zip(generator.prompts, result.parents, strict=True):
+        assert len(set(parents)) == 3
+        assert rendered == prompt.render([SEEDS[index] for index in parents])
+    assert (result.num_generated, result.num_requested) == (100, 100)
+    assert result.dropped == {"empty": 0, "duplicate": 0, "copy-of-example": 0, "surplus": 0}
+
+
+def test_seeds_are_drawn_evenly():
+    generator = Scripted(_numbered)
+    result = Expand(generator).run(SEEDS, num_samples=3000, seed=1)
+    counts = np.bincount(np.array(result.parents).ravel(), minlength=50)
+    expected = 3000 * 3 / 50
+    assert ((counts - expected) ** 2 / expected).sum() < 90  # chi-square, 49 degrees, p = 3e-4
+    places = np.bincount([parents[0] for parents in result.parents], minlength=50)
+    assert places.min() > 20
+
+
+def test_a_seed_given_several_times_is_drawn_more_often_but_never_twice_in_a_prompt():
+    seeds = ["often"] * 6 + ["often  "] * 2 + ["a", "b", "c", "d"]
+    generator = Scripted(_numbered)
+    result = Expand(generator, num_examples=2).run(seeds, num_samples=500, seed=1)
+    with_often = sum(any(index < 8 for index in parents) for parents in result.parents)
+    assert with_often > 400
+    assert all(prompt.count("often") <= 1 for prompt in generator.prompts)
+
+
+def test_the_seed_decides():
+    def draws(seed: int) -> tuple[tuple[int, ...], ...]:
+        return Expand(Scripted(_numbered)).run(SEEDS, num_samples=40, seed=seed).parents
+
+    assert draws(1) == draws(1)
+    assert draws(1) != draws(2)
+
+
+def test_the_generator_gets_a_new_seed_each_time_and_the_prompts_stop_string():
+    generator = Scripted(_numbered)
+    expand = Expand(
+        generator,
+        sampling=SamplingParameters(seed=9, temperature=0.7, max_new_tokens=20, stop=("###",)),
+        batch_size=10,
+    )
+    expand.run(SEEDS, num_samples=30, seed=1, adapter=Path("adapter"))
+    samplings = [call["sampling"] for call in generator.calls]
+    assert len({sampling.seed for sampling in samplings}) == 3
+    for sampling in samplings:
+        assert (sampling.temperature, sampling.max_new_tokens) == (0.7, 20)
+        assert sampling.stop == ("###", load_prompt("pre-text").stop)
+    assert {call["adapter"] for call in generator.calls} == {Path("adapter")}
+
+
+def test_what_is_dropped_is_counted_by_reason():
+    def write(prompt: str, number: int) -> str:
+        kind = number % 5
+        if kind == 0:
+            return "  \nOriginal Text Sample 5\n"
+        if kind == 1:
+            return "again\n  and   again"
+        if kind == 2:
+            return prompt.splitlines()[4] + "\n"  # the second example
+        return f"text {number}"
+
+    generator = Scripted(write)
+    result = Expand(generator, batch_size=7, max_attempts_per_sample=10).run(
+        SEEDS, num_samples=20, seed=1
+    )
+    assert len(result.texts) == 20
+    assert sum(text.split() == ["again", "and", "again"] for text in result.texts) == 1
+    kinds = Counter(number % 5 for number in range(result.num_generated))
+    assert result.dropped["empty"] == kinds[0]
+    assert result.dropped["duplicate"] == kinds[1] - 1
+    assert result.dropped["copy-of-example"] == kinds[2]
+    assert result.num_generated == 20 + sum(result.dropped.values())
+
+
+def test_only_a_full_marker_line_ends_a_text():
+    written = "An Original Text Sample 5 here\nOriginal thoughts\nOriginal Text Sample 5\nrest"
+    result = Expand(Scripted(lambda prompt, number: written)).run(SEEDS, num_samples=1, seed=0)
+    assert result.texts == ("An Original Text Sample 5 here\nOriginal thoughts",)
+
+
+def test_attempts_are_bounded():
+    generator = Scripted(lambda prompt, number: "always the same")
+    result = Expand(generator, max_attempts_per_sample=3, batch_size=8).run(
+        SEEDS, num_samples=10, seed=0
+    )
+    assert result.texts == ("always the same",)
+    assert result.num_generated == 30
+    assert result.dropped["duplicate"] == 29
+    assert result.num_requested == 10
+
+
+def test_finished_texts_are_handed_out_before_a_failure():
+    kept: list[str] = []
+    origins: list[tuple[int, ...]] = []
+    counted: list[int] = []
+
+    def write(prompt: str, number: int) -> str:
+        if number == 25:
+            raise GenerationError("the server went away")
+        return f"text {number}"
+
+    def on_batch(texts: Sequence[str], parents: Sequence[tuple[int, ...]]) -> None:
+        kept.extend(texts)
+        origins.extend(parents)
+
+    expand = Expand(Scripted(write), batch_size=10)
+    with pytest.raises(GenerationError, match="went away"):
+        expand.run(SEEDS, num_samples=40, seed=0, progress=counted.append, on_batch=on_batch)
+    assert kept == [f"text {number}" for number in range(20)]
+    assert len(origins) == sum(counted) == 20
+
+
+def test_on_batch_is_never_called_with_nothing():
+    sizes: list[int] = []
+    Expand(Scripted(lambda prompt, number: ""), batch_size=5).run(
+        SEEDS, num_samples=5, seed=0, on_batch=lambda texts, parents: sizes.append(len(texts))
+    )
+    assert sizes == []
+
+
+@pytest.mark.parametrize("seeds", [["only one"], ["one", "one", "", " one "], ["one", "two"]])
+def test_fewer_seeds_than_examples(seeds: list[str]):
+    generator = Scripted(_numbered)
+    result = Expand(generator).run(seeds, num_samples=5, seed=0)
+    assert len(result.texts) == 5
+    distinct = len({text.strip() for text in seeds if text})
+    assert {len(parents) for parents in result.parents} == {distinct}
+    assert generator.prompts[0].count("Original Text Sample") == distinct + 1
+
+
+def test_without_any_seed():
+    for seeds in ([], ["", "  \n"]):
+        with pytest.raises(GenerationError, match="at least one seed"):
+            Expand(Scripted(_numbered)).run(seeds, num_samples=1, seed=0)
+
+
+def test_no_samples_wanted():
+    generator = Scripted(_numbered)
+    result = Expand(generator).run(SEEDS, num_samples=0, seed=0)
+    assert (result.texts, generator.calls) == ((), [])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("num_examples", 0),
+        ("num_examples", 6),
+        ("batch_size", 0),
+        ("max_attempts_per_sample", 0.5),
+        ("max_attempts_per_sample", "4"),
+    ],
+)
+def test_a_wrong_setting_is_named(setting: str, value: object):
+    with pytest.raises(GenerationError, match=setting) as caught:
+        Expand(Scripted(_numbered), **{setting: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_wrong_input():
+    expand = Expand(Scripted(_numbered))
+    with pytest.raises(GenerationError, match="num_samples"):
+        expand.run(SEEDS, num_samples=-1, seed=0)
+    with pytest.raises(GenerationError, match="seed"):
+        expand.run(SEEDS, num_samples=1, seed=-1)
+    with pytest.raises(ConfigError, match="no-such-prompt"):
+        Expand(Scripted(_numbered), prompt="no-such-prompt")
+
+
+def test_with_a_real_model(llama: Path, texts: list[str]):
+    generator = TransformersGenerator(llama, dtype="float32")
+    expand = Expand(generator, sampling=SamplingParameters(seed=0, max_new_tokens=16), batch_size=8)
+    result = expand.run(texts, num_samples=20, seed=4)
+    assert len(set(result.texts)) == 20
+    again = expand.run(texts, num_samples=20, seed=4)
+    assert again == result
+    one = expand.run(texts[:1], num_samples=20, seed=4)
+    assert len(set(one.texts)) == 20  # one prompt only, and still every text is another

@@ -1,0 +1,439 @@
+"""The HTTP backend against a real server on loopback, which misbehaves on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
+from flower_privsyn.generation import OpenAIGenerator, SamplingParameters, TextGenerator
+
+SAMPLING = SamplingParameters(seed=3, max_new_tokens=12)
+Misbehaviour = Callable[[str, dict[str, Any], int], tuple[int, bytes | dict[str, Any]] | None]
+
+
+class Server:
+    """Speaks vLLM's completions and adapter interface; continues a prompt by a hash.
+
+    Attributes:
+        misbehave: Asked first, with (path, body, number of the request to this path); what it
+            returns is sent in place of the answer.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+        self.adapters: dict[str, tuple[str, str]] = {}
+        self.misbehave: Misbehaviour = lambda path, body, number: None
+        self.headers: dict[str, str] = {}
+        self.concurrent = self.most_concurrent = 0
+        self.lock = threading.Lock()
+        self._numbers: Counter[str] = Counter()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                self._answer({})
+
+            def do_POST(self):
+                length = int(self.headers.get("Content-Length", 0))
+                self._answer(json.loads(self.rfile.read(length)))
+
+            def _answer(self, body):
+                status, content = outer.handle(self.path, body, dict(self.headers))
+                data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(status)
+                for key, value in outer.headers.items():
+                    self.send_header(key, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *arguments):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def handle(
+        self, path: str, body: dict[str, Any], headers: dict[str, str]
+    ) -> tuple[int, bytes | dict[str, Any]]:
+        with self.lock:
+            self.requests.append((path, body, headers))
+            number = self._numbers[path]
+            self._numbers[path] += 1
+            self.concurrent += 1
+            self.most_concurrent = max(self.most_concurrent, self.concurrent)
+        try:
+            wrong = self.misbehave(path, body, number)
+            return wrong if wrong is not None else self._serve(path, body)
+        finally:
+            with self.lock:
+                self.concurrent -= 1
+
+    def _serve(self, path: str, body: dict[str, Any]) -> tuple[int, bytes | dict[str, Any]]:
+        if path == "/v1/models":
+            entries = [{"id": "tiny", "parent": None}]
+            entries += [{"id": name, "parent": "tiny"} for name in self.adapters]
+            return 200, {"object": "list", "data": entries}
+        if path == "/v1/load_lora_adapter":
+            name, folder = body["lora_name"], Path(body["lora_path"])
+            if name in self.adapters:
+                return 400, {"error": {"message": f"'{name}' has already been loaded."}}
+            weights = (folder / "adapter_model.safetensors").read_bytes()
+            self.adapters[name] = (str(folder), hashlib.sha256(weights).hexdigest()[:8])
+            return 200, b"Success"
+        if path == "/v1/completions":
+            return self._complete(body)
+        return 404, {"detail": "Not Found"}
+
+    def _complete(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        model = body["model"]
+        if model != "tiny" and model not in self.adapters:
+            return 404, {"error": {"message": f"The model `{model}` does not exist.", "code": 404}}
+        weights = "base" if model == "tiny" else self.adapters[model][1]
+        prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+        choices = []
+        for prompt in prompts:
+            for sample in range(body["n"]):
+                key = f"{prompt}|{body['seed'] + sample}|{weights}"
+                text = f" {weights} {hashlib.sha256(key.encode()).hexdigest()[:10]} end tail"
+                ends = [text.find(stop) for stop in body.get("stop", []) if stop in text]
+                choices.append({"index": len(choices), "text": text[: min(ends, default=None)]})
+        return 200, {"object": "text_completion", "choices": choices[::-1]}
+
+    def paths(self) -> Counter[str]:
+        return Counter(path for path, _, _ in self.requests)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    started = Server()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def generator(server: Server) -> Iterator[OpenAIGenerator]:
+    made = OpenAIGenerator(server.url, "tiny", backoff=0.001, max_retries=3)
+    yield made
+    made.close()
+
+
+def test_prompts_samples_and_seeds(server: Server, generator: OpenAIGenerator):
+    assert isinstance(generator, TextGenerator)
+    prompts = [f"prompt {number}" for number in range(30)] + ["prompt 0"]
+    finished: list[int] = []
+    found = generator.generate(prompts, num_samples=4, sampling=SAMPLING, progress=finished.append)
+    assert [len(texts) for texts in found] == [4] * 31
+    assert sum(finished) == 124
+    assert len({text for texts in found for text in texts}) == 124  # equal prompts differ, too
+    assert generator.generate(prompts, num_samples=4, sampling=SAMPLING) == found
+    assert generator.generate(prompts[::-1], num_samples=4, sampling=SAMPLING)[-2] == found[1]
+    other = SamplingParameters(seed=4, max_new_tokens=12)
+    assert generator.generate(prompts, num_samples=4, sampling=other)[5] != found[5]
+    assert generator.generate([], sampling=SAMPLING) == []
+
+
+def test_what_is_asked_of_the_server(server: Server):
+    generator = OpenAIGenerator(
+        server.url + "/", "tiny", api_key="secret", extra_parameters={"top_k": -1}
+    )
+    sampling = SamplingParameters(
+        seed=3, max_new_tokens=12, temperature=0.5, top_p=0.9, stop=(" end",)
+    )
+    found = generator.generate(["a", "b"], num_samples=2, sampling=sampling)
+    assert all(not text.endswith("tail") for texts in found for text in texts)
+    seeds = set()
+    for path, body, headers in server.requests:
+        assert path == "/v1/completions"
+        assert headers["Authorization"] == "Bearer secret"
+        seeds.add(body.pop("seed"))
+        assert body.pop("prompt") in ("a", "b")
+        assert body == {
+            "model": "tiny",
+            "n": 2,
+            "max_tokens": 12,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "stop": [" end"],
+            "top_k": -1,
+        }
+    # A seed of its own per prompt: one for all would correlate their texts.
+    assert len(seeds) == 2
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_many_requests_are_under_way_at_once(server: Server):
+    together = threading.Barrier(8)
+
+    def wait(path: str, body: dict[str, Any], number: int) -> None:
+        together.wait(timeout=30)
+
+    server.misbehave = wait
+    generator = OpenAIGenerator(server.url, "tiny", max_concurrency=8)
+    generator.generate([str(number) for number in range(16)], sampling=SAMPLING)
+    assert server.most_concurrent == 8
+
+
+def test_the_only_model_is_found(server: Server, adapters: tuple[Path, Path]):
+    generator = OpenAIGenerator(server.url)
+    assert generator.name == f"tiny at {server.url}"
+    generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0])
+    # Adapters that are loaded are no further models.
+    assert OpenAIGenerator(server.url).name == f"tiny at {server.url}"
+    models = {"data": [{"id": "one"}, {"id": "two"}]}
+    server.misbehave = lambda path, body, number: (200, models)
+    with pytest.raises(GenerationError, match=r"serves 2 models \(one, two\): name one"):
+        OpenAIGenerator(server.url)
+    server.misbehave = lambda path, body, number: (200, {"models": []})
+    with pytest.raises(GenerationError, match="does not list its models"):
+        OpenAIGenerator(server.url)
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+def test_a_server_that_is_busy_for_a_while(server: Server, generator: OpenAIGenerator, status: int):
+    expected = generator.generate(["a", "b"], sampling=SAMPLING)
+    asked = len(server.requests)
+    busy = (status, {"error": {"message": "loading"}})
+    server.misbehave = lambda path, body, number: busy if number < asked + 3 else None
+    assert generator.generate(["a", "b"], sampling=SAMPLING) == expected
+    assert len(server.requests) == asked + 2 + 3
+
+
+def test_a_server_that_stays_broken(server: Server, generator: OpenAIGenerator):
+    server.misbehave = lambda path, body, number: (500, {"error": {"message": "out of\nmemory"}})
+    with pytest.raises(GenerationError) as caught:
+        generator.generate(["a"], sampling=SAMPLING)
+    assert str(caught.value) == (
+        f"server {server.url} answered /completions with status 500: out of memory (tried 4 times)"
+    )
+    assert len(server.requests) == 4
+
+
+def test_the_server_may_ask_for_patience(
+    server: Server, generator: OpenAIGenerator, monkeypatch: pytest.MonkeyPatch
+):
+    waits: list[float] = []
+    monkeypatch.setattr("flower_privsyn.generation.openai_backend.time.sleep", waits.append)
+    server.headers = {"Retry-After": "7"}
+    busy = (503, {"error": "busy"})
+    server.misbehave = lambda path, body, number: busy if number < 2 else None
+    generator.generate(["a"], sampling=SAMPLING)
+    server.headers = {"Retry-After": "Fri, 20 Nov 2026 10:00:00 GMT"}
+    server.misbehave = lambda path, body, number: busy if number < 6 else None
+    generator.generate(["a"], sampling=SAMPLING)
+    assert waits == [7, 7, 0.001, 0.002, 0.004]
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "words"),
+    [
+        (400, {"error": {"message": "max_tokens is too large", "code": 400}}, "max_tokens is too"),
+        (400, {"message": "too large", "object": "error"}, "too large"),
+        (401, {"error": "Unauthorized"}, "Unauthorized"),
+        (404, {"detail": "Not Found"}, "Not Found"),
+        (422, {"detail": [{"msg": "field required"}]}, "field required"),
+        (413, b"<html>\n too   big </html>", "<html> too big </html>"),
+        (418, b"", "no reason given"),
+    ],
+)
+def test_a_refusal_is_final_and_in_the_servers_words(
+    server: Server, generator: OpenAIGenerator, status: int, content: Any, words: str
+):
+    server.misbehave = lambda path, body, number: (status, content)
+    with pytest.raises(GenerationError) as caught:
+        generator.generate(["a"], sampling=SAMPLING)
+    assert f"refused /completions with status {status}: " in str(caught.value)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(server.requests) == 1
+
+
+def test_an_unknown_model(server: Server):
+    with pytest.raises(GenerationError, match="status 404: The model `huge` does not exist"):
+        OpenAIGenerator(server.url, "huge").generate(["a"], sampling=SAMPLING)
+
+
+def test_after_a_refusal_no_further_prompt_is_sent(server: Server):
+    server.misbehave = lambda path, body, number: (400, {"error": "no"})
+    generator = OpenAIGenerator(server.url, "tiny", max_concurrency=2)
+    with pytest.raises(GenerationError):
+        generator.generate([str(number) for number in range(500)], sampling=SAMPLING)
+    assert len(server.requests) < 100
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"{not json", "not JSON: '{not json'"),
+        (b"", "not JSON: ''"),
+        ({"object": "list"}, "no choices where 2 were asked for"),
+        ({"choices": [{"index": 0, "text": "a"}]}, "1 choices where 2 were asked for"),
+        ({"choices": [{"index": 0}, {"index": 1}]}, "holds no text"),
+        ({"choices": [{"index": 0, "text": "a"}, {"index": 0, "text": "b"}]}, "numbered its 2"),
+        ([1, 2], "no choices"),
+    ],
+)
+def test_an_answer_that_is_something_else(
+    server: Server, generator: OpenAIGenerator, content: Any, expected: str
+):
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    server.misbehave = lambda path, body, number: (200, data)
+    with pytest.raises(GenerationError) as caught:
+        generator.generate(["a"], num_samples=2, sampling=SAMPLING)
+    assert expected in str(caught.value)
+    assert len(server.requests) == 1
+
+
+def _unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_nobody_listens():
+    url = f"http://127.0.0.1:{_unused_port()}/v1"
+    generator = OpenAIGenerator(url, "tiny", max_retries=2, backoff=0.001)
+    with pytest.raises(GenerationError, match=r"cannot be reached .*\(tried 3 times\)") as caught:
+        generator.generate(["a"], sampling=SAMPLING)
+    assert url in str(caught.value)
+    with pytest.raises(GenerationError, match="tried once"):
+        OpenAIGenerator(url, max_retries=0)
+
+
+def test_a_server_that_does_not_answer(server: Server):
+    release = threading.Event()
+
+    def hang(path: str, body: dict[str, Any], number: int) -> None:
+        release.wait(timeout=60)
+
+    server.misbehave = hang
+    generator = OpenAIGenerator(server.url, "tiny", timeout=0.05, max_retries=1, backoff=0.001)
+    try:
+        with pytest.raises(GenerationError, match=r"did not answer in time \(tried 2 times\)"):
+            generator.generate(["a"], sampling=SAMPLING)
+    finally:
+        release.set()
+
+
+def test_adapters_are_loaded_once_under_a_name_of_their_own(
+    server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path]
+):
+    texts = [
+        generator.generate(["a", "b"], sampling=SAMPLING, adapter=adapter)
+        for adapter in (None, adapters[0], adapters[1], adapters[0], None)
+    ]
+    assert texts[0] == texts[4]
+    assert texts[1] == texts[3]
+    assert texts[0] != texts[1] != texts[2]
+    assert len(server.adapters) == server.paths()["/v1/load_lora_adapter"] == 2
+    assert sorted(path for path, _ in server.adapters.values()) == [str(path) for path in adapters]
+
+
+def test_another_adapter_at_the_same_path_gets_another_name(
+    server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path], tmp_path: Path
+):
+    folder = tmp_path / "adapter"
+    found = []
+    for adapter in adapters:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(adapter, folder)
+        found.append(generator.generate(["a"], sampling=SAMPLING, adapter=folder))
+    expected = [generator.generate(["a"], sampling=SAMPLING, adapter=path) for path in adapters]
+    assert found == expected
+    assert len(server.adapters) == 4
+
+
+def test_an_adapter_somebody_else_loaded_is_used(
+    server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path]
+):
+    expected = generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0])
+    other = OpenAIGenerator(server.url, "tiny")
+    assert other.generate(["a"], sampling=SAMPLING, adapter=adapters[0]) == expected
+    assert len(server.adapters) == 1
+
+
+def test_a_server_that_was_restarted_gets_the_adapter_again(
+    server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path]
+):
+    expected = generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0])
+    server.adapters.clear()
+    assert generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0]) == expected
+
+
+def test_adapters_that_cannot_be_loaded(
+    server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path], tmp_path: Path
+):
+    with pytest.raises(ModelError, match=r"adapter_config\.json"):
+        generator.generate(["a"], sampling=SAMPLING, adapter=tmp_path)
+    assert server.requests == []
+
+    def refuse(path: str, body: dict[str, Any], number: int) -> Any:
+        if path.endswith("load_lora_adapter"):
+            return 400, {"error": {"message": "LoRA rank 64 is greater than max_lora_rank 8."}}
+        return None
+
+    server.misbehave = refuse
+    with pytest.raises(GenerationError, match=r"cannot load the adapter .*LoRA rank 64 is greater"):
+        generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0])
+    server.misbehave = lambda path, body, number: (
+        (404, {"detail": "Not Found"}) if path.endswith("load_lora_adapter") else None
+    )
+    with pytest.raises(GenerationError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+        generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("base_url", "127.0.0.1:8000/v1"),
+        ("base_url", "ftp://host/v1"),
+        ("timeout", 0),
+        ("timeout", "60"),
+        ("max_retries", -1),
+        ("backoff", -0.5),
+        ("backoff", float("nan")),
+        ("max_concurrency", 0),
+    ],
+)
+def test_a_wrong_setting_is_named(setting: str, value: object):
+    with pytest.raises(GenerationError, match=setting) as caught:
+        OpenAIGenerator(**{"base_url": "http://127.0.0.1:9/v1", "model": "x", setting: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_wrong_input(generator: OpenAIGenerator, server: Server):
+    with pytest.raises(GenerationError, match="num_samples"):
+        generator.generate(["a"], num_samples=0, sampling=SAMPLING)
+    with pytest.raises(GenerationError, match=r"prompts\[0\]"):
+        generator.generate([1], sampling=SAMPLING)  # type: ignore[list-item]
+    assert server.requests == []
+
+
+def test_httpx_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(MissingExtraError, match=r"flower-privsyn\[server\]"):
+        OpenAIGenerator("http://127.0.0.1:9/v1", "x")

@@ -1,0 +1,182 @@
+"""Loading models: what cannot be loaded ends in one sentence, fast."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.generation.pretrained import choose_device, choose_dtype, load_pretrained
+
+
+def _load(name: str | Path, kind: str = "causal"):
+    return load_pretrained(name, kind=kind, dtype="float32", device="cpu")
+
+
+@contextmanager
+def _hub(monkeypatch: pytest.MonkeyPatch, cache: Path, answer) -> Iterator[list[str]]:
+    """A hub on loopback that answers every request with (status, headers)."""
+    import huggingface_hub
+
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            status, headers = answer
+            self.send_response(status)
+            for key, value in {**headers, "Content-Length": "2"}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(
+        huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}"
+    )
+    try:
+        yield asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_folder_is_loaded_for_evaluation(llama: Path):
+    model, tokenizer = _load(llama)
+    assert not model.training
+    assert not any(weight.requires_grad for weight in model.parameters())
+    assert model.dtype == torch.float32
+    assert tokenizer("a")["input_ids"]
+
+
+def test_a_path_that_does_not_exist(tmp_path: Path):
+    with pytest.raises(ModelError, match="does not exist"):
+        _load(str(tmp_path / "missing"))
+    with pytest.raises(ModelError, match="does not exist"):
+        _load(Path("missing"))
+
+
+def test_a_hub_name_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    # Nothing listens here, and nothing may be tried twice.
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match=r"'owner/name' .* cannot be reached") as caught:
+        _load("owner/name")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_name_while_the_hub_is_switched_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    import huggingface_hub
+
+    with _hub(monkeypatch, tmp_path, (200, {})) as asked:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
+            _load("owner/name")
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("RepoNotFound", "does not know it"), ("GatedRepo", "asks for permission")],
+)
+def test_a_hub_name_that_the_hub_refuses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, expected: str
+):
+    status = 403 if code == "GatedRepo" else 404
+    with (
+        _hub(monkeypatch, tmp_path, (status, {"X-Error-Code": code})) as asked,
+        pytest.raises(ModelError, match=expected),
+    ):
+        _load("owner/name")
+    assert len(asked) == 1
+
+
+def test_a_model_in_the_local_cache_needs_no_network(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    import huggingface_hub
+
+    revision = "0" * 40
+    folder = tmp_path / "models--owner--name"
+    shutil.copytree(llama, folder / "snapshots" / revision)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)
+    with _hub(monkeypatch, tmp_path, (500, {})) as asked:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        model, _ = _load("owner/name")
+    assert model.config.model_type == "llama"
+    assert asked == []
+
+
+def test_a_broken_folder(llama: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(llama, folder)
+    (folder / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ModelError, match="cannot be loaded as a causal language model") as caught:
+        _load(folder)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    (folder / "config.json").write_text(json.dumps({"model_type": "no-such-type"}))
+    with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
+        _load(folder)
+
+
+def test_a_folder_without_a_tokenizer(llama: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(llama, folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(ModelError, match=r"cannot be loaded|no fast tokenizer"):
+        _load(folder)
+
+
+def test_without_pytorch(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[server\]'"):
+        _load("privsyn-lm")
+
+
+def test_devices_and_precisions():
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(ModelError, match="'no-such-device' is not available"):
+        choose_device("no-such-device")
+    if not torch.cuda.is_available():
+        assert choose_device(None) == torch.device("cpu")
+        with pytest.raises(ModelError, match="'cuda' is not available"):
+            choose_device("cuda")
+    assert choose_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
+    with pytest.raises(ModelError, match=r"dtype must be one of auto, .* got 'int8'"):
+        choose_dtype("int8", torch.device("cpu"))
+
+
+def test_auto_precision_follows_the_cpu(monkeypatch: pytest.MonkeyPatch):
+    for capabilities, expected in [
+        ({"avx512_bf16": True}, torch.bfloat16),
+        ({"amx_bf16": True, "avx2": True}, torch.bfloat16),
+        ({"avx512_f": True, "avx512_bf16": False}, torch.float32),
+        ({}, torch.float32),
+    ]:
+        monkeypatch.setattr(
+            torch.cpu, "get_capabilities", lambda found=capabilities: found, raising=False
+        )
+        assert choose_dtype("auto", torch.device("cpu")) == expected
