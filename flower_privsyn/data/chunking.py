@@ -20,8 +20,6 @@ MIN_TOKENS = 4
 _BATCH = 1024
 _CAP = b"user-cap"
 
-Offsets = Sequence[tuple[int, int]]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Samples:
@@ -86,8 +84,8 @@ def chunk_users(
     owners: list[int] = []
     for start in range(0, len(users.texts), _BATCH):
         documents = users.texts[start : start + _BATCH]
-        for row, offsets in enumerate(_offsets(tokenizer, documents)):
-            pieces = list(_pieces(documents[row], offsets, max_tokens))
+        for row, encoding in enumerate(_encode(tokenizer, documents)):
+            pieces = list(_pieces(documents[row], encoding, max_tokens))
             texts.extend(pieces)
             owners.extend([int(users.owners[start + row])] * len(pieces))
         if progress is not None:
@@ -100,55 +98,57 @@ def chunk_users(
     return Samples(texts=texts, owners=owner_array, num_users=len(users))
 
 
-def _offsets(tokenizer: Any, documents: list[str]) -> Iterator[Offsets]:
-    """Character offsets of the tokens of each document, special tokens left out."""
+def _encode(tokenizer: Any, documents: list[str]) -> Sequence[Any]:
+    """The ``tokenizers.Encoding`` of each document, special tokens left out."""
+    encodings: Sequence[Any]
     if hasattr(tokenizer, "encode_batch"):  # tokenizers.Tokenizer
         if tokenizer.truncation is not None or tokenizer.padding is not None:
             # Both are settings of the object: change them on a copy, not on the caller's.
             tokenizer = type(tokenizer).from_str(tokenizer.to_str())
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        for encoding in tokenizer.encode_batch(documents, add_special_tokens=False):
-            yield encoding.offsets
-        return
-    if not getattr(tokenizer, "is_fast", False):
+        encodings = tokenizer.encode_batch(documents, add_special_tokens=False)
+    elif getattr(tokenizer, "is_fast", False):
+        encodings = tokenizer(
+            documents,
+            add_special_tokens=False,
+            truncation=False,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # longer than the model's window is expected here
+        ).encodings
+    else:
         raise ConfigError(
             f"tokenizer must be a fast tokenizer (one that gives character offsets), "
             f"got {type(tokenizer).__name__}."
         )
-    yield from tokenizer(
-        documents,
-        add_special_tokens=False,
-        truncation=False,
-        padding=False,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,  # longer than the model's window is expected here
-    )["offset_mapping"]
+    return encodings
 
 
-def _pieces(text: str, offsets: Offsets, max_tokens: int) -> Iterator[str]:
+def _pieces(text: str, encoding: Any, max_tokens: int) -> Iterator[str]:
     """The samples of one document, in order."""
-    total = len(offsets)
+    # Looked up one by one: a list of all offsets takes as long as the tokenisation itself.
+    span: Callable[[int], tuple[int, int]] = encoding.token_to_chars
+    total = len(encoding)
     start = 0
     while start < total:
         end = min(start + max_tokens, total)
         if end < total:
-            end = _border(text, offsets, start, end)
+            end = _border(text, span, start, end)
         if end - start >= MIN_TOKENS or (start == 0 and end == total):
-            piece = text[offsets[start][0] : offsets[end - 1][1]].strip()
+            piece = text[span(start)[0] : span(end - 1)[1]].strip()
             if piece:
                 yield piece
         start = end
 
 
-def _border(text: str, offsets: Offsets, start: int, end: int) -> int:
+def _border(text: str, span: Callable[[int], tuple[int, int]], start: int, end: int) -> int:
     """The last good place to cut in (start, end]: at white space, else between characters."""
     fallback = 0
     for cut in range(end, start, -1):
-        position = offsets[cut][0]
-        if position < offsets[cut - 1][1]:
+        position = span(cut)[0]
+        if position < span(cut - 1)[1]:
             continue  # byte-level tokens can share one character
         # A token may carry its leading space (byte-level BPE) or leave it out (WordPiece).
         if text[position].isspace() or (position and text[position - 1].isspace()):

@@ -1,0 +1,174 @@
+"""Users: grouping, dealing, dates, held-out users."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError, DataError
+
+IDS = st.lists(st.text(max_size=8), unique=True, max_size=30)
+
+
+def make(counts: dict[str, int]) -> Users:
+    return Users.from_rows(
+        (user, f"{user} wrote {number}" if number else "")
+        for user, count in counts.items()
+        for number in range(count + 1)
+    )
+
+
+def documents(users: Users) -> dict[str, list[str]]:
+    result: dict[str, list[str]] = {user: [] for user in users.user_ids}
+    for owner, text in zip(users.owners, users.texts, strict=True):
+        result[users.user_ids[owner]].append(text)
+    return result
+
+
+def test_rows_of_one_user_come_together_in_order_of_first_appearance() -> None:
+    users = Users.from_rows([("b", "1"), ("a", "2"), ("b", "3"), ("c", " \n")])
+    assert users.user_ids == ("b", "a", "c")
+    assert users.texts == ["1", "3", "2"]
+    assert users.owners.tolist() == [0, 0, 1]
+    assert users.owners.dtype == np.int64
+    assert len(users) == 3
+    assert users.num_texts == 3
+
+
+def test_a_user_without_text_stays_in_the_roster() -> None:
+    users = make({"a": 0, "b": 2, "c": 0})
+    assert len(users) == 3
+    assert documents(users) == {"a": [], "b": ["b wrote 1", "b wrote 2"], "c": []}
+    kept = users.select(np.array([True, False, True]))
+    assert len(kept) == 2
+    assert kept.texts == []
+
+
+@given(IDS, st.integers(1, 7))
+def test_dealing_splits_users_whole_and_loses_none(ids: list[str], nodes: int) -> None:
+    users = make({user: index % 4 for index, user in enumerate(ids)})
+    parts = [users.deal(partition_id=node, num_partitions=nodes) for node in range(nodes)]
+    assert sorted(user for part in parts for user in part.user_ids) == sorted(ids)
+    merged: dict[str, list[str]] = {}
+    for node, part in enumerate(parts):
+        assert part.user_ids == tuple(ids[node::nodes])
+        merged |= documents(part)
+    assert merged == documents(users)
+
+
+@pytest.mark.parametrize(
+    ("partition", "nodes", "words"),
+    [(0, 0, "num-partitions must be at least 1, got 0"), (2, 2, r"lie in 0\.\.1, got 2"),
+     (-1, 2, r"lie in 0\.\.1, got -1")],
+)
+def test_dealing_out_of_range(partition: int, nodes: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make({"a": 1}).deal(partition_id=partition, num_partitions=nodes)
+
+
+@given(IDS, st.randoms(), st.integers(0, 3), st.floats(0, 1))
+def test_who_is_held_out_depends_on_seed_and_id_alone(
+    ids: list[str], random: object, seed: int, fraction: float
+) -> None:
+    users = make(dict.fromkeys(ids, 1))
+    private, held_out = users.split_held_out(fraction=fraction, seed=seed)
+    assert sorted(private.user_ids + held_out.user_ids) == sorted(ids)
+
+    shuffled = list(ids)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    other = make(dict.fromkeys(["a stranger", *shuffled], 2) if shuffled else {})
+    again = other.split_held_out(fraction=fraction, seed=seed)[1]
+    assert set(again.user_ids) - {"a stranger"} == set(held_out.user_ids) - {"a stranger"}
+
+    dealt = [
+        user
+        for node in range(3)
+        for user in users.deal(partition_id=node, num_partitions=3)
+        .split_held_out(fraction=fraction, seed=seed)[1]
+        .user_ids
+    ]
+    assert set(dealt) == set(held_out.user_ids)
+
+
+def test_held_out_share_and_seeds() -> None:
+    users = make({f"user-{number}": 1 for number in range(4000)})
+    one = users.split_held_out(fraction=0.25, seed=1)[1]
+    two = users.split_held_out(fraction=0.25, seed=2)[1]
+    # Five standard deviations of a binomial with 4,000 coins.
+    assert abs(len(one) - 1000) < 5 * np.sqrt(4000 * 0.25 * 0.75)
+    both = len(set(one.user_ids) & set(two.user_ids))
+    assert abs(both - 250) < 5 * np.sqrt(4000 / 16 * 15 / 16)
+    assert len(users.split_held_out(fraction=0.0, seed=1)[1]) == 0
+    assert len(users.split_held_out(fraction=1.0, seed=1)[0]) == 0
+    smaller = set(users.split_held_out(fraction=0.1, seed=1)[1].user_ids)
+    assert smaller < set(one.user_ids)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
+def test_held_out_fraction_out_of_range(fraction: float) -> None:
+    with pytest.raises(ConfigError, match=r"held-out fraction must lie in \[0, 1\]"):
+        make({"a": 1}).split_held_out(fraction=fraction, seed=0)
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", True, 2**200])
+def test_seed_must_be_an_integer(seed: object) -> None:
+    with pytest.raises(ConfigError, match="seed must be an integer"):
+        make({"a": 1}).split_held_out(fraction=0.5, seed=seed)  # type: ignore[arg-type]
+
+
+def test_newer_than_is_strict_and_keeps_everybody() -> None:
+    users = Users(
+        user_ids=("a", "b"),
+        texts=["old", "same day", "new"],
+        owners=np.array([0, 0, 1]),
+        dates=[date(2024, 1, 1), date(2025, 3, 1), date(2025, 3, 2)],
+    )
+    for cutoff in (date(2025, 3, 1), "2025-03-01"):
+        newer = users.newer_than(cutoff)
+        assert newer.texts == ["new"]
+        assert newer.user_ids == ("a", "b")
+        assert newer.dates == [date(2025, 3, 2)]
+    with pytest.raises(ConfigError, match="newer-than must be an ISO date .* got 'March'"):
+        users.newer_than("March")
+
+
+def test_newer_than_without_dates() -> None:
+    with pytest.raises(DataError, match="have no dates"):
+        make({"a": 1}).newer_than(date(2025, 1, 1))
+    users = Users(user_ids=("a",), texts=["x", "y"], owners=np.array([0, 0]), dates=[None, None])
+    with pytest.raises(DataError, match="2 of 2 have none"):
+        users.newer_than(date(2025, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"user_ids": ("a", "a")}, "distinct"),
+        ({"owners": np.array([0])}, "one entry per text: 1 owners, 2 texts"),
+        ({"owners": np.array([1, 0])}, "nondecreasing"),
+        ({"owners": np.array([0, 2])}, r"lie in 0\.\.1"),
+        ({"owners": np.array([-1, 0])}, r"lie in 0\.\.1"),
+        ({"owners": np.array([0.0, 1.0])}, "integer array"),
+        ({"dates": [None]}, "one entry per text: 1 dates"),
+    ],
+)
+def test_inconsistent_users_are_refused(fields: dict[str, object], words: str) -> None:
+    good = {"user_ids": ("a", "b"), "texts": ["x", "y"], "owners": np.array([0, 1])}
+    with pytest.raises(DataError, match=words):
+        Users(**(good | fields))  # type: ignore[arg-type]
+
+
+def test_rows_that_are_not_strings_are_refused_by_number() -> None:
+    with pytest.raises(DataError, match="row 2 must be two strings"):
+        Users.from_rows([("a", "x"), ("b", None)])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("mask", [np.array([1, 0]), np.array([True])])
+def test_mask_of_another_kind_is_refused(mask: np.ndarray) -> None:
+    with pytest.raises(DataError, match=r"boolean array of shape \(2,\)"):
+        make({"a": 1, "b": 1}).select(mask)
