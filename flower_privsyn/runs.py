@@ -78,6 +78,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock_file: IO[str] | None = None
+        self._progress: Progress | None = None
 
     # ---------------------------------------------------------------- making and opening
 
@@ -234,8 +235,10 @@ class RunDirectory:
         return config
 
     def progress(self) -> Progress:
-        """A progress reporter that writes this run's `progress.json`."""
-        return Progress(self.progress_file)
+        """The reporter that writes this run's `progress.json`; always the same one."""
+        if self._progress is None:
+            self._progress = Progress(self.progress_file)
+        return self._progress
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add one line to `metrics.jsonl`; it is on disk when the method returns.

@@ -220,9 +220,15 @@ def _privsyn(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def _wait_for_stage(path: Path, name: str, process: subprocess.Popen[str]) -> None:
+def _wait_for_stage(
+    path: Path, name: str, process: subprocess.Popen[str], *, since: float = 0.0
+) -> None:
+    """Wait until a stage has begun after `since`, not one of an earlier start of the run."""
     deadline = time.monotonic() + 240
-    while not any(stage["name"] == name for stage in read_progress(path / "progress.json")):
+    while not any(
+        stage["name"] == name and stage["started"] > since
+        for stage in read_progress(path / "progress.json")
+    ):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -268,8 +274,9 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     run.unlock()
 
     # Resumed, and now only the ServerApp is killed.
+    since = time.time()
     command = _privsyn("resume", path, cwd=tmp_path)
-    _wait_for_stage(path, "hang", command)
+    _wait_for_stage(path, "hang", command, since=since)
     started = _started_by(path)
     with pytest.raises(RunDirectoryError, match=f"is in use by process {command.pid}; wait"):
         simulation.resume_run(path)
