@@ -43,6 +43,7 @@ class Stage:
         started: Seconds since the epoch.
         finished: Seconds since the epoch; None while the stage runs.
         failed: Whether the stage was left by an exception.
+        note: Whether this is no work at all but a sentence to pass on.
     """
 
     def __init__(self, name: str, total: int | None, owner: Progress | None = None) -> None:
@@ -52,6 +53,7 @@ class Stage:
         self.started = time.time()
         self.finished: float | None = None
         self.failed = False
+        self.note = False
         self._owner = owner
 
     def update(self, steps: int = 1) -> None:
@@ -70,6 +72,7 @@ class Stage:
             "started": self.started,
             "finished": self.finished,
             "failed": self.failed,
+            "note": self.note,
         }
 
 
@@ -118,6 +121,15 @@ class Progress:
                 if self._log:
                     self._say(stage)
 
+    def note(self, sentence: str) -> None:
+        """Pass a sentence, such as a warning, on to whoever follows the run."""
+        stage = Stage(sentence, None)
+        stage.note = True
+        stage.finished = stage.started
+        with self._lock:
+            self._stages.append(stage)
+            self._write()
+
     def _advance(self, stage: Stage, steps: int) -> None:
         with self._lock:
             stage.done += steps
@@ -163,6 +175,8 @@ def read_progress(path: Path) -> list[dict[str, Any]]:
 def describe(stage: Mapping[str, Any]) -> str:
     """One line about a stage: its name, how far it is and how long it took."""
     words = [str(stage["name"])]
+    if stage.get("note"):
+        return words[0]
     total, done = stage.get("total"), stage.get("done", 0)
     if stage.get("finished") is not None:
         words.append("stopped" if stage.get("failed") else "done")

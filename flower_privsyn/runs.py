@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import platform
@@ -64,6 +65,7 @@ _VERSIONED = (
     "tokenizers",
     "datasets",
 )
+_LOGGERS = ("flower_privsyn", "flwr.privsyn")
 _LOCK_POLL_SECONDS = 0.2
 _WATCH_SECONDS = 0.5
 
@@ -436,6 +438,7 @@ class RunDirectory:
 
         Leaving the block normally marks the run finished unless that was done inside; leaving it
         by any exception, `SystemExit` included, marks it failed with that exception's sentence.
+        Warnings this package logs inside the block also go to whoever follows the run.
 
         Raises:
             RunDirectoryError: Another process works on the run.
@@ -445,7 +448,8 @@ class RunDirectory:
             watch_supervisor()
             self.mark_running()
             try:
-                yield self
+                with _warnings_to(self.progress()):
+                    yield self
             except BaseException as error:
                 self.mark_failed(error)
                 raise
@@ -453,6 +457,23 @@ class RunDirectory:
                 self.mark_finished()
         finally:
             self.unlock()
+
+
+@contextlib.contextmanager
+def _warnings_to(progress: Progress) -> Iterator[None]:
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            progress.note(f"warning: {record.getMessage()}")
+
+    handler = Notes(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 # -------------------------------------------------------------------- places and processes

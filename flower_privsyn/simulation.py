@@ -434,7 +434,7 @@ class _Flower:
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True, mode=0o700)
         # Ray needs a short path for its sockets, so this cannot be inside the run directory.
-        self.temporary = Path(tempfile.mkdtemp(prefix="privsyn-"))
+        self.temporary = Path(tempfile.mkdtemp(prefix="privsyn-", dir=_short_folder()))
         self.mark = secrets.token_hex(16)
         self.guard: subprocess.Popen[bytes] | None = None
         self.logs: subprocess.Popen[bytes] | None = None
@@ -450,6 +450,7 @@ class _Flower:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": str(self.temporary),
             "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -721,6 +722,12 @@ def _program(name: str) -> str:
             "install it with pip install 'flower-privsyn[quickstart]'."
         )
     return found
+
+
+def _short_folder() -> str:
+    # The path of a Unix socket has about a hundred characters, of which Ray uses most.
+    usual = tempfile.gettempdir()
+    return "/tmp" if len(usual) > 20 and os.access("/tmp", os.W_OK | os.X_OK) else usual
 
 
 def _installed() -> bool:

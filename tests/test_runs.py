@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from flower_privsyn import runs
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.processes import SUPERVISOR_PID, SUPERVISOR_STARTED, process_info
+from flower_privsyn.progress import describe, read_progress
 from flower_privsyn.runs import RunDirectory
 
 
@@ -191,6 +193,20 @@ def test_session_records_how_the_work_ended(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert run.error == "The run was interrupted."
     assert run.state["starts"] == 5
+
+
+def test_warnings_reach_whoever_follows_the_run(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    with run.session():
+        logging.getLogger("flwr.privsyn").warning("delta is %g", 0.1)
+        logging.getLogger("flower_privsyn.embedding").warning("the cache was damaged")
+        logging.getLogger("flower_privsyn.embedding").info("not for everyone")
+    logging.getLogger("flwr.privsyn").warning("too late")
+    notes = read_progress(run.progress_file)
+    assert [describe(note) for note in notes] == [
+        "warning: delta is 0.1",
+        "warning: the cache was damaged",
+    ]
 
 
 _HOLD = """
