@@ -379,7 +379,8 @@ class TransformersGenerator:
             # The prompt ends inside a character that the first token completes.
             text = str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
         ends = [end for end in (text.find(item) for item in stop) if end >= 0]
-        return text[: min(ends)] if ends else text
+        # The token limit may fall inside a character; a server withholds such a piece as well.
+        return text[: min(ends)] if ends else text.rstrip("\ufffd")
 
     def _find_end_tokens(self) -> frozenset[int]:
         configured = self._model.generation_config.eos_token_id

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -437,3 +438,24 @@ def test_httpx_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(MissingExtraError, match=r"flower-privsyn\[server\]"):
         OpenAIGenerator("http://127.0.0.1:9/v1", "x")
+
+
+def test_the_example_client(server: Server, adapters: tuple[Path, Path], tmp_path: Path):
+    script = Path(__file__).parents[2] / "examples" / "vllm" / "expand.py"
+    seeds = tmp_path / "seeds.txt"
+    seeds.write_text("one text\nanother text\n")
+    command = [sys.executable, str(script), "--server", f"{server.url}#tiny", "--num-samples", "5"]
+    for more, weights in [([], "base"), (["--adapter", str(adapters[0])], "")]:
+        done = subprocess.run(
+            [*command, "--seeds", str(seeds), *more], capture_output=True, text=True, check=True
+        )
+        lines = done.stdout.splitlines()
+        assert len(set(lines)) == 5
+        assert all(line.startswith(weights) for line in lines)
+        assert "5 texts, dropped: {'empty': 0" in done.stderr
+    assert len(server.adapters) == 1
+    gone = subprocess.run(
+        [*command, "--seeds", str(tmp_path / "none")], capture_output=True, text=True
+    )
+    assert gone.returncode != 0
+    assert "Traceback" not in gone.stderr

@@ -188,6 +188,11 @@ def _environment() -> dict[str, str]:
     }
 
 
+def _whole(texts: list[list[str]]) -> list[list[str]]:
+    """Without the pieces of characters at the end, which random weights write often."""
+    return [[text.rstrip("\ufffd") for text in each] for each in texts]
+
+
 @contextmanager
 def _serve(model: Path, log: Path) -> Iterator[str]:
     with socket.socket() as probe:
@@ -232,9 +237,9 @@ def test_a_real_server(llama: Path, adapters: tuple[Path, Path], tmp_path: Path)
         remote = OpenAIGenerator(url)
         assert remote.name.startswith("tiny at ")
         for adapter in (None, adapters[0], adapters[1], adapters[0], None):
-            assert remote.generate(PROMPTS, sampling=GREEDY, adapter=adapter) == local.generate(
-                PROMPTS, sampling=GREEDY, adapter=adapter
-            )
+            found = remote.generate(PROMPTS, sampling=GREEDY, adapter=adapter)
+            expected = local.generate(PROMPTS, sampling=GREEDY, adapter=adapter)
+            assert _whole(found) == _whole(expected)
         first = remote.generate([*PROMPTS, *PROMPTS], num_samples=3, sampling=SAMPLED)
         assert len({text for texts in first for text in texts}) == 24
         assert remote.generate([*PROMPTS, *PROMPTS], num_samples=3, sampling=SAMPLED) == first
@@ -245,9 +250,10 @@ def test_a_real_server(llama: Path, adapters: tuple[Path, Path], tmp_path: Path)
             for name in ("adapter_config.json", "adapter_model.safetensors"):
                 (weights / name).write_bytes((adapter / name).read_bytes())
             expected = local.generate(PROMPTS, sampling=GREEDY, adapter=adapter)
-            assert remote.generate(PROMPTS, sampling=GREEDY, adapter=weights) == expected
+            found = remote.generate(PROMPTS, sampling=GREEDY, adapter=weights)
+            assert _whole(found) == _whole(expected)
             other = OpenAIGenerator(url)
-            assert other.generate(PROMPTS, sampling=GREEDY, adapter=weights) == expected
+            assert other.generate(PROMPTS, sampling=GREEDY, adapter=weights) == found
         with pytest.raises(GenerationError, match=r"status 400: .*maximum context length"):
             remote.generate(["river " * 400], sampling=GREEDY)
 
@@ -291,6 +297,7 @@ def test_a_real_engine(llama: Path, adapters: tuple[Path, Path], tmp_path: Path)
     local = TransformersGenerator(llama, dtype="float32")
     for folder, found in zip(order, texts, strict=True):
         adapter = None if folder is None else Path(folder)
-        assert found == local.generate(PROMPTS, sampling=GREEDY, adapter=adapter)
+        expected = local.generate(PROMPTS, sampling=GREEDY, adapter=adapter)
+        assert _whole(found) == _whole(expected)
     assert draws[0] == draws[1]
     assert len({text for texts in draws[0] for text in texts}) == 16
