@@ -25,6 +25,7 @@ from flower_privsyn.embedding import Embedder, EmbeddingCache, cached_embed, loa
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.privacy import GaussianMechanism, RandomSource, SecureRandom
 from flower_privsyn.queries import QUERIES, Cohort, Query
+from flower_privsyn.runs import user_path
 
 logger = logging.getLogger("flower_privsyn.client")
 
@@ -152,8 +153,9 @@ def users_of_node(context: Context) -> Users:
     def column(key: str, default: str) -> str:
         return str(own.get(key) or run.get(key) or default)
 
+    path = user_path(str(source))
     users = load_users(
-        str(source),
+        path if path.exists() else str(source),
         client_column=column("client-column", "client_id"),
         text_column=column("text-column", "text"),
         date_column=column("date-column", "date"),

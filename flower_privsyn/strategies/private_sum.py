@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flower_privsyn import wire
 from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
 from flower_privsyn.privacy import (
+    FullParticipation,
     GaussianMechanism,
     NeighboringRelation,
     PrivacyLedger,
@@ -33,12 +34,21 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Query
-from flower_privsyn.runs import RunDirectory, default_run_directory, user_path
+from flower_privsyn.runs import RunDirectory, default_run_directory, replacing, user_path
 from flower_privsyn.strategies.settings import PrivateSumConfig
 
 logger = logging.getLogger("flwr.privsyn")
 
 _POLL_SECONDS = 0.5
+
+#: What a subclass may not replace.
+_PRIVATE_PATH = (
+    "configure_train",
+    "aggregate_train",
+    "configure_evaluate",
+    "aggregate_evaluate",
+    "_release",
+)
 
 Candidates = npt.NDArray[np.float32]
 
@@ -78,6 +88,16 @@ class PrivateSumStrategy(Strategy):
         config: the settings.
         random: source of noise and coins; only tests pass one, and the ledger says so.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a method that replaces the private path."""
+        super().__init_subclass__(**kwargs)
+        for name in _PRIVATE_PATH:
+            if name in cls.__dict__:
+                raise TypeError(
+                    f"{cls.__name__} must not override {name}: sums, noise and accounting are the "
+                    "same code for every method"
+                )
 
     def __init__(
         self, config: PrivateSumConfig, *, random: RandomSource | None = None
@@ -277,10 +297,10 @@ class PrivateSumStrategy(Strategy):
             mechanism=mechanism,
             relation=NeighboringRelation(settings.relation),
             sampling=sampling,
-            planned_users=round(sampling.expected_users),
+            planned_users=max(1, round(sampling.expected_users)),
             noise=settings.noise,
             shares_required=settings.shares_required or None,
-            secure=self._random.secure,
+            secure_randomness=self._random.secure,
         )
         key = self._random.uint64(4).tobytes()
         candidates = arrays["candidates"].numpy().astype(np.float32)
@@ -561,8 +581,6 @@ class PrivateSumStrategy(Strategy):
         return recipients
 
     def _everyone(self) -> Sampling:
-        from flower_privsyn.privacy import FullParticipation
-
         return FullParticipation(population=sum(self._roster.values()))
 
     def _data_request(self) -> wire.DataRequest:
@@ -582,7 +600,12 @@ class PrivateSumStrategy(Strategy):
     def _open_ledger(self) -> PrivacyLedger:
         settings = self._settings
         if self.run.ledger_file.exists():
-            self._ledger = PrivacyLedger.open(self.run.ledger_file)
+            self._ledger = PrivacyLedger.open(
+                self.run.ledger_file,
+                delta=settings.delta,
+                epsilon_budget=settings.epsilon,
+                accountant=settings.accountant,
+            )
         else:
             self._ledger = PrivacyLedger.create(
                 self.run.ledger_file,
@@ -608,7 +631,8 @@ class PrivateSumStrategy(Strategy):
         if not self.run.finished_rounds():
             return self._begin()
         total = self._settings.num_rounds
-        for number in range(1, self._ledger.last_round + 1):
+        reached = max((*self._ledger.rounds_charged, *self.run.finished_rounds()))
+        for number in range(1, reached + 1):
             if self.run.round_state(number) is not None:
                 continue
             release = self._stored_release(number)
@@ -617,7 +641,7 @@ class PrivateSumStrategy(Strategy):
                 self._lose(number, "interrupted")
             else:
                 self._finish_round(release, last=number >= total)
-        self._rounds_before = self._ledger.last_round
+        self._rounds_before = reached
         if self._rounds_before >= total:
             return None
         return self.restore(self._rounds_before + 1)
@@ -637,8 +661,6 @@ class PrivateSumStrategy(Strategy):
         self.run.finish_round(number, {"outcome": outcome})
 
     def _store_release(self, release: ReleasedSum) -> None:
-        from flower_privsyn.runs import replacing
-
         folder = self.run.round_dir(release.round_number)
         header = np.array([release.noise_std, release.num_users], dtype=np.float64)
         with replacing(folder / "release.npy") as temporary, temporary.open("wb") as file:

@@ -1,0 +1,116 @@
+"""A small federation in one process, and the settings of a small run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context
+
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.data import Users
+from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
+from flower_privsyn.testing import (
+    EchoGenerator,
+    HashEmbedder,
+    LoopbackGrid,
+    ShuffleWords,
+    flower_identity,
+    hash_embedder,
+)
+
+WORDS = (
+    "court judge ruling appeal budget deficit tax senate river forest mountain valley engine "
+    "turbine rocket orbit protein enzyme gene cell market price trade export school teacher"
+).split()
+
+
+@pytest.fixture(autouse=True)
+def identity() -> Iterator[None]:
+    with flower_identity():
+        yield
+
+
+def make_users(count: int, *, samples: int = 3) -> Users:
+    """Users who write about courts, whatever their number."""
+    rows = []
+    for user in range(count):
+        for sample in range(samples):
+            topic = WORDS[:8]
+            words = [topic[(user * 7 + sample * 3 + i * i) % len(topic)] for i in range(12)]
+            rows.append((f"user-{user}", " ".join(words)))
+    return Users.from_rows(rows)
+
+
+@pytest.fixture
+def public_file(tmp_path: Path) -> Path:
+    """Public text on every topic."""
+    import json
+
+    path = tmp_path / "public.jsonl"
+    lines = []
+    for index in range(80):
+        words = [WORDS[(index * 5 + i * (index % 4 + 1)) % len(WORDS)] for i in range(10)]
+        lines.append(json.dumps({"text": " ".join(words) + f" w{index}"}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Callable[..., LoopbackGrid]:
+    """Build a grid of nodes that host given users."""
+
+    def build(users: Users | None = None, *, num_nodes: int = 2, **kwargs: Any) -> LoopbackGrid:
+        everyone = make_users(12) if users is None else users
+
+        def load(context: Context) -> Users:
+            return everyone.deal(
+                partition_id=int(context.node_config["partition-id"]),
+                num_partitions=int(context.node_config["num-partitions"]),
+            )
+
+        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        return LoopbackGrid(app, num_nodes=num_nodes, **kwargs)
+
+    return build
+
+
+@pytest.fixture
+def settings(tmp_path: Path, public_file: Path) -> Callable[..., PrivateEvolutionConfig]:
+    """Settings of a small run; keyword arguments replace them."""
+
+    def build(**changes: Any) -> PrivateEvolutionConfig:
+        values: dict[str, Any] = {
+            "num_rounds": 3,
+            "num_nodes": 2,
+            "num_candidates": 16,
+            "lookahead": 1,
+            "public_text": str(public_file),
+            "expand_samples": 12,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            **changes,
+        }
+        if "epsilon" not in values and "noise_multiplier" not in values:
+            values["epsilon"] = 8.0
+        return PrivateEvolutionConfig(**values)
+
+    return build
+
+
+@pytest.fixture
+def evolution() -> Callable[..., PrivateEvolution]:
+    """A strategy with fakes in place of models."""
+
+    def build(config: PrivateEvolutionConfig, **parts: Any) -> PrivateEvolution:
+        return PrivateEvolution(
+            config,
+            embedder=parts.pop("embedder", HashEmbedder()),
+            variation=parts.pop("variation", ShuffleWords()),
+            generator=parts.pop("generator", EchoGenerator()),
+            **parts,
+        )
+
+    return build

@@ -1,0 +1,303 @@
+"""Private evolution end to end in one process, on real Flower messages."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.population import Population
+from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
+from flower_privsyn.testing import HashEmbedder
+from tests.strategies.conftest import make_users
+
+Builder = Callable[..., Any]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def releases(run: Path) -> list[dict[str, Any]]:
+    return [line for line in lines(run / "ledger.jsonl") if line["event"] == "release"]
+
+
+class TestWholeRun:
+    def test_writes_the_run_directory(self, federation: Builder, settings: Builder, evolution: Builder) -> None:
+        config = settings(epsilon=5.0)
+        strategy = evolution(config)
+        result = strategy.start(federation())
+        run = strategy.run.path
+        assert strategy.run.status == "finished"
+        assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
+        charged = releases(run)
+        assert [line["round"] for line in charged] == [1, 2, 3]
+        assert charged[-1]["epsilon_release"] <= 5.0
+        assert charged[-1]["epsilon_release"] == pytest.approx(5.0, rel=1e-3)
+        assert charged[-1]["num_users"] == 12
+        assert charged[-1]["l2_sensitivity"] == 8.0
+        synthetic = lines(run / "synthetic.jsonl")
+        assert len(synthetic) == 12
+        assert {tuple(sorted(row)) for row in synthetic} == {("parent", "round", "source", "text")}
+        assert pq.read_table(run / "synthetic.parquet").num_rows == 12
+        for number in (1, 2, 3):
+            folder = run / "rounds" / f"{number:04d}"
+            assert sorted(path.name for path in folder.iterdir()) == [
+                "population.parquet",
+                "release.npy",
+                "state.json",
+            ]
+        metrics = lines(run / "metrics.jsonl")
+        assert [row["answers"] for row in metrics] == [2, 2, 2]
+
+    def test_parents_are_survivors_of_earlier_rounds(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        strategy = evolution(settings(output="both"))
+        strategy.start(federation())
+        run = strategy.run.path
+        survivors: set[str] = set()
+        for number in (1, 2, 3):
+            table = pq.read_table(run / "rounds" / f"{number:04d}" / "population.parquet").to_pylist()
+            assert sum(row["survived"] for row in table) == 16
+            if number > 1:
+                assert {parent for row in table for parent in row["parent"]} <= survivors
+            survivors |= {row["id"] for row in table if row["survived"]}
+        synthetic = lines(run / "synthetic.jsonl")
+        assert {row["source"] for row in synthetic} == {"expanded", "survivor"}
+        for row in synthetic:
+            if row["source"] == "expanded":
+                assert set(row["parent"]) <= survivors
+                assert 1 <= len(row["parent"]) <= 3
+
+    def test_zero_noise_histogram_is_the_brute_force(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        users = make_users(9)
+        strategy = evolution(settings(noise_multiplier=0.0, num_rounds=1))
+        strategy.start(federation(users))
+        folder = strategy.run.path / "rounds" / "0001"
+        sent = Population.from_parquet(folder / "population.parquet").embeddings
+        assert sent is not None
+        received = sent.astype(np.float16).astype(np.float64)
+        records = HashEmbedder().embed(users.texts).astype(np.float64)
+        distances = ((records[:, None] - received[None]) ** 2).sum(axis=-1)
+        expected = np.bincount(distances.argmin(axis=1), minlength=16)
+        assert np.array_equal(np.load(folder / "release.npy"), expected)
+        assert releases(strategy.run.path)[0]["epsilon_release"] is None
+        assert releases(strategy.run.path)[0]["private"] is False
+
+    @pytest.mark.parametrize("clip", ["count", "l2"])
+    def test_six_nodes_of_one_user_equal_two_of_three(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path, clip: str
+    ) -> None:
+        users = make_users(6)
+        sums = []
+        for nodes in (6, 2, 1):
+            config = settings(
+                noise_multiplier=0.0, num_nodes=nodes, clip=clip, run_dir=str(tmp_path / f"n{nodes}")
+            )
+            strategy = evolution(config)
+            strategy.start(federation(users, num_nodes=nodes))
+            sums.append(
+                [np.load(strategy.run.path / "rounds" / f"{r:04d}" / "release.npy") for r in (1, 2, 3)]
+            )
+        assert np.array_equal(sums[0], sums[1])
+        assert np.array_equal(sums[0], sums[2])
+
+    def test_survivors_move_towards_the_users(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        users = make_users(200)
+        strategy = evolution(settings(epsilon=20.0, num_rounds=3))
+        strategy.start(federation(users))
+        embedder = HashEmbedder()
+        private = embedder.embed(users.texts)
+
+        def similarity(number: int) -> float:
+            table = pq.read_table(
+                strategy.run.path / "rounds" / f"{number:04d}" / "population.parquet"
+            ).to_pylist()
+            kept = [row["text"] for row in table if number == 0 or row["survived"]]
+            return float((embedder.embed(kept) @ private.T).mean())
+
+        first = pq.read_table(strategy.run.path / "rounds/0001/population.parquet").to_pylist()
+        start = float((embedder.embed([row["text"] for row in first]) @ private.T).mean())
+        assert similarity(3) > start + 0.1
+
+
+class TestSurvivors:
+    def strategy(self, evolution: Builder, settings: Builder, **changes: Any) -> PrivateEvolution:
+        return evolution(settings(**changes))
+
+    def release(self, values: list[float], std: float = 1.0) -> ReleasedSum:
+        return ReleasedSum(
+            round_number=1, values=np.array(values), noise_std=std, num_users=3
+        )
+
+    def test_drawn_in_proportion_to_votes_above_the_threshold(
+        self, evolution: Builder, settings: Builder
+    ) -> None:
+        strategy = self.strategy(evolution, settings, num_candidates=16, threshold=2.0)
+        counts = strategy._survivors(self.release([1.0, 2.0, 5.0, 11.0] + [0.0] * 12))
+        assert counts.sum() == 16
+        assert not counts[[0, 1]].any()
+        assert counts[2] + counts[3] == 16
+
+    def test_threshold_in_votes_is_not_scaled_by_the_noise(
+        self, evolution: Builder, settings: Builder
+    ) -> None:
+        strategy = self.strategy(evolution, settings, threshold=3.0, threshold_unit="votes")
+        counts = strategy._survivors(self.release([2.9, 50.0] + [0.0] * 14, std=10.0))
+        assert counts[1] == 16
+
+    @pytest.mark.parametrize("values", [[0.0] * 16, [-5.0] * 16, [1.0] * 16])
+    def test_all_below_the_threshold_keeps_the_population(
+        self, evolution: Builder, settings: Builder, values: list[float]
+    ) -> None:
+        counts = self.strategy(evolution, settings)._survivors(self.release(values))
+        assert counts.tolist() == [1] * 16
+
+    def test_a_run_of_silent_rounds_finishes(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        strategy = evolution(settings(threshold=1e9))
+        strategy.start(federation())
+        assert strategy.run.status == "finished"
+        assert len(releases(strategy.run.path)) == 3
+
+
+class TestPaperSettings:
+    def test_presets(self) -> None:
+        ours = PrivateEvolutionConfig.pre_text(epsilon=1.29)
+        assert (ours.num_rounds, ours.max_samples, ours.max_tokens, ours.delta) == (11, 8, 64, 3e-6)
+        assert (ours.mask_fraction, ours.mask_steps, ours.max_new_tokens) == (0.3, 2, 85)
+        for epsilon, multiplier, size in (("1.29", 11.3, 1024), ("7.58", 2.31, 2048)):
+            printed = PrivateEvolutionConfig.pre_text_as_printed(epsilon=epsilon)
+            assert printed.noise_multiplier == multiplier
+            assert printed.num_candidates == size
+            assert printed.threshold_unit == "votes"
+        strong = PrivateEvolutionConfig.pre_text_as_printed(epsilon="1.29")
+        weak = PrivateEvolutionConfig.pre_text_as_printed(epsilon="7.58")
+        assert weak.threshold == pytest.approx(8 * 1.541 * math.sqrt(2))
+        assert strong.threshold == pytest.approx(5.9 * weak.threshold)
+
+    def test_published_budgets_come_out(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        for epsilon, printed in (("1.29", 1.287), ("7.58", 7.579)):
+            config = PrivateEvolutionConfig.pre_text_as_printed(epsilon=epsilon)
+            small = settings(
+                noise_multiplier=config.noise_multiplier,
+                accountant="rdp",
+                delta=config.delta,
+                num_rounds=config.num_rounds,
+                run_dir=str(tmp_path / epsilon),
+            )
+            strategy = evolution(small)
+            strategy.start(federation())
+            assert releases(strategy.run.path)[-1]["epsilon_release"] == pytest.approx(printed, abs=1e-3)
+
+
+class TestBeforeSpending:
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"epsilon": 1.0, "noise_multiplier": 2.0}, "epsilon.*noise-multiplier"),
+            ({"epsilon": 0.0}, "epsilon"),
+            ({"epsilon": float("nan")}, "epsilon"),
+            ({"delta": 0.0}, "delta"),
+            ({"num_rounds": 0}, "num-rounds"),
+            ({"sampling": "bernoulli"}, "sampling"),
+            ({"sampling": "poisson", "sampling_rate": 1.5}, "sampling-rate"),
+            ({"sampling_rate": 0.5}, "sampling-rate"),
+            ({"sample_size": 5}, "sample-size"),
+            ({"noise": "shares"}, "shares-required"),
+            ({"noise": "shares", "shares_required": 3, "sampling": "poisson"}, "poisson"),
+            ({"relation": "swap"}, "relation"),
+            ({"newer_than": "March"}, "newer-than"),
+            ({"num_candidates": 1}, "num-candidates"),
+            ({"mask_fraction": 0.0}, "mask-fraction"),
+            ({"clip": "l1"}, "clip"),
+            ({"output": "everything"}, "output"),
+            ({"expand_samples": 0}, "expand-samples"),
+            ({"resume": True, "run_dir": ""}, "run-dir"),
+        ],
+    )
+    def test_bad_settings_are_named(self, settings: Builder, changes: dict[str, Any], named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            settings(**changes)
+
+    def test_unknown_key_names_its_neighbour(self) -> None:
+        with pytest.raises(ConfigError, match='"num-candidate".*"num-candidates"'):
+            PrivateEvolutionConfig.from_run_config({"epsilon": 1.0, "num-candidate": 5})
+
+    @pytest.mark.parametrize(
+        ("key", "value", "kind"),
+        [("num-rounds", 2.5, "integer"), ("resume", "yes", "true or false"), ("delta", "x", "number")],
+    )
+    def test_wrong_type_is_named(self, key: str, value: object, kind: str) -> None:
+        with pytest.raises(ConfigError, match=f"{key} must be .*{kind}"):
+            PrivateEvolutionConfig.from_run_config({"epsilon": 1.0, key: value})
+
+    def test_negative_means_not_given(self) -> None:
+        config = PrivateEvolutionConfig.from_run_config(
+            {"epsilon": -1.0, "noise-multiplier": 2, "data": "users.jsonl", "my-key": 3},
+            other_keys=["my-key"],
+        )
+        assert (config.epsilon, config.noise_multiplier) == (None, 2.0)
+
+    def test_fewer_users_than_planned(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(FederationError, match="12 users.*20 were planned.*nothing was spent"):
+            evolution(settings(num_users=20)).start(federation())
+        assert not (tmp_path / "run" / "ledger.jsonl").exists()
+        state = json.loads((tmp_path / "run" / "state.json").read_text())
+        assert state["status"] == "failed"
+        assert "20 were planned" in state["error"]
+
+    def test_fewer_nodes_than_planned(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(FederationError, match=r"2 nodes are connected.*3 were planned"):
+            evolution(settings(num_nodes=3)).start(federation(num_nodes=2))
+        assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+    def test_nodes_with_another_embedding_model(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        with pytest.raises(FederationError, match="another model"):
+            evolution(settings(), embedder=HashEmbedder(dimension=64)).start(federation())
+
+    def test_more_candidates_than_public_texts(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        with pytest.raises(ConfigError, match="num-candidates = 100 is more than the 80 public texts"):
+            evolution(settings(num_candidates=100)).start(federation())
+
+    def test_missing_public_text(self, federation: Builder, settings: Builder, evolution: Builder) -> None:
+        from flower_privsyn.errors import DataError
+
+        with pytest.raises(DataError, match="public-text"):
+            evolution(settings(public_text="/nowhere/public.jsonl")).start(federation())
+
+    def test_run_directory_in_use(self, federation: Builder, settings: Builder, evolution: Builder) -> None:
+        from flower_privsyn.errors import RunDirectoryError
+
+        evolution(settings()).start(federation())
+        with pytest.raises(RunDirectoryError, match="already holds a run"):
+            evolution(settings()).start(federation())
+
+    def test_large_delta_is_warned_of(
+        self, federation: Builder, settings: Builder, evolution: Builder, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        evolution(settings(delta=0.2)).start(federation())
+        assert "delta = 0.2 is not below 1 / 12 users" in caplog.text

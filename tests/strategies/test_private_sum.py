@@ -1,0 +1,488 @@
+"""The private path: noise, ledger, misbehaving nodes, interruptions, and what leaves a client."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+
+from flower_privsyn import wire
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.data import Users
+from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
+from flower_privsyn.privacy import InsecureRandom, PrivacyLedger
+from flower_privsyn.queries import NearestNeighborHistogram
+from flower_privsyn.strategies import PrivateSumConfig, PrivateSumStrategy, ReleasedSum
+from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
+from tests.strategies.conftest import make_users
+from tests.strategies.test_private_evolution import lines, releases
+
+Builder = Callable[..., Any]
+
+
+class Probe(PrivateSumStrategy):
+    """Asks the same votes in every round and keeps what is released."""
+
+    def __init__(self, config: PrivateSumConfig, *, candidates: int = 20, **parts: Any) -> None:
+        super().__init__(config, **parts)
+        generator = np.random.default_rng(0)
+        self.candidates = generator.standard_normal((candidates, 32)).astype(np.float32)
+        self.released: list[ReleasedSum] = []
+        self.before_update: Callable[[], None] = lambda: None
+
+    @property
+    def query(self) -> NearestNeighborHistogram:
+        return NearestNeighborHistogram(max_samples=self._settings.max_samples)
+
+    def check(self) -> None:
+        pass
+
+    def embedder_identity(self) -> tuple[str, int]:
+        embedder = HashEmbedder()
+        return embedder.fingerprint, embedder.dimension
+
+    def first_broadcast(self) -> np.ndarray:
+        return self.candidates
+
+    def update(self, release: ReleasedSum, *, last: bool) -> np.ndarray | None:
+        self.before_update()
+        self.released.append(release)
+        return None if last else self.candidates
+
+    def restore(self, round_number: int) -> np.ndarray:
+        return self.candidates
+
+    def keep(self, round_number: int) -> None:
+        pass
+
+    def finish(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., PrivateSumConfig]:
+    def build(**changes: Any) -> PrivateSumConfig:
+        values = {"num_rounds": 3, "run_dir": str(tmp_path / "run"), "node_timeout": 0.2, **changes}
+        if "epsilon" not in values and "noise_multiplier" not in values:
+            values["epsilon"] = 4.0
+        return PrivateSumConfig(**values)
+
+    return build
+
+
+def silent_users(count: int) -> Users:
+    return Users.from_rows((f"user-{i}", "") for i in range(count))
+
+
+class TestNoise:
+    def test_released_noise_has_the_stated_law(self, federation: Builder, config: Builder) -> None:
+        # A million draws through real messages, without any signal.
+        strategy = Probe(
+            config(noise_multiplier=2.31, num_rounds=20, max_samples=8), candidates=50_000
+        )
+        strategy.start(federation(silent_users(4)))
+        noise = np.stack([release.values for release in strategy.released])
+        std = 2.31 * 8
+        assert noise.shape == (20, 50_000)
+        assert {release.noise_std for release in strategy.released} == {std}
+        assert noise.std() == pytest.approx(std, rel=0.0028)  # four standard errors
+        assert abs(noise.mean()) < 4 * std / 1000
+        rounds = np.corrcoef(noise)[np.triu_indices(20, 1)]
+        assert np.abs(rounds).max() < 5 / math.sqrt(50_000)
+        neighbours = np.corrcoef(noise[:, :-1].ravel(), noise[:, 1:].ravel())[0, 1]
+        assert abs(neighbours) < 4 / 1000
+
+    def test_error_at_the_papers_noise_is_the_noise(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+        users = make_users(60)
+        clean = Probe(config(noise_multiplier=0.0, num_rounds=1, run_dir=str(tmp_path / "clean")), candidates=20_000)
+        clean.start(federation(users))
+        noisy = Probe(config(noise_multiplier=11.3, num_rounds=2, run_dir=str(tmp_path / "noisy")), candidates=20_000)
+        noisy.start(federation(users))
+        errors = np.concatenate([r.values - clean.released[0].values for r in noisy.released])
+        assert clean.released[0].values.sum() == 180
+        assert errors.std() == pytest.approx(11.3 * 8, rel=0.01)
+
+    def test_two_runs_never_share_noise(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+        drawn = []
+        for name in ("a", "b"):
+            strategy = Probe(config(noise_multiplier=1.0, num_rounds=1, run_dir=str(tmp_path / name)))
+            strategy.start(federation(silent_users(2)))
+            drawn.append(strategy.released[0].values)
+        assert not np.intersect1d(*drawn).size
+
+    def test_insecure_randomness_is_stamped(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+        strategy = Probe(config(), random=InsecureRandom(0))
+        strategy.start(federation())
+        line = releases(tmp_path / "run")[-1]
+        assert (line["private"], line["epsilon_release"]) == (False, None)
+
+    def test_shares_add_up_to_the_noise_and_more(self, tmp_path: Path, config: Builder) -> None:
+        users = silent_users(30)
+        app = create_client_app(
+            lambda context: users.deal(
+                partition_id=int(context.node_config["partition-id"]), num_partitions=3
+            ),
+            embedder=hash_embedder,
+            cache_directory=tmp_path / "cache",
+        )
+        strategy = Probe(
+            config(noise_multiplier=2.0, num_rounds=2, noise="shares", shares_required=20),
+            candidates=100_000,
+        )
+        strategy.start(LoopbackGrid(app, num_nodes=3))
+        values = np.concatenate([release.values for release in strategy.released])
+        expected = 2.0 * 8 * math.sqrt(30 / 20)
+        assert values.std() == pytest.approx(expected, rel=0.01)
+        assert strategy.released[0].noise_std == pytest.approx(expected)
+        line = releases(tmp_path / "run")[-1]
+        assert line["noise"] == "shares"
+        # The server sees each reply: a share alone hides little.
+        assert line["epsilon_server"] > 5 * line["epsilon_release"]
+
+    def test_a_round_short_of_shares_is_charged_and_not_used(self, tmp_path: Path, config: Builder) -> None:
+        users = silent_users(4)
+        app = create_client_app(
+            lambda context: users.deal(
+                partition_id=int(context.node_config["partition-id"]), num_partitions=2
+            ),
+            embedder=hash_embedder,
+            cache_directory=tmp_path / "cache",
+        )
+
+        def lose(request: Message, reply: Message) -> list[Message]:
+            first = reply.metadata.src_node_id == 1
+            return [] if first and request.metadata.message_type != wire.PREPARE else [reply]
+
+        strategy = Probe(
+            config(noise_multiplier=2.0, num_rounds=2, noise="shares", shares_required=3)
+        )
+        strategy.start(LoopbackGrid(app, num_nodes=2, tamper=lose))
+        assert strategy.released == []
+        assert len(releases(tmp_path / "run")) == 2
+
+
+class TestLedgerComesFirst:
+    def test_line_is_on_disk_before_the_release_is_used(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+        strategy = Probe(config())
+        seen: list[int] = []
+        strategy.before_update = lambda: seen.append(len(releases(tmp_path / "run")))
+        strategy.start(federation())
+        assert seen == [1, 2, 3]
+
+    def test_round_is_announced_before_any_message(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+        announced: list[int] = []
+
+        def watch(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type != wire.PREPARE:
+                events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
+                announced.append(events.count("started") - events.count("release"))
+            return [reply]
+
+        Probe(config()).start(federation(tamper=watch))
+        assert announced == [1] * 6
+
+    def test_only_one_function_sees_the_raw_sum(self) -> None:
+        source = inspect.getsource(inspect.getmodule(PrivateSumStrategy))  # type: ignore[arg-type]
+        tree = ast.parse(source)
+        readers = {
+            function.name
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Attribute)
+            and node.attr in {"total", "unpack_answer"}
+            and isinstance(node.ctx, ast.Load)
+        }
+        assert readers == {"_release"}
+        returned = [
+            node
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef) and function.name == "_release"
+            for node in ast.walk(function)
+            if isinstance(node, ast.Return | ast.Yield)
+            and node.value is not None
+            and any(isinstance(n, ast.Name) and n.id == "total" for n in ast.walk(node.value))
+        ]
+        assert returned == []
+
+    def test_the_path_cannot_be_replaced_by_a_method(self) -> None:
+        for name in ("_release", "configure_train", "aggregate_train", "configure_evaluate"):
+            with pytest.raises(TypeError, match=name):
+                type("Loose", (Probe,), {name: lambda self: None})
+
+
+class TestMisbehavingNodes:
+    def run(self, federation: Builder, config: Builder, change: Callable[[Message, Message], list[Message]]) -> tuple[Probe, dict[str, Any]]:
+        def tamper(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == wire.PREPARE or reply.metadata.src_node_id != 1:
+                return [reply]
+            return change(request, reply)
+
+        strategy = Probe(config(num_rounds=1))
+        strategy.start(federation(tamper=tamper))
+        return strategy, lines(strategy.run.metrics_file)[0]
+
+    def answer(self, request: Message, total: Any, num_users: Any = 6, name: str = "total") -> list[Message]:
+        arrays = ArrayRecord()
+        arrays[name] = Array(np.asarray(total))
+        content = RecordDict(
+            {"privsyn.answer": arrays, "privsyn.cohort": ConfigRecord({"num_users": num_users})}
+        )
+        return [Message(content, reply_to=request)]
+
+    @pytest.mark.parametrize(
+        ("total", "num_users", "reason"),
+        [
+            (np.full(20, np.nan), 6, "not finite"),
+            (np.full(20, np.inf), 6, "not finite"),
+            (np.zeros(19), 6, "wrong shape"),
+            (np.zeros((20, 1)), 6, "wrong shape"),
+            (np.zeros(20, np.int64), 6, "wrong type"),
+            (np.zeros(20), -1, "absurd head-count"),
+            (np.zeros(20), 10**9, "absurd head-count"),
+            (np.full(20, 1e6), 6, "outside the bound of its head-count"),
+        ],
+    )
+    def test_bad_answers_are_counted_and_left_out(
+        self, federation: Builder, config: Builder, total: np.ndarray, num_users: int, reason: str
+    ) -> None:
+        strategy, metrics = self.run(
+            federation, config, lambda request, _: self.answer(request, total, num_users)
+        )
+        assert metrics[f"rejected: {reason}"] == 1
+        assert metrics["answers"] == 1
+        assert strategy.released[0].num_users == 6
+
+    def test_extra_records_are_refused(self, federation: Builder, config: Builder) -> None:
+        def chatty(request: Message, reply: Message) -> list[Message]:
+            reply.content["metrics"] = MetricRecord({"loss": 0.3})
+            return [reply]
+
+        _, metrics = self.run(federation, config, chatty)
+        assert metrics["rejected: unexpected records"] == 1
+
+    def test_errors_missing_and_second_replies_are_counted(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+        _, lost = self.run(federation, config, lambda request, reply: [])
+        assert (lost["missing"], lost["answers"], lost["num_users"]) == (1, 1, 6)
+
+    def test_error_reply(self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture) -> None:
+        secret = Error(code=1000, reason="secret diary of user-3")
+        _, metrics = self.run(federation, config, lambda request, _: [Message(secret, reply_to=request)])
+        assert metrics["error code 1000"] == 1
+        assert "diary" not in json.dumps(metrics) + caplog.text
+
+    def test_second_reply(self, federation: Builder, config: Builder) -> None:
+        strategy, metrics = self.run(federation, config, lambda request, reply: [reply, reply])
+        assert metrics["rejected: second reply"] == 1
+        assert strategy.released[0].num_users == 12
+
+    def test_too_few_users_discard_the_round_at_no_charge(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+        def tamper(request: Message, reply: Message) -> list[Message]:
+            return [reply] if request.metadata.message_type == wire.PREPARE else []
+
+        strategy = Probe(config(min_users=5))
+        strategy.start(federation(tamper=tamper))
+        events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
+        assert events.count("discarded") == 3
+        assert strategy.released == []
+        assert strategy.run.status == "finished"
+
+
+class TestSampling:
+    def test_poisson_cohorts_follow_the_rate(self, federation: Builder, config: Builder) -> None:
+        strategy = Probe(config(sampling="poisson", sampling_rate=0.3, num_rounds=40, noise_multiplier=1.0, accountant="rdp"))
+        strategy.start(federation(silent_users(200), num_nodes=4))
+        sizes = np.array([release.num_users for release in strategy.released])
+        assert len(set(sizes)) > 5
+        assert abs(sizes.sum() - 0.3 * 200 * 40) < 4 * math.sqrt(200 * 40 * 0.21)
+
+    def test_single_user_nodes_are_only_asked_when_drawn(self, federation: Builder, config: Builder) -> None:
+        strategy = Probe(config(sampling="poisson", sampling_rate=0.3, num_rounds=20, num_nodes=20, accountant="rdp"))
+        grid = federation(silent_users(20), num_nodes=20)
+        strategy.start(grid)
+        asked = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
+        sizes = [release.num_users for release in strategy.released]
+        assert len(asked) == sum(sizes)
+        assert abs(sum(sizes) - 120) < 4 * math.sqrt(400 * 0.21)
+
+    def test_an_empty_poisson_cohort_still_releases_noise(self, federation: Builder, config: Builder) -> None:
+        strategy = Probe(
+            config(sampling="poisson", sampling_rate=1e-9, num_rounds=1, noise_multiplier=1.0)
+        )
+        strategy.start(federation(num_nodes=2))
+        assert strategy.released[0].num_users == 0
+        assert strategy.released[0].values.std() > 0
+
+    def test_fixed_size_draws_exactly_that_many(self, federation: Builder, config: Builder) -> None:
+        strategy = Probe(config(sampling="fixed-size", sample_size=7, num_rounds=10, num_nodes=5))
+        strategy.start(federation(silent_users(23), num_nodes=5))
+        assert [release.num_users for release in strategy.released] == [7] * 10
+        line = releases(strategy.run.path)[-1]
+        assert line["sampling"] == {"method": "fixed-size", "sample_size": 7, "population": 23}
+
+    def test_more_drawn_than_there_are(self, federation: Builder, config: Builder) -> None:
+        with pytest.raises(ConfigError, match="sample-size = 13 is more than the 12 users"):
+            Probe(config(sampling="fixed-size", sample_size=13)).start(federation())
+
+    def test_more_shares_than_users(self, federation: Builder, config: Builder) -> None:
+        with pytest.raises(FederationError, match="shares-required = 13"):
+            Probe(config(noise="shares", shares_required=13)).start(federation())
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing may clean up after it."""
+
+
+class TestResume:
+    @pytest.fixture
+    def start(self, federation: Builder, config: Builder) -> Callable[..., Probe]:
+        def run(*, resume: bool = False, tamper: Any = None, prepare: Any = None, **changes: Any) -> Probe:
+            strategy = Probe(config(resume=resume, **changes))
+            if prepare:
+                prepare(strategy)
+            strategy.start(federation(tamper=tamper))
+            return strategy
+
+        return run
+
+    def check(self, run: Path, *, interrupted: Sequence[int], epsilon: float = 4.0) -> None:
+        charged = releases(run)
+        assert [line["round"] for line in charged] == [1, 2, 3]
+        assert [line["round"] for line in charged if line["interrupted"]] == list(interrupted)
+        assert charged[-1]["epsilon_release"] <= epsilon * (1 + 1e-6)
+        assert json.loads((run / "state.json").read_text())["status"] == "finished"
+
+    def test_killed_while_clients_answer(self, start: Builder, tmp_path: Path) -> None:
+        def die(request: Message, reply: Message) -> list[Message]:
+            started = sum(
+                line["event"] == "started" for line in lines(tmp_path / "run" / "ledger.jsonl")
+            ) if (tmp_path / "run" / "ledger.jsonl").exists() else 0
+            if started == 2:
+                raise Killed
+            return [reply]
+
+        with pytest.raises(Killed):
+            start(tamper=die)
+        assert len(releases(tmp_path / "run")) == 1
+        strategy = start(resume=True)
+        self.check(tmp_path / "run", interrupted=[2])
+        assert [release.round_number for release in strategy.released] == [3]
+
+    def test_killed_between_ledger_and_disk(self, start: Builder, tmp_path: Path) -> None:
+        def prepare(strategy: Probe) -> None:
+            def die(release: ReleasedSum) -> None:
+                raise Killed
+
+            strategy._store_release = die  # type: ignore[method-assign]
+
+        with pytest.raises(Killed):
+            start(prepare=prepare)
+        strategy = start(resume=True)
+        # The line was written as an ordinary release; the sum itself is gone for good.
+        self.check(tmp_path / "run", interrupted=[])
+        assert [release.round_number for release in strategy.released] == [2, 3]
+        assert json.loads((tmp_path / "run/rounds/0001/state.json").read_text())["outcome"] == "interrupted"
+
+    def test_killed_in_post_processing_uses_the_stored_release(self, start: Builder, tmp_path: Path) -> None:
+        def prepare(strategy: Probe) -> None:
+            def die() -> None:
+                if len(strategy.released) == 1:
+                    raise Killed
+
+            strategy.before_update = die
+
+        with pytest.raises(Killed):
+            start(prepare=prepare)
+        stored = np.load(tmp_path / "run/rounds/0002/release.npy")
+        strategy = start(resume=True)
+        self.check(tmp_path / "run", interrupted=[])
+        assert [release.round_number for release in strategy.released] == [2, 3]
+        assert np.array_equal(strategy.released[0].values, stored)
+
+    def test_killed_again_and_again_never_overspends(self, start: Builder, tmp_path: Path) -> None:
+        def die(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type != wire.PREPARE:
+                raise Killed
+            return [reply]
+
+        for attempt in range(3):
+            with pytest.raises(Killed):
+                start(resume=attempt > 0, tamper=die)
+        strategy = start(resume=True)
+        self.check(tmp_path / "run", interrupted=[1, 2, 3])
+        assert strategy.released == []
+
+    def test_a_finished_run_is_not_resumed(self, start: Builder) -> None:
+        from flower_privsyn.errors import RunDirectoryError
+
+        start()
+        with pytest.raises(RunDirectoryError, match="finished"):
+            start(resume=True)
+
+    def test_changed_settings_are_refused(self, start: Builder, tmp_path: Path) -> None:
+        with pytest.raises(FederationError):
+            start(num_nodes=5)
+        with pytest.raises(ConfigError, match="epsilon = 9.0 differs from the 4.0"):
+            start(resume=True, num_nodes=5, epsilon=9.0)
+
+    def test_the_ledger_refuses_a_round_beyond_the_budget(self, start: Builder, config: Builder, federation: Builder) -> None:
+        strategy = Probe(config(num_rounds=2))
+        strategy.start(federation())
+        line = releases(strategy.run.path)[-1]
+        ledger = PrivacyLedger.open(strategy.run.ledger_file)
+        from flower_privsyn.privacy import FullParticipation, GaussianMechanism
+
+        with ledger, pytest.raises(BudgetExceededError):
+            ledger.begin(
+                round=3,
+                query="nearest_neighbor_histogram",
+                mechanism=GaussianMechanism(
+                    noise_multiplier=line["noise_multiplier"], l2_sensitivity=8.0
+                ),
+                sampling=FullParticipation(population=12),
+                planned_users=12,
+            )
+        assert len(releases(strategy.run.path)) == 2
+
+
+class TestWhatLeavesAClient:
+    def test_every_reply_is_the_sum_the_head_count_or_the_roster(self, federation: Builder, config: Builder) -> None:
+        grid = federation()
+        Probe(config()).start(grid)
+        assert len(grid.replies) == 2 + 2 * 3
+        assert [wire.extra_bytes(reply) for reply in grid.replies] == [[]] * 8
+
+    def test_exceptions_leave_as_codes(self, config: Builder, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+        def load(context: Context) -> Users:
+            raise RuntimeError("dear diary, the secret of user-7")
+
+        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        grid = LoopbackGrid(app)
+        with pytest.raises(FederationError) as caught:
+            Probe(config()).start(grid)
+        assert {reply.error.code for reply in grid.replies} == {1000}
+        assert [wire.extra_bytes(reply) for reply in grid.replies] == [[], []]
+        everything = str(caught.value) + caplog.text + "".join(capfd.readouterr())
+        everything += "".join(str(reply.error.reason) for reply in grid.replies)
+        everything += "".join(path.read_text() for path in (tmp_path / "run").glob("*.json*"))
+        assert "diary" not in everything
+
+    def test_empty_users_count_as_users(self, federation: Builder, config: Builder) -> None:
+        users = Users.from_rows([("a", "court judge"), ("b", ""), ("c", "   "), ("d", "tax")])
+        strategy = Probe(config(num_rounds=1, noise_multiplier=0.0))
+        strategy.start(federation(users))
+        assert strategy.released[0].num_users == 4
+        assert strategy.released[0].values.sum() == 2
+
+    def test_users_over_the_cap_send_no_more_than_the_cap(self, federation: Builder, config: Builder) -> None:
+        strategy = Probe(config(num_rounds=1, noise_multiplier=0.0, max_samples=2))
+        strategy.start(federation(make_users(5, samples=9)))
+        assert strategy.released[0].values.sum() == 10
