@@ -68,6 +68,7 @@ _CONNECTION = "privsyn"
 _POLL_SECONDS = 0.2
 _START_SECONDS = 90.0
 _LINGER_SECONDS = 20.0
+_REFUSED_SECONDS = 0.5
 _ASK_SECONDS = 10.0
 _LIST_SECONDS = 2.0
 _LOG_SECONDS = 3.0
@@ -591,14 +592,18 @@ class _Flower:
         assert self.guard is not None
         simulation: ProcessInfo | None = None
         asked = listed = time.monotonic()
-        recorded: float | None = None
+        recorded, linger = None, _LINGER_SECONDS
         while self.guard.poll() is None:
             show()
             time.sleep(_POLL_SECONDS)
             if recorded is None and _recorded_end(run_path):
                 recorded = time.monotonic()
-            if recorded is not None and time.monotonic() - recorded > _LINGER_SECONDS:
-                break  # the work is over; what hangs is only Ray being taken down
+                # The work is over. What is left is taking Ray down and, after an unexpected
+                # error, its traceback on the way to the log.
+                refused = not _recorded_end(run_path).get("unexpected", True)
+                linger = _REFUSED_SECONDS if refused else _LINGER_SECONDS
+            if recorded is not None and time.monotonic() - recorded > linger:
+                break
             if simulation is None or time.monotonic() - listed > _LIST_SECONDS:
                 listed = time.monotonic()
                 self.known |= {info.pid: info for info in descendants(self.guard.pid)}
@@ -665,11 +670,10 @@ def _flower(run_path: Path, launch: Mapping[str, Any]) -> Iterator[_Flower]:
         flower.close()
 
 
-def _recorded_end(run_path: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        state = json.loads((run_path / "state.json").read_text(encoding="utf-8"))
-        return state.get("status") in {"finished", "failed"}
-    return False
+def _recorded_end(run_path: Path) -> dict[str, Any]:
+    """The state of the run if it says that the run is over, else nothing."""
+    state = RunDirectory(run_path).state
+    return state if state.get("status") in {"finished", "failed"} else {}
 
 
 def _record_failure(run_path: Path, error: str | BaseException) -> None:
