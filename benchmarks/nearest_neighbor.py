@@ -70,9 +70,7 @@ def main() -> None:
         rows = block_rows(m)
         out = np.empty((rows, m), dtype=np.float32)
 
-        def product(
-            right: np.ndarray = right, out: np.ndarray = out, rows: int = rows
-        ) -> None:
+        def product(right: np.ndarray = right, out: np.ndarray = out, rows: int = rows) -> None:
             for start in range(0, n, rows):
                 block = records[start : start + rows]
                 np.matmul(block, right, out=out[: len(block)])

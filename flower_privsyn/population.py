@@ -35,9 +35,7 @@ class Population:
         if len(lengths) != 1:
             raise ValueError("texts, ids, parents and source must have one length")
         if self.embeddings is not None and len(self.embeddings) != len(self.texts):
-            raise ValueError(
-                f"{len(self.embeddings)} embeddings for {len(self.texts)} texts"
-            )
+            raise ValueError(f"{len(self.embeddings)} embeddings for {len(self.texts)} texts")
 
     def __len__(self) -> int:
         """Number of texts."""

@@ -306,7 +306,7 @@ def _request_record(data: DataRequest) -> ConfigRecord:
 def _data_request(record: ConfigRecord) -> DataRequest:
     if record.get("protocol") != PROTOCOL:
         raise WireError(
-            f"the server speaks protocol {record.get('protocol')}, this client {PROTOCOL}: "
+            f"the server speaks protocol {record.get('protocol')!r}, this client {PROTOCOL}: "
             "install the same flower-privsyn on both sides"
         )
     try:

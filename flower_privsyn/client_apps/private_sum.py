@@ -69,9 +69,7 @@ def create_client_app(
         other actions too, call `add_handlers` on an app of your own.
     """
     app = ClientApp()
-    add_handlers(
-        app, load, embedder=embedder, cache_directory=cache_directory, random=random
-    )
+    add_handlers(app, load, embedder=embedder, cache_directory=cache_directory, random=random)
     return app
 
 
@@ -102,9 +100,7 @@ def add_handlers(
 def _register(app: ClientApp, node: _Node, query_class: type[Query]) -> None:
     @app.query(query_class.name)
     def answer(message: Message, context: Context) -> Message:
-        return _guarded(
-            lambda msg, ctx: node.answer(msg, ctx, query_class), message, context
-        )
+        return _guarded(lambda msg, ctx: node.answer(msg, ctx, query_class), message, context)
 
 
 def _guarded(
@@ -147,7 +143,7 @@ def users_of_node(context: Context) -> Users:
     if not source:
         raise DataError(
             "no data: set `data` to a file of users in the node's configuration "
-            '(--node-config \'data="/path/users.jsonl"\') or in the run\'s'
+            "(--node-config 'data=\"/path/users.jsonl\"') or in the run's"
         )
 
     def column(key: str, default: str) -> str:

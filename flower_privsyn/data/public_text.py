@@ -12,9 +12,7 @@ from flower_privsyn.errors import DataError
 _BUNDLED = Path(__file__).parent / "passages" / "passages.jsonl.gz"
 
 
-def public_texts(
-    source: str = "bundled", *, tokenizer: Any, max_tokens: int = 64
-) -> list[str]:
+def public_texts(source: str = "bundled", *, tokenizer: Any, max_tokens: int = 64) -> list[str]:
     """Read public texts of at most `max_tokens` tokens, without duplicates, in file order.
 
     Args:
@@ -31,26 +29,23 @@ def public_texts(
     from flower_privsyn.data.users import Users
 
     path = _BUNDLED if source == "bundled" else Path(source).expanduser()
-    texts: list[str] = []
     try:
-        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open()
-    except OSError as error:
-        raise DataError(
-            f'public-text = "{source}": {path} cannot be read ({error.strerror or error})'
-        ) from error
-    with opened as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                text = json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError):
-                text = None
-            if not isinstance(text, str):
-                raise DataError(
-                    f'{path} line {number}: expected a JSON object with a string "text"'
-                )
-            texts.append(text)
+        content = path.read_bytes()
+        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise DataError(f'public-text = "{source}": {path} cannot be read ({reason})') from error
+    texts: list[str] = []
+    for number, line in enumerate(lines.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise DataError(f'{path} line {number}: expected a JSON object with a string "text"')
+        texts.append(text)
     documents = Users.from_rows((str(number), text) for number, text in enumerate(texts))
     pieces = chunk_users(
         documents, tokenizer=tokenizer, max_tokens=max_tokens, max_samples=None, seed=0

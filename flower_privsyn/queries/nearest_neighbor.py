@@ -87,7 +87,7 @@ def _best_with_ties(
 ) -> IntArray:
     """Row-wise argmax of `scores` (overwritten), near ties decided in float64."""
     rows = np.arange(len(scores))
-    best = scores.argmax(axis=1)
+    best: IntArray = scores.argmax(axis=1)
     top = scores[rows, best].astype(np.float64)
     # The runner-up tells whether the row needs a second look; a masked maximum costs one more
     # pass over a block that is still in cache.
@@ -191,4 +191,7 @@ class NearestNeighborHistogram(Query):
         packed = np.zeros((cohort.num_users, self.max_samples), dtype=np.float64)
         packed[owners, place] = votes
         weights = self._clip(packed)[owners, place]
-        return np.bincount(cells % m, weights=weights, minlength=m)
+        total: Float64Array = np.bincount(cells % m, weights=weights, minlength=m).astype(
+            np.float64
+        )
+        return total

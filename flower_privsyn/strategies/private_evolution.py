@@ -243,7 +243,7 @@ class PrivateEvolution(PrivateSumStrategy):
         if len(self._seeds) < config.num_candidates:
             raise ConfigError(
                 f"num-candidates = {config.num_candidates} is more than the {len(self._seeds)} "
-                f'public texts of at most {config.max_tokens} tokens in public-text = '
+                f"public texts of at most {config.max_tokens} tokens in public-text = "
                 f'"{config.public_text}"'
             )
 
@@ -442,9 +442,7 @@ class PrivateEvolution(PrivateSumStrategy):
         if not texts:
             logger.warning("no round was released: the result is made from public text alone")
             return Population.from_parquet(self._population_file(1))
-        return Population(
-            tuple(texts), tuple(ids), tuple(parents), ("survivor",) * len(texts)
-        )
+        return Population(tuple(texts), tuple(ids), tuple(parents), ("survivor",) * len(texts))
 
     # ------------------------------------------------------------------ small things
 

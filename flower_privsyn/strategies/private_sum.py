@@ -99,9 +99,7 @@ class PrivateSumStrategy(Strategy):
                     "same code for every method"
                 )
 
-    def __init__(
-        self, config: PrivateSumConfig, *, random: RandomSource | None = None
-    ) -> None:
+    def __init__(self, config: PrivateSumConfig, *, random: RandomSource | None = None) -> None:
         self._settings = config
         self._random: RandomSource = random or SecureRandom()
         self._run: RunDirectory | None = None
@@ -445,9 +443,7 @@ class PrivateSumStrategy(Strategy):
             noise_std = mechanism.standard_deviation
         else:
             values = total.copy()
-            noise_std = mechanism.standard_deviation * np.sqrt(
-                num_users / settings.shares_required
-            )
+            noise_std = mechanism.standard_deviation * np.sqrt(num_users / settings.shares_required)
         del total
         return ReleasedSum(
             round_number=number, values=values, noise_std=float(noise_std), num_users=num_users
@@ -461,9 +457,7 @@ class PrivateSumStrategy(Strategy):
         nodes = self._wait_for_nodes(grid)
         request = self._data_request()
         messages = [
-            Message(
-                wire.pack_prepare(request), dst_node_id=node, message_type=wire.PREPARE
-            )
+            Message(wire.pack_prepare(request), dst_node_id=node, message_type=wire.PREPARE)
             for node in nodes
         ]
         with self.progress.stage("Nodes embed their text", total=None):
@@ -488,7 +482,9 @@ class PrivateSumStrategy(Strategy):
         users = sum(roster.values())
         told = "; ".join(f"{count} x {text}" for text, count in problems.most_common())
         if problems:
-            logger.warning("%d of %d nodes are not ready: %s", sum(problems.values()), len(nodes), told)
+            logger.warning(
+                "%d of %d nodes are not ready: %s", sum(problems.values()), len(nodes), told
+            )
         because = f" ({told})" if told else ""
         if users < max(settings.num_users, settings.min_users, 1):
             planned = max(settings.num_users, settings.min_users, 1)
@@ -512,22 +508,24 @@ class PrivateSumStrategy(Strategy):
         self._roster = roster
         settings.check_delta(users)
         self._sampling = settings.sampling_of(users)
-        if settings.noise_multiplier is not None:
-            multiplier = settings.noise_multiplier
-        else:
-            multiplier = calibrate_noise_multiplier(
-                epsilon=settings.epsilon,
-                delta=settings.delta,
-                rounds=settings.num_rounds,
-                sampling=self._sampling,
-                accountant=settings.accountant,
-                relation=NeighboringRelation(settings.relation),
-            )
+        multiplier = self._multiplier(self._sampling)
         self._mechanism = GaussianMechanism(
             noise_multiplier=multiplier, l2_sensitivity=self.query.clip_norm
         )
-        logger.info(
-            "%d users on %d nodes; noise multiplier %.5g", users, len(roster), multiplier
+        logger.info("%d users on %d nodes; noise multiplier %.5g", users, len(roster), multiplier)
+
+    def _multiplier(self, sampling: Sampling) -> float:
+        """The noise multiplier that was given, or the one the budget asks for."""
+        settings = self._settings
+        if settings.epsilon is None:
+            return settings.noise_multiplier or 0.0
+        return calibrate_noise_multiplier(
+            epsilon=settings.epsilon,
+            delta=settings.delta,
+            rounds=settings.num_rounds,
+            sampling=sampling,
+            accountant=settings.accountant,
+            relation=NeighboringRelation(settings.relation),
         )
 
     @abstractmethod
@@ -685,9 +683,7 @@ class PrivateSumStrategy(Strategy):
         """A resumed run must be the run that was started."""
         before, now = self.run.config, self._settings.to_dict()
         free = {"resume", "run-dir", "node-timeout", "round-timeout"}
-        changed = sorted(
-            key for key in {*before, *now} - free if before.get(key) != now.get(key)
-        )
+        changed = sorted(key for key in {*before, *now} - free if before.get(key) != now.get(key))
         if changed:
             key = changed[0]
             raise ConfigError(

@@ -2,8 +2,9 @@
 
     python scripts/sample_data/make.py --corpus DIR
 
-writes `flower_privsyn/data/passages/passages.jsonl.gz` (public passages, seeds of private evolution)
-and `examples/quickstart/quickstart/data/users.jsonl` (the users of the quickstart). The corpus is
+writes `flower_privsyn/data/passages/passages.jsonl.gz` (public passages, seeds of private
+evolution), `examples/quickstart/quickstart/data/users.jsonl` (the users of the quickstart) and the
+data of `examples/existing-federation`. The corpus is
 described in `scripts/sample_data/README.md`. The choice is by hash, so the result is the same
 everywhere.
 """
@@ -67,9 +68,7 @@ def passage(text: str, key: str, *, low: int = 25, high: int = 45) -> str | None
 
 def write_passages(corpus: Path, count: int) -> None:
     """One passage per permissively licensed public document."""
-    documents = [
-        d for d in read(corpus, "public") if d["source"] not in SHARE_ALIKE | THIRD_PARTY
-    ]
+    documents = [d for d in read(corpus, "public") if d["source"] not in SHARE_ALIKE | THIRD_PARTY]
     documents.sort(key=lambda d: order(d["doc_id"] + d["source"]))
     target = ROOT / "flower_privsyn/data/passages/passages.jsonl.gz"
     target.parent.mkdir(parents=True, exist_ok=True)

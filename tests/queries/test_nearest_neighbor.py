@@ -36,9 +36,15 @@ class TestNearestCandidates:
     def test_equals_brute_force_on_clustered_embeddings(self) -> None:
         generator = np.random.default_rng(0)
         centres = unit(generator, 20, 384)
-        records = (centres[generator.integers(0, 20, 500)] + 0.05 * unit(generator, 500, 384)).astype(np.float32)
-        candidates = (centres[generator.integers(0, 20, 300)] + 0.05 * unit(generator, 300, 384)).astype(np.float32)
-        assert np.array_equal(nearest_candidates(records, candidates), brute_force(records, candidates))
+        records = (
+            centres[generator.integers(0, 20, 500)] + 0.05 * unit(generator, 500, 384)
+        ).astype(np.float32)
+        candidates = (
+            centres[generator.integers(0, 20, 300)] + 0.05 * unit(generator, 300, 384)
+        ).astype(np.float32)
+        assert np.array_equal(
+            nearest_candidates(records, candidates), brute_force(records, candidates)
+        )
 
     def test_near_ties_are_decided_in_double_precision(self) -> None:
         # Candidates that differ by a few units in the last place: float32 products cannot rank
@@ -47,9 +53,13 @@ class TestNearestCandidates:
         base = unit(generator, 1, 384)
         candidates = np.repeat(base, 64, axis=0)
         steps = generator.integers(-3, 4, candidates.shape)
-        candidates = np.nextafter(candidates, np.float32(2) * np.sign(steps).astype(np.float32)).astype(np.float32)
+        candidates = np.nextafter(
+            candidates, np.float32(2) * np.sign(steps).astype(np.float32)
+        ).astype(np.float32)
         records = unit(generator, 200, 384)
-        assert np.array_equal(nearest_candidates(records, candidates), brute_force(records, candidates))
+        assert np.array_equal(
+            nearest_candidates(records, candidates), brute_force(records, candidates)
+        )
 
     def test_equal_candidates_go_to_the_lowest_index(self) -> None:
         candidates = np.eye(4, dtype=np.float32)[[2, 0, 1, 0, 1]]
@@ -62,7 +72,9 @@ class TestNearestCandidates:
         whole = nearest_candidates(records, candidates)
         monkeypatch.setattr("flower_privsyn.queries.nearest_neighbor._BLOCK_ELEMENTS", 700)
         assert np.array_equal(nearest_candidates(records, candidates), whole)
-        alone = np.concatenate([nearest_candidates(records[i : i + 1], candidates) for i in range(257)])
+        alone = np.concatenate(
+            [nearest_candidates(records[i : i + 1], candidates) for i in range(257)]
+        )
         assert np.array_equal(alone, whole)
 
     @settings(max_examples=60, deadline=None)
@@ -70,17 +82,27 @@ class TestNearestCandidates:
         hnp.arrays(np.float32, (6, 5), elements=st.floats(-(2.0**59), 2.0**59, width=32)),
         hnp.arrays(np.float32, (4, 5), elements=st.floats(-(2.0**59), 2.0**59, width=32)),
     )
-    def test_equals_brute_force_at_any_scale(self, records: np.ndarray, candidates: np.ndarray) -> None:
-        assert np.array_equal(nearest_candidates(records, candidates), brute_force(records, candidates))
+    def test_equals_brute_force_at_any_scale(
+        self, records: np.ndarray, candidates: np.ndarray
+    ) -> None:
+        assert np.array_equal(
+            nearest_candidates(records, candidates), brute_force(records, candidates)
+        )
 
     def test_largest_floats(self) -> None:
         candidates = np.array([[1.0, 0.0], [-3e38, 3e38]], dtype=np.float32)
         records = np.array([[3e38, 3e38], [-3e38, 3e38], [0.0, 0.0]], dtype=np.float32)
-        assert np.array_equal(nearest_candidates(records, candidates), brute_force(records, candidates))
+        assert np.array_equal(
+            nearest_candidates(records, candidates), brute_force(records, candidates)
+        )
 
     @pytest.mark.parametrize(
         "candidates",
-        [np.zeros((0, 3), np.float32), np.zeros((2, 4), np.float32), np.full((2, 3), np.nan, np.float32)],
+        [
+            np.zeros((0, 3), np.float32),
+            np.zeros((2, 4), np.float32),
+            np.full((2, 3), np.nan, np.float32),
+        ],
     )
     def test_unusable_candidates(self, candidates: np.ndarray) -> None:
         with pytest.raises(ValueError, match="candidates"):
@@ -92,7 +114,9 @@ class TestHistogram:
         cohort = random_cohort(num_users=300, max_records=8, dimension=64, seed=3)
         candidates = unit(np.random.default_rng(4), 128, 64)
         votes = NearestNeighborHistogram(max_samples=8).answer(cohort, candidates)
-        assert np.array_equal(votes, np.bincount(brute_force(cohort.records, candidates), minlength=128))
+        assert np.array_equal(
+            votes, np.bincount(brute_force(cohort.records, candidates), minlength=128)
+        )
 
     @pytest.mark.parametrize("clip", ["count", "l2"])
     def test_answer_is_the_sum_of_contributions(self, clip: str) -> None:
@@ -148,11 +172,26 @@ class TestHistogram:
         clip=st.sampled_from(["count", "l2"]),
         max_samples=st.integers(1, 5),
     )
-    def test_any_client_input_is_bounded(self, data: st.DataObject, clip: str, max_samples: int) -> None:
-        values = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from([1e38, -1e38, 0.0])
-        records = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(0, 9)), 3), elements=values))
-        owners = np.sort(np.array(data.draw(st.lists(st.integers(0, 2), min_size=len(records), max_size=len(records))), np.int64))
-        candidates = data.draw(hnp.arrays(np.float32, (4, 3), elements=st.floats(-(2.0**30), 2.0**30, width=32)))
+    def test_any_client_input_is_bounded(
+        self, data: st.DataObject, clip: str, max_samples: int
+    ) -> None:
+        values = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from(
+            [1e38, -1e38, 0.0]
+        )
+        records = data.draw(
+            hnp.arrays(np.float32, (data.draw(st.integers(0, 9)), 3), elements=values)
+        )
+        owners = np.sort(
+            np.array(
+                data.draw(
+                    st.lists(st.integers(0, 2), min_size=len(records), max_size=len(records))
+                ),
+                np.int64,
+            )
+        )
+        candidates = data.draw(
+            hnp.arrays(np.float32, (4, 3), elements=st.floats(-(2.0**30), 2.0**30, width=32))
+        )
         query = NearestNeighborHistogram(max_samples=max_samples, clip=clip)
         cohort = Cohort(records, owners, 3)
         contributions = query.contribution(cohort, candidates)
@@ -160,7 +199,9 @@ class TestHistogram:
         assert np.linalg.norm(contributions, axis=1).max() <= query.clip_norm
         removed = cohort.select(np.array([True, False, True]))
         moved = query.answer(cohort, candidates) - query.answer(removed, candidates)
-        assert np.linalg.norm(moved) <= query.sensitivity(NeighboringRelation.ZERO_OUT) * (1 + 1e-12)
+        assert np.linalg.norm(moved) <= query.sensitivity(NeighboringRelation.ZERO_OUT) * (
+            1 + 1e-12
+        )
 
     def test_empty_users_and_empty_cohorts(self) -> None:
         query = NearestNeighborHistogram(max_samples=3)

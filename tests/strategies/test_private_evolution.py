@@ -30,7 +30,9 @@ def releases(run: Path) -> list[dict[str, Any]]:
 
 
 class TestWholeRun:
-    def test_writes_the_run_directory(self, federation: Builder, settings: Builder, evolution: Builder) -> None:
+    def test_writes_the_run_directory(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
         config = settings(epsilon=5.0)
         strategy = evolution(config)
         result = strategy.start(federation())
@@ -65,7 +67,9 @@ class TestWholeRun:
         run = strategy.run.path
         survivors: set[str] = set()
         for number in (1, 2, 3):
-            table = pq.read_table(run / "rounds" / f"{number:04d}" / "population.parquet").to_pylist()
+            table = pq.read_table(
+                run / "rounds" / f"{number:04d}" / "population.parquet"
+            ).to_pylist()
             assert sum(row["survived"] for row in table) == 16
             if number > 1:
                 assert {parent for row in table for parent in row["parent"]} <= survivors
@@ -102,12 +106,18 @@ class TestWholeRun:
         sums = []
         for nodes in (6, 2, 1):
             config = settings(
-                noise_multiplier=0.0, num_nodes=nodes, clip=clip, run_dir=str(tmp_path / f"n{nodes}")
+                noise_multiplier=0.0,
+                num_nodes=nodes,
+                clip=clip,
+                run_dir=str(tmp_path / f"n{nodes}"),
             )
             strategy = evolution(config)
             strategy.start(federation(users, num_nodes=nodes))
             sums.append(
-                [np.load(strategy.run.path / "rounds" / f"{r:04d}" / "release.npy") for r in (1, 2, 3)]
+                [
+                    np.load(strategy.run.path / "rounds" / f"{r:04d}" / "release.npy")
+                    for r in (1, 2, 3)
+                ]
             )
         assert np.array_equal(sums[0], sums[1])
         assert np.array_equal(sums[0], sums[2])
@@ -138,9 +148,7 @@ class TestSurvivors:
         return evolution(settings(**changes))
 
     def release(self, values: list[float], std: float = 1.0) -> ReleasedSum:
-        return ReleasedSum(
-            round_number=1, values=np.array(values), noise_std=std, num_users=3
-        )
+        return ReleasedSum(round_number=1, values=np.array(values), noise_std=std, num_users=3)
 
     def test_drawn_in_proportion_to_votes_above_the_threshold(
         self, evolution: Builder, settings: Builder
@@ -203,7 +211,9 @@ class TestPaperSettings:
             )
             strategy = evolution(small)
             strategy.start(federation())
-            assert releases(strategy.run.path)[-1]["epsilon_release"] == pytest.approx(printed, abs=1e-3)
+            assert releases(strategy.run.path)[-1]["epsilon_release"] == pytest.approx(
+                printed, abs=1e-3
+            )
 
 
 class TestBeforeSpending:
@@ -231,7 +241,9 @@ class TestBeforeSpending:
             ({"resume": True, "run_dir": ""}, "run-dir"),
         ],
     )
-    def test_bad_settings_are_named(self, settings: Builder, changes: dict[str, Any], named: str) -> None:
+    def test_bad_settings_are_named(
+        self, settings: Builder, changes: dict[str, Any], named: str
+    ) -> None:
         with pytest.raises(ConfigError, match=named):
             settings(**changes)
 
@@ -241,7 +253,11 @@ class TestBeforeSpending:
 
     @pytest.mark.parametrize(
         ("key", "value", "kind"),
-        [("num-rounds", 2.5, "integer"), ("resume", "yes", "true or false"), ("delta", "x", "number")],
+        [
+            ("num-rounds", 2.5, "integer"),
+            ("resume", "yes", "true or false"),
+            ("delta", "x", "number"),
+        ],
     )
     def test_wrong_type_is_named(self, key: str, value: object, kind: str) -> None:
         with pytest.raises(ConfigError, match=f"{key} must be .*{kind}"):
@@ -280,16 +296,22 @@ class TestBeforeSpending:
     def test_more_candidates_than_public_texts(
         self, federation: Builder, settings: Builder, evolution: Builder
     ) -> None:
-        with pytest.raises(ConfigError, match="num-candidates = 100 is more than the 80 public texts"):
+        with pytest.raises(
+            ConfigError, match="num-candidates = 100 is more than the 80 public texts"
+        ):
             evolution(settings(num_candidates=100)).start(federation())
 
-    def test_missing_public_text(self, federation: Builder, settings: Builder, evolution: Builder) -> None:
+    def test_missing_public_text(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
         from flower_privsyn.errors import DataError
 
         with pytest.raises(DataError, match="public-text"):
             evolution(settings(public_text="/nowhere/public.jsonl")).start(federation())
 
-    def test_run_directory_in_use(self, federation: Builder, settings: Builder, evolution: Builder) -> None:
+    def test_run_directory_in_use(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
         from flower_privsyn.errors import RunDirectoryError
 
         evolution(settings()).start(federation())
@@ -297,7 +319,11 @@ class TestBeforeSpending:
             evolution(settings()).start(federation())
 
     def test_large_delta_is_warned_of(
-        self, federation: Builder, settings: Builder, evolution: Builder, caplog: pytest.LogCaptureFixture
+        self,
+        federation: Builder,
+        settings: Builder,
+        evolution: Builder,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         evolution(settings(delta=0.2)).start(federation())
         assert "delta = 0.2 is not below 1 / 12 users" in caplog.text

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 
 from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app
@@ -100,25 +109,39 @@ class TestNoise:
         neighbours = np.corrcoef(noise[:, :-1].ravel(), noise[:, 1:].ravel())[0, 1]
         assert abs(neighbours) < 4 / 1000
 
-    def test_error_at_the_papers_noise_is_the_noise(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+    def test_error_at_the_papers_noise_is_the_noise(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
         users = make_users(60)
-        clean = Probe(config(noise_multiplier=0.0, num_rounds=1, run_dir=str(tmp_path / "clean")), candidates=20_000)
+        clean = Probe(
+            config(noise_multiplier=0.0, num_rounds=1, run_dir=str(tmp_path / "clean")),
+            candidates=20_000,
+        )
         clean.start(federation(users))
-        noisy = Probe(config(noise_multiplier=11.3, num_rounds=2, run_dir=str(tmp_path / "noisy")), candidates=20_000)
+        noisy = Probe(
+            config(noise_multiplier=11.3, num_rounds=2, run_dir=str(tmp_path / "noisy")),
+            candidates=20_000,
+        )
         noisy.start(federation(users))
         errors = np.concatenate([r.values - clean.released[0].values for r in noisy.released])
         assert clean.released[0].values.sum() == 180
         assert errors.std() == pytest.approx(11.3 * 8, rel=0.01)
 
-    def test_two_runs_never_share_noise(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+    def test_two_runs_never_share_noise(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
         drawn = []
         for name in ("a", "b"):
-            strategy = Probe(config(noise_multiplier=1.0, num_rounds=1, run_dir=str(tmp_path / name)))
+            strategy = Probe(
+                config(noise_multiplier=1.0, num_rounds=1, run_dir=str(tmp_path / name))
+            )
             strategy.start(federation(silent_users(2)))
             drawn.append(strategy.released[0].values)
         assert not np.intersect1d(*drawn).size
 
-    def test_insecure_randomness_is_stamped(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+    def test_insecure_randomness_is_stamped(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
         strategy = Probe(config(), random=InsecureRandom(0))
         strategy.start(federation())
         line = releases(tmp_path / "run")[-1]
@@ -147,7 +170,9 @@ class TestNoise:
         # The server sees each reply: a share alone hides little.
         assert line["epsilon_server"] > 5 * line["epsilon_release"]
 
-    def test_a_round_short_of_shares_is_charged_and_not_used(self, tmp_path: Path, config: Builder) -> None:
+    def test_a_round_short_of_shares_is_charged_and_not_used(
+        self, tmp_path: Path, config: Builder
+    ) -> None:
         users = silent_users(4)
         app = create_client_app(
             lambda context: users.deal(
@@ -170,14 +195,18 @@ class TestNoise:
 
 
 class TestLedgerComesFirst:
-    def test_line_is_on_disk_before_the_release_is_used(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+    def test_line_is_on_disk_before_the_release_is_used(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
         strategy = Probe(config())
         seen: list[int] = []
         strategy.before_update = lambda: seen.append(len(releases(tmp_path / "run")))
         strategy.start(federation())
         assert seen == [1, 2, 3]
 
-    def test_round_is_announced_before_any_message(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+    def test_round_is_announced_before_any_message(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
         announced: list[int] = []
 
         def watch(request: Message, reply: Message) -> list[Message]:
@@ -220,7 +249,12 @@ class TestLedgerComesFirst:
 
 
 class TestMisbehavingNodes:
-    def run(self, federation: Builder, config: Builder, change: Callable[[Message, Message], list[Message]]) -> tuple[Probe, dict[str, Any]]:
+    def run(
+        self,
+        federation: Builder,
+        config: Builder,
+        change: Callable[[Message, Message], list[Message]],
+    ) -> tuple[Probe, dict[str, Any]]:
         def tamper(request: Message, reply: Message) -> list[Message]:
             if request.metadata.message_type == wire.PREPARE or reply.metadata.src_node_id != 1:
                 return [reply]
@@ -230,7 +264,9 @@ class TestMisbehavingNodes:
         strategy.start(federation(tamper=tamper))
         return strategy, lines(strategy.run.metrics_file)[0]
 
-    def answer(self, request: Message, total: Any, num_users: Any = 6, name: str = "total") -> list[Message]:
+    def answer(
+        self, request: Message, total: Any, num_users: Any = 6, name: str = "total"
+    ) -> list[Message]:
         arrays = ArrayRecord()
         arrays[name] = Array(np.asarray(total))
         content = RecordDict(
@@ -269,13 +305,19 @@ class TestMisbehavingNodes:
         _, metrics = self.run(federation, config, chatty)
         assert metrics["rejected: unexpected records"] == 1
 
-    def test_errors_missing_and_second_replies_are_counted(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+    def test_errors_missing_and_second_replies_are_counted(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
         _, lost = self.run(federation, config, lambda request, reply: [])
         assert (lost["missing"], lost["answers"], lost["num_users"]) == (1, 1, 6)
 
-    def test_error_reply(self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture) -> None:
+    def test_error_reply(
+        self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
+    ) -> None:
         secret = Error(code=1000, reason="secret diary of user-3")
-        _, metrics = self.run(federation, config, lambda request, _: [Message(secret, reply_to=request)])
+        _, metrics = self.run(
+            federation, config, lambda request, _: [Message(secret, reply_to=request)]
+        )
         assert metrics["error code 1000"] == 1
         assert "diary" not in json.dumps(metrics) + caplog.text
 
@@ -284,7 +326,9 @@ class TestMisbehavingNodes:
         assert metrics["rejected: second reply"] == 1
         assert strategy.released[0].num_users == 12
 
-    def test_too_few_users_discard_the_round_at_no_charge(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
+    def test_too_few_users_discard_the_round_at_no_charge(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
         def tamper(request: Message, reply: Message) -> list[Message]:
             return [reply] if request.metadata.message_type == wire.PREPARE else []
 
@@ -298,14 +342,28 @@ class TestMisbehavingNodes:
 
 class TestSampling:
     def test_poisson_cohorts_follow_the_rate(self, federation: Builder, config: Builder) -> None:
-        strategy = Probe(config(sampling="poisson", sampling_rate=0.3, num_rounds=40, noise_multiplier=1.0, accountant="rdp"))
+        strategy = Probe(
+            config(
+                sampling="poisson",
+                sampling_rate=0.3,
+                num_rounds=40,
+                noise_multiplier=1.0,
+                accountant="rdp",
+            )
+        )
         strategy.start(federation(silent_users(200), num_nodes=4))
         sizes = np.array([release.num_users for release in strategy.released])
         assert len(set(sizes)) > 5
         assert abs(sizes.sum() - 0.3 * 200 * 40) < 4 * math.sqrt(200 * 40 * 0.21)
 
-    def test_single_user_nodes_are_only_asked_when_drawn(self, federation: Builder, config: Builder) -> None:
-        strategy = Probe(config(sampling="poisson", sampling_rate=0.3, num_rounds=20, num_nodes=20, accountant="rdp"))
+    def test_single_user_nodes_are_only_asked_when_drawn(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = Probe(
+            config(
+                sampling="poisson", sampling_rate=0.3, num_rounds=20, num_nodes=20, accountant="rdp"
+            )
+        )
         grid = federation(silent_users(20), num_nodes=20)
         strategy.start(grid)
         asked = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
@@ -313,7 +371,9 @@ class TestSampling:
         assert len(asked) == sum(sizes)
         assert abs(sum(sizes) - 120) < 4 * math.sqrt(400 * 0.21)
 
-    def test_an_empty_poisson_cohort_still_releases_noise(self, federation: Builder, config: Builder) -> None:
+    def test_an_empty_poisson_cohort_still_releases_noise(
+        self, federation: Builder, config: Builder
+    ) -> None:
         strategy = Probe(
             config(sampling="poisson", sampling_rate=1e-9, num_rounds=1, noise_multiplier=1.0)
         )
@@ -344,7 +404,9 @@ class Killed(BaseException):
 class TestResume:
     @pytest.fixture
     def start(self, federation: Builder, config: Builder) -> Callable[..., Probe]:
-        def run(*, resume: bool = False, tamper: Any = None, prepare: Any = None, **changes: Any) -> Probe:
+        def run(
+            *, resume: bool = False, tamper: Any = None, prepare: Any = None, **changes: Any
+        ) -> Probe:
             strategy = Probe(config(resume=resume, **changes))
             if prepare:
                 prepare(strategy)
@@ -362,9 +424,11 @@ class TestResume:
 
     def test_killed_while_clients_answer(self, start: Builder, tmp_path: Path) -> None:
         def die(request: Message, reply: Message) -> list[Message]:
-            started = sum(
-                line["event"] == "started" for line in lines(tmp_path / "run" / "ledger.jsonl")
-            ) if (tmp_path / "run" / "ledger.jsonl").exists() else 0
+            started = (
+                sum(line["event"] == "started" for line in lines(tmp_path / "run" / "ledger.jsonl"))
+                if (tmp_path / "run" / "ledger.jsonl").exists()
+                else 0
+            )
             if started == 2:
                 raise Killed
             return [reply]
@@ -389,9 +453,14 @@ class TestResume:
         # The line was written as an ordinary release; the sum itself is gone for good.
         self.check(tmp_path / "run", interrupted=[])
         assert [release.round_number for release in strategy.released] == [2, 3]
-        assert json.loads((tmp_path / "run/rounds/0001/state.json").read_text())["outcome"] == "interrupted"
+        assert (
+            json.loads((tmp_path / "run/rounds/0001/state.json").read_text())["outcome"]
+            == "interrupted"
+        )
 
-    def test_killed_in_post_processing_uses_the_stored_release(self, start: Builder, tmp_path: Path) -> None:
+    def test_killed_in_post_processing_uses_the_stored_release(
+        self, start: Builder, tmp_path: Path
+    ) -> None:
         def prepare(strategy: Probe) -> None:
             def die() -> None:
                 if len(strategy.released) == 1:
@@ -433,7 +502,9 @@ class TestResume:
         with pytest.raises(ConfigError, match="epsilon = 9.0 differs from the 4.0"):
             start(resume=True, num_nodes=5, epsilon=9.0)
 
-    def test_the_ledger_refuses_a_round_beyond_the_budget(self, start: Builder, config: Builder, federation: Builder) -> None:
+    def test_the_ledger_refuses_a_round_beyond_the_budget(
+        self, start: Builder, config: Builder, federation: Builder
+    ) -> None:
         strategy = Probe(config(num_rounds=2))
         strategy.start(federation())
         line = releases(strategy.run.path)[-1]
@@ -454,13 +525,21 @@ class TestResume:
 
 
 class TestWhatLeavesAClient:
-    def test_every_reply_is_the_sum_the_head_count_or_the_roster(self, federation: Builder, config: Builder) -> None:
+    def test_every_reply_is_the_sum_the_head_count_or_the_roster(
+        self, federation: Builder, config: Builder
+    ) -> None:
         grid = federation()
         Probe(config()).start(grid)
         assert len(grid.replies) == 2 + 2 * 3
         assert [wire.extra_bytes(reply) for reply in grid.replies] == [[]] * 8
 
-    def test_exceptions_leave_as_codes(self, config: Builder, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_exceptions_leave_as_codes(
+        self,
+        config: Builder,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
         def load(context: Context) -> Users:
             raise RuntimeError("dear diary, the secret of user-7")
 
@@ -482,7 +561,9 @@ class TestWhatLeavesAClient:
         assert strategy.released[0].num_users == 4
         assert strategy.released[0].values.sum() == 2
 
-    def test_users_over_the_cap_send_no_more_than_the_cap(self, federation: Builder, config: Builder) -> None:
+    def test_users_over_the_cap_send_no_more_than_the_cap(
+        self, federation: Builder, config: Builder
+    ) -> None:
         strategy = Probe(config(num_rounds=1, noise_multiplier=0.0, max_samples=2))
         strategy.start(federation(make_users(5, samples=9)))
         assert strategy.released[0].values.sum() == 10
