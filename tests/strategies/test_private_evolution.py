@@ -16,7 +16,7 @@ from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.population import Population
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
 from flower_privsyn.testing import HashEmbedder
-from tests.strategies.conftest import make_users
+from tests.conftest import make_users
 
 Builder = Callable[..., Any]
 

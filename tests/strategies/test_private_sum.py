@@ -31,7 +31,7 @@ from flower_privsyn.privacy import InsecureRandom, PrivacyLedger
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.strategies import PrivateSumConfig, PrivateSumStrategy, ReleasedSum
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
-from tests.strategies.conftest import make_users
+from tests.conftest import make_users
 from tests.strategies.test_private_evolution import lines, releases
 
 Builder = Callable[..., Any]
