@@ -1,0 +1,88 @@
+"""What is built holds everything: the wheel is made from the sdist, as on an index."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "flower_privsyn"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
+    """Names inside the sdist and inside the wheel built from it."""
+    target = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    (sdist,) = target.glob("*.tar.gz")
+    (wheel,) = target.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        source = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as archive:
+        return source, set(archive.namelist())
+
+
+def wanted() -> set[str]:
+    """Every file of the package that git would ship."""
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "flower_privsyn"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    names = files.stdout.split("\n") if files.returncode == 0 else []
+    found = {name for name in names if name and (ROOT / name).is_file()}
+    return found or {
+        str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.suffix != ".pyc"
+    }
+
+
+def test_the_wheel_from_the_sdist_holds_every_file(built: tuple[set[str], set[str]]) -> None:
+    source, wheel = built
+    assert len(wanted()) > 50
+    assert wanted() - wheel == set()
+    assert wanted() - source == set()
+
+
+def test_every_subpackage_is_importable_from_the_wheel(built: tuple[set[str], set[str]]) -> None:
+    packages = {str(path.parent.relative_to(ROOT)) for path in PACKAGE.rglob("__init__.py")}
+    in_wheel = {name.rpartition("/")[0] for name in built[1] if name.endswith("__init__.py")}
+    assert packages == in_wheel
+
+
+def test_front_door_rooms_are_relative_links() -> None:
+    for room in ("strategies", "client_apps"):
+        link = ROOT / room
+        assert link.is_symlink()
+        assert str(link.readlink()) == f"flower_privsyn/{room}"
+
+
+def test_importing_the_package_loads_no_heavy_library() -> None:
+    script = (
+        "import sys, flower_privsyn, flower_privsyn.cli\n"
+        "heavy = {'torch', 'transformers', 'sentence_transformers', 'ray', 'datasets'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert output.stdout.strip() == "[]"
+
+
+def test_public_names_resolve() -> None:
+    import flower_privsyn
+
+    assert len(flower_privsyn.__all__) <= 12
+    for name in flower_privsyn.__all__:
+        assert getattr(flower_privsyn, name) is not None
+    with pytest.raises(AttributeError, match="POPri"):
+        flower_privsyn.POPri  # noqa: B018
