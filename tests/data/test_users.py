@@ -63,8 +63,11 @@ def test_dealing_splits_users_whole_and_loses_none(ids: list[str], nodes: int) -
 
 @pytest.mark.parametrize(
     ("partition", "nodes", "words"),
-    [(0, 0, "num-partitions must be at least 1, got 0"), (2, 2, r"lie in 0\.\.1, got 2"),
-     (-1, 2, r"lie in 0\.\.1, got -1")],
+    [
+        (0, 0, "num-partitions must be at least 1, got 0"),
+        (2, 2, r"lie in 0\.\.1, got 2"),
+        (-1, 2, r"lie in 0\.\.1, got -1"),
+    ],
 )
 def test_dealing_out_of_range(partition: int, nodes: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

