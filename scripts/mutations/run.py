@@ -1,0 +1,215 @@
+"""Show that the tests catch the mistakes that make a private system not private.
+
+    python scripts/mutations/run.py [NAME ...]
+
+copies the repository, plants one mistake at a time in the copy, and runs the tests named beside it.
+Every mistake must make at least one of them fail; the script ends with status 1 otherwise, and also
+when a test fails without any mistake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STRATEGY = "flower_privsyn/strategies/private_sum.py"
+PRIVACY = "flower_privsyn/privacy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """One planted mistake.
+
+    Attributes:
+        name: what goes wrong.
+        file: where.
+        before: text that must occur there exactly once.
+        after: what replaces it.
+        tests: arguments of pytest that must fail.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+SUM_TESTS = "tests/strategies/test_private_sum.py"
+LEDGER_TESTS = "tests/privacy/test_ledger.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="noise divided by the number of users",
+        file=STRATEGY,
+        before="            values = mechanism.release(total, random=self._random)\n",
+        after="            values = mechanism.release(0 * total, random=self._random)\n"
+        "            values = total + values / max(1, num_users)\n",
+        tests=(f"{SUM_TESTS}::TestNoise",),
+    ),
+    Mutation(
+        name="noise share without the square root",
+        file=f"{PRIVACY}/mechanisms.py",
+        before="scale = self.standard_deviation * math.sqrt(num_shares / of)",
+        after="scale = self.standard_deviation * (num_shares / of)",
+        tests=("tests/privacy/test_mechanisms.py", f"{SUM_TESTS}::TestNoise"),
+    ),
+    Mutation(
+        name="one noise share dropped",
+        file="flower_privsyn/client_apps/private_sum.py",
+        before="num_shares=cohort.num_users,\n                of=",
+        after="num_shares=cohort.num_users - 1,\n                of=",
+        tests=(f"{SUM_TESTS}::TestNoise",),
+    ),
+    Mutation(
+        name="the sum is clipped, not each user",
+        file="flower_privsyn/queries/query.py",
+        before="        return self._clip(statistic)\n",
+        after="        whole = self._clip(statistic.sum(axis=0, keepdims=True))\n"
+        "        return np.repeat(whole, len(statistic), axis=0) / max(1, len(statistic))\n",
+        tests=("tests/queries",),
+    ),
+    Mutation(
+        name="fixed-size sampling accounted as Poisson",
+        file=f"{PRIVACY}/accounting.py",
+        before='return ("fixed", multiplier / 2.0, sampling.rate)',
+        after='return ("poisson", multiplier, sampling.rate)',
+        tests=("tests/privacy/test_accounting.py",),
+    ),
+    Mutation(
+        name="replace-one does not double the sensitivity",
+        file=f"{PRIVACY}/accounting.py",
+        before='return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0)',
+        after='return ("gaussian", multiplier, 1.0)',
+        tests=("tests/privacy/test_accounting.py",),
+    ),
+    Mutation(
+        name="noise comes from a fixed seed",
+        file=f"{PRIVACY}/randomness.py",
+        before='np.frombuffer(os.urandom(8 * n), dtype="<u8").astype(np.uint64)',
+        after="np.random.default_rng(0).integers(0, 2**64, size=n, dtype=np.uint64)",
+        tests=("tests/privacy/test_randomness.py", f"{SUM_TESTS}::TestNoise"),
+    ),
+    Mutation(
+        name="NaN passes the clip",
+        file=f"{PRIVACY}/clipping.py",
+        before="    clipped[broken] = 0.0\n",
+        after="",
+        tests=("tests/queries", "tests/privacy/test_clipping.py"),
+    ),
+    Mutation(
+        name="the cap on samples is not enforced",
+        file="flower_privsyn/queries/query.py",
+        before="return cohort if self.max_records is None else cohort.cap(self.max_records)",
+        after="return cohort",
+        tests=("tests/queries",),
+    ),
+    Mutation(
+        name="an interrupted round is not charged",
+        file=f"{PRIVACY}/ledger.py",
+        before="            for planned in list(ledger._pending.values()):\n",
+        after="            ledger._pending.clear()\n"
+        "            for planned in list(ledger._pending.values()):\n",
+        tests=(LEDGER_TESTS, f"{SUM_TESTS}::TestResume"),
+    ),
+    Mutation(
+        name="the ledger is written after the release is used",
+        file=STRATEGY,
+        before="        ledger.charge(round=number, num_users=num_users)\n        if settings",
+        after="        self.update(\n"
+        "            ReleasedSum(\n"
+        "                round_number=number, values=total, noise_std=0.0, num_users=num_users\n"
+        "            ),\n"
+        "            last=False,\n"
+        "        )\n"
+        "        ledger.charge(round=number, num_users=num_users)\n        if settings",
+        tests=(f"{SUM_TESTS}::TestLedgerComesFirst",),
+    ),
+    Mutation(
+        name="the budget is not checked",
+        file=f"{PRIVACY}/ledger.py",
+        before="        if cost is None or not self._within_budget(cost):\n",
+        after="        if False:\n",
+        tests=(LEDGER_TESTS, f"{SUM_TESTS}::TestResume"),
+    ),
+    Mutation(
+        name="an exception's text leaves the client",
+        file="flower_privsyn/client_apps/private_sum.py",
+        before="        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)\n",
+        after="        from flwr.app import Error\n\n"
+        "        return Message(Error(code=1000, reason=str(error)), reply_to=message)\n",
+        tests=(f"{SUM_TESTS}::TestWhatLeavesAClient",),
+    ),
+)
+
+
+def pytest(folder: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Run tests of a copy against that copy's package."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def plant(folder: Path, mutation: Mutation) -> str:
+    """Write the mistake into the copy; return the file's original text."""
+    path = folder / mutation.file
+    original = path.read_text(encoding="utf-8")
+    if original.count(mutation.before) != 1:
+        raise SystemExit(
+            f'{mutation.name}: "{mutation.before}" occurs {original.count(mutation.before)} times '
+            f"in {mutation.file}, expected once"
+        )
+    path.write_text(original.replace(mutation.before, mutation.after), encoding="utf-8")
+    return original
+
+
+def main() -> int:
+    """Plant every mistake in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="only these mutations")
+    chosen = parser.parse_args().names
+    mutations = [m for m in MUTATIONS if not chosen or m.name in chosen]
+    survived = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "copy"
+        shutil.copytree(
+            ROOT,
+            folder,
+            symlinks=True,
+            ignore=shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "*.safetensors"),
+        )
+        every_test = tuple(dict.fromkeys(test for m in mutations for test in m.tests))
+        sound = pytest(folder, every_test)
+        if sound.returncode != 0:
+            print(sound.stdout[-2000:])
+            print("the tests fail without any mistake")
+            return 1
+        for mutation in mutations:
+            original = plant(folder, mutation)
+            outcome = pytest(folder, mutation.tests)
+            (folder / mutation.file).write_text(original, encoding="utf-8")
+            caught = outcome.returncode == 1
+            survived += not caught
+            detail = next(
+                (line for line in outcome.stdout.splitlines() if line.startswith("FAILED")), ""
+            )
+            print(f"{'caught  ' if caught else 'SURVIVED'}  {mutation.name:<46} {detail[7:110]}")
+    print(f"{len(mutations) - survived} of {len(mutations)} mistakes caught")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
