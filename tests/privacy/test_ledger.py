@@ -1,0 +1,734 @@
+"""The ledger: on the disk before use, within the budget, and safe against every interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random as stdlib_random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting import NeighboringRelation as Neighbors
+from dp_accounting.pld import PLDAccountant as LibraryPLD
+from dp_accounting.rdp import RdpAccountant as LibraryRDP
+
+from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
+from flower_privsyn.privacy import (
+    FixedSizeSampling,
+    FullParticipation,
+    GaussianMechanism,
+    NeighboringRelation,
+    PoissonSampling,
+    PrivacyLedger,
+    Sampling,
+    calibrate_noise_multiplier,
+)
+
+DELTA = 3e-6
+FULL = FullParticipation(1000)
+MECHANISM = GaussianMechanism(noise_multiplier=19.3, l2_sensitivity=8.0)
+
+
+def begin(ledger: PrivacyLedger, number: int, **changes: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "round": number,
+        "query": "nearest-neighbor-histogram",
+        "mechanism": MECHANISM,
+        "sampling": FULL,
+        "planned_users": 1000,
+        **changes,
+    }
+    return ledger.begin(**arguments)
+
+
+def run_round(ledger: PrivacyLedger, number: int, num_users: int = 990, **changes: Any) -> None:
+    begin(ledger, number, **changes)
+    ledger.charge(round=number, num_users=num_users)
+
+
+def create(path: Path, **changes: Any) -> PrivacyLedger:
+    arguments: dict[str, Any] = {"delta": DELTA, "epsilon_budget": None, **changes}
+    return PrivacyLedger.create(path, **arguments)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def releases_of(path: Path) -> list[dict[str, Any]]:
+    return [line for line in lines_of(path) if line["event"] == "release"]
+
+
+# What stands in it ------------------------------------------------------------------------------
+
+
+def test_a_round_is_two_lines_with_everything_an_auditor_needs(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path, epsilon_budget=1.0) as ledger:
+        begin(ledger, 1)
+        ledger.charge(round=1, num_users=990, extra={"candidates": 2048})
+    header, started, release = lines_of(path)
+    assert header["event"] == "opened"
+    assert (header["delta"], header["epsilon_budget"], header["accountant"]) == (DELTA, 1.0, "pld")
+    assert started["event"] == "started"
+    assert started["planned_users"] == 1000
+    time_of_release = release.pop("time")
+    assert time_of_release.endswith("+00:00")
+    assert release == {
+        "event": "release",
+        "round": 1,
+        "query": "nearest-neighbor-histogram",
+        "mechanism": "gaussian",
+        "noise_multiplier": 19.3,
+        "server_noise_multiplier": 19.3,
+        "l2_sensitivity": 8.0,
+        "relation": "zero-out",
+        "sampling": {"method": "full", "rate": 1.0, "population": 1000},
+        "num_users": 990,
+        "delta": DELTA,
+        "epsilon_release": pytest.approx(dp_accounting.get_epsilon_gaussian(19.3, DELTA)),
+        "epsilon_server": pytest.approx(dp_accounting.get_epsilon_gaussian(19.3, DELTA)),
+        "accountant": "pld",
+        "private": True,
+        "noise": "central",
+        "shares_required": None,
+        "interrupted": False,
+        "extra": {"candidates": 2048},
+        "previous": hashlib.sha256(path.read_bytes().splitlines()[1]).hexdigest(),
+    }
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("sampling", "noise_multiplier"),
+    [
+        (FULL, 19.3),
+        (PoissonSampling(0.1, population=10_000), 2.5),
+        (FixedSizeSampling(1000, population=10_000), 5.0),
+    ],
+    ids=["full", "poisson", "fixed-size"],
+)
+def test_an_independent_recomputation_from_the_lines_gives_the_same_epsilons(
+    tmp_path: Path, accountant: str, sampling: Sampling, noise_multiplier: float
+) -> None:
+    """Only the JSON and ``dp_accounting``; to 3 digits, after every line."""
+    path = tmp_path / "ledger.jsonl"
+    mechanism = GaussianMechanism(noise_multiplier=noise_multiplier, l2_sensitivity=8.0)
+    with create(path, accountant=accountant) as ledger:
+        for number in range(1, 5):
+            run_round(ledger, number, 900, mechanism=mechanism, sampling=sampling)
+
+    release_side, server_side = recomputation(accountant, fixed=sampling.method == "fixed-size")
+    for line in releases_of(path):
+        release_side.compose(event_of(line, accountant))
+        server_side.compose(dp_accounting.GaussianDpEvent(line["server_noise_multiplier"]))
+        released = release_side.get_epsilon(line["delta"])
+        seen = server_side.get_epsilon(line["delta"])
+        assert line["epsilon_release"] == pytest.approx(released, rel=5e-4)
+        assert line["epsilon_server"] == pytest.approx(seen, rel=5e-4)
+
+
+def recomputation(accountant: str, *, fixed: bool) -> tuple[Any, Any]:
+    if accountant == "pld":
+        return LibraryPLD(Neighbors.REPLACE_SPECIAL), LibraryPLD(Neighbors.REPLACE_SPECIAL)
+    relation = Neighbors.REPLACE_ONE if fixed else Neighbors.REPLACE_SPECIAL
+    return (
+        LibraryRDP(neighboring_relation=relation),
+        LibraryRDP(neighboring_relation=Neighbors.REPLACE_SPECIAL),
+    )
+
+
+def event_of(line: dict[str, Any], accountant: str) -> Any:
+    sampling, multiplier = line["sampling"], line["noise_multiplier"]
+    gaussian = dp_accounting.GaussianDpEvent(multiplier)
+    if sampling["method"] == "full":
+        return gaussian
+    if sampling["method"] == "poisson":
+        return dp_accounting.PoissonSampledDpEvent(sampling["rate"], gaussian)
+    size, population = sampling["sample_size"], sampling["population"]
+    if accountant == "pld":
+        return dp_accounting.TruncatedSubsampledGaussianDpEvent(
+            dataset_size=population,
+            sampling_probability=1.0,
+            truncated_batch_size=size,
+            noise_multiplier=multiplier,
+        )
+    return dp_accounting.SampledWithoutReplacementDpEvent(
+        population, size, dp_accounting.GaussianDpEvent(multiplier / 2.0)
+    )
+
+
+def test_replace_one_rounds_cost_twice_the_sensitivity(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path) as ledger:
+        run_round(ledger, 1, relation=NeighboringRelation.REPLACE_ONE)
+        exact = dp_accounting.get_epsilon_gaussian(19.3 / 2.0, DELTA)
+        assert ledger.epsilon_release == pytest.approx(exact)
+        with pytest.raises(LedgerError, match="composes replace-one releases; round 2 cannot add"):
+            begin(ledger, 2)
+    with PrivacyLedger.open(path) as ledger:
+        assert ledger.epsilon_release == pytest.approx(exact)
+
+
+def test_rounds_of_several_queries_and_repeated_rounds_all_count(tmp_path: Path) -> None:
+    with create(tmp_path / "ledger.jsonl") as ledger:
+        run_round(ledger, 1, query="histogram")
+        run_round(ledger, 1, query="delta")
+        run_round(ledger, 2)
+        assert ledger.rounds_charged == (1, 1, 2)
+        assert ledger.num_releases == 3
+        exact = dp_accounting.get_epsilon_gaussian(19.3 / math.sqrt(3), DELTA)
+        assert ledger.epsilon_release == pytest.approx(exact)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mechanism": GaussianMechanism(noise_multiplier=0.0, l2_sensitivity=1.0)},
+        {"secure_randomness": False},
+    ],
+    ids=["no-noise", "seeded"],
+)
+def test_what_is_not_private_is_stamped_and_taints_the_total(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path) as ledger:
+        run_round(ledger, 1)
+        run_round(ledger, 2, **changes)
+        run_round(ledger, 3)
+        assert not ledger.private
+        assert ledger.epsilon_release is None
+        assert ledger.epsilon_server is None
+    assert [line["private"] for line in releases_of(path)] == [True, False, True]
+    assert [line["epsilon_release"] is None for line in releases_of(path)] == [False, True, True]
+    assert [line["epsilon_server"] is None for line in releases_of(path)] == [False, True, True]
+    with PrivacyLedger.open(path) as ledger:
+        assert not ledger.private
+        assert ledger.epsilon_release is None
+
+
+# Noise in shares --------------------------------------------------------------------------------
+
+
+def test_shares_protect_from_the_outside_and_hardly_from_the_server(tmp_path: Path) -> None:
+    """T = 20, 1,000 users, noise multiplier 19.3: 0.92 outside, 59 against the server."""
+    path = tmp_path / "ledger.jsonl"
+    with create(path, epsilon_budget=1.0) as ledger:
+        for number in range(20):
+            run_round(ledger, number, 1000, noise="shares", shares_required=1000)
+        assert ledger.epsilon_release == pytest.approx(0.9195, abs=1e-4)
+        assert ledger.epsilon_server == pytest.approx(59.24, abs=0.01)
+    last = releases_of(path)[-1]
+    assert last["server_noise_multiplier"] == pytest.approx(19.3 / math.sqrt(1000))
+    assert (last["noise"], last["shares_required"]) == ("shares", 1000)
+
+
+def test_missing_shares_are_charged_as_missing_noise(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path) as ledger:
+        run_round(ledger, 1, 640, noise="shares", shares_required=1000)
+        run_round(ledger, 2, 1000, noise="shares", shares_required=900)
+    one, two = releases_of(path)
+    assert one["noise_multiplier"] == pytest.approx(19.3 * 0.8)
+    assert one["epsilon_release"] == pytest.approx(
+        dp_accounting.get_epsilon_gaussian(19.3 * 0.8, DELTA)
+    )
+    # More shares than required is more noise; the bound does not count on it.
+    assert two["noise_multiplier"] == 19.3
+
+
+def test_missing_shares_that_break_the_budget_stop_the_release(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    one_round = dp_accounting.get_epsilon_gaussian(19.3, DELTA)
+    with create(path, epsilon_budget=one_round) as ledger:
+        begin(ledger, 1, noise="shares", shares_required=1000)
+        before = path.read_bytes()
+        with pytest.raises(BudgetExceededError, match="Round 1"):
+            ledger.charge(round=1, num_users=900)
+        assert path.read_bytes() == before
+        with pytest.raises(LedgerError, match="cannot be discarded, only charged"):
+            ledger.discard(round=1, num_users=900, reason="too few users")
+
+
+def test_shares_are_described_completely(tmp_path: Path) -> None:
+    with create(tmp_path / "ledger.jsonl") as ledger:
+        with pytest.raises(ConfigError, match="shares_required must be given"):
+            begin(ledger, 1, noise="shares")
+        with pytest.raises(ConfigError, match="shares_required must be given"):
+            begin(ledger, 1, shares_required=5)
+        with pytest.raises(ConfigError, match=r'noise must be "central" or "shares", got .none.'):
+            begin(ledger, 1, noise="none")
+
+
+# The budget -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [FULL, PoissonSampling(0.1, population=1000), FixedSizeSampling(100, population=1000)],
+    ids=["full", "poisson", "fixed-size"],
+)
+def test_a_budget_for_five_rounds_allows_five(tmp_path: Path, sampling: Sampling) -> None:
+    path = tmp_path / "ledger.jsonl"
+    multiplier = calibrate_noise_multiplier(epsilon=1.0, delta=DELTA, rounds=5, sampling=sampling)
+    mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=8.0)
+    changes = {"mechanism": mechanism, "sampling": sampling, "planned_users": 100}
+    with create(path, epsilon_budget=1.0) as ledger:
+        for number in range(1, 6):
+            left = ledger.remaining(mechanism=mechanism, sampling=sampling)
+            assert left == 6 - number
+            run_round(ledger, number, 100, **changes)
+        assert ledger.epsilon_release is not None
+        assert 0.999 < ledger.epsilon_release <= 1.0
+        before = path.read_bytes()
+        with pytest.raises(
+            BudgetExceededError, match=r"Round 6 .* above the budget of 1 at delta 3e-06"
+        ):
+            begin(ledger, 6, **changes)
+        assert path.read_bytes() == before
+        assert ledger.remaining(mechanism=mechanism, sampling=sampling) == 0
+    with (
+        PrivacyLedger.open(path, epsilon_budget=1.0) as ledger,
+        pytest.raises(BudgetExceededError),
+    ):
+        begin(ledger, 6, **changes)
+
+
+def test_started_rounds_count_before_they_are_charged(tmp_path: Path) -> None:
+    budget = dp_accounting.get_epsilon_gaussian(19.3 / math.sqrt(2), DELTA)
+    with create(tmp_path / "ledger.jsonl", epsilon_budget=budget) as ledger:
+        begin(ledger, 1)
+        begin(ledger, 2)
+        assert ledger.remaining(mechanism=MECHANISM, sampling=FULL) == 0
+        with pytest.raises(BudgetExceededError):
+            begin(ledger, 3)
+        ledger.discard(round=1, num_users=3, reason="too few users")
+        begin(ledger, 3)
+        ledger.charge(round=2, num_users=1)
+        ledger.charge(round=3, num_users=1)
+        assert ledger.epsilon_release == pytest.approx(budget)
+
+
+def test_no_noise_is_over_every_budget(tmp_path: Path) -> None:
+    silent = GaussianMechanism(noise_multiplier=0.0, l2_sensitivity=1.0)
+    with create(tmp_path / "ledger.jsonl", epsilon_budget=1e6) as ledger:
+        with pytest.raises(BudgetExceededError, match="bring epsilon to infinity"):
+            begin(ledger, 1, mechanism=silent)
+        assert ledger.remaining(mechanism=silent, sampling=FULL) == 0
+
+
+def test_seeded_noise_counts_against_the_budget_as_if_it_were_not(tmp_path: Path) -> None:
+    budget = dp_accounting.get_epsilon_gaussian(19.3, DELTA)
+    with create(tmp_path / "ledger.jsonl", epsilon_budget=budget) as ledger:
+        run_round(ledger, 1, secure_randomness=False)
+        with pytest.raises(BudgetExceededError):
+            begin(ledger, 2, secure_randomness=False)
+
+
+def test_without_a_budget_nothing_is_limited(tmp_path: Path) -> None:
+    with create(tmp_path / "ledger.jsonl") as ledger:
+        assert ledger.remaining(mechanism=MECHANISM, sampling=FULL) is None
+        for number in range(50):
+            run_round(ledger, number)
+
+
+# Order of events --------------------------------------------------------------------------------
+
+
+def test_the_line_is_synchronised_before_the_call_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    synchronised: list[int] = []
+    real = os.fsync
+
+    def spying(descriptor: int) -> None:
+        synchronised.append(os.fstat(descriptor).st_size)
+        real(descriptor)
+
+    with create(path) as ledger:
+        monkeypatch.setattr(os, "fsync", spying)
+        line = begin(ledger, 1)
+        assert synchronised[-1] == path.stat().st_size
+        assert lines_of(path)[-1] == line
+        line = ledger.charge(round=1, num_users=5)
+        assert synchronised[-1] == path.stat().st_size
+        assert lines_of(path)[-1] == line
+        begin(ledger, 2)
+        line = ledger.discard(round=2, num_users=5, reason="too few users")
+        assert synchronised[-1] == path.stat().st_size
+        assert lines_of(path)[-1] == line
+
+
+def test_events_out_of_order_are_refused(tmp_path: Path) -> None:
+    with create(tmp_path / "ledger.jsonl") as ledger:
+        with pytest.raises(LedgerError, match="Round 1 is not started"):
+            ledger.charge(round=1, num_users=1)
+        begin(ledger, 1)
+        with pytest.raises(LedgerError, match="Round 1 is already started"):
+            begin(ledger, 1)
+        assert ledger.rounds_started == (1,)
+        ledger.charge(round=1, num_users=1)
+        with pytest.raises(LedgerError, match="Round 1 is not started"):
+            ledger.charge(round=1, num_users=1)
+        begin(ledger, 2)
+        ledger.discard(round=2, num_users=0, reason="nobody answered")
+        with pytest.raises(LedgerError, match="Round 2 is not started"):
+            ledger.discard(round=2, num_users=0, reason="nobody answered")
+        assert ledger.rounds_charged == (1,)
+    with pytest.raises(LedgerError, match="is closed"):
+        begin(ledger, 3)
+
+
+def test_head_counts_are_checked(tmp_path: Path) -> None:
+    with create(tmp_path / "ledger.jsonl") as ledger:
+        begin(ledger, 1)
+        begin(ledger, 2, sampling=FixedSizeSampling(10, population=1000), planned_users=10)
+        for number, absurd, allowed in ((1, 1001, 1000), (2, 11, 10)):
+            with pytest.raises(LedgerError, match=f"{absurd} users .* allows {allowed}"):
+                ledger.charge(round=number, num_users=absurd)
+        with pytest.raises(ConfigError, match="num_users must be"):
+            ledger.charge(round=1, num_users=-1)
+        with pytest.raises(ConfigError, match="planned_users must be"):
+            begin(ledger, 3, planned_users=0)
+
+
+def test_extra_facts_must_be_json(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path) as ledger:
+        begin(ledger, 1)
+        before = path.read_bytes()
+        with pytest.raises(LedgerError, match="cannot be written as JSON"):
+            ledger.charge(round=1, num_users=1, extra={"bad": math.nan})
+        assert path.read_bytes() == before
+        ledger.charge(round=1, num_users=1)
+
+
+# Files and processes ----------------------------------------------------------------------------
+
+
+def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    before = os.umask(0)
+    try:
+        create(path).close()
+        with path.open("ab") as file:
+            file.write(b"{")
+        PrivacyLedger.open(path).close()
+    finally:
+        os.umask(before)
+    for name in ("ledger.jsonl", "ledger.jsonl.torn"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ledger.jsonl", "ledger.jsonl.torn"]
+
+
+def test_a_ledger_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path) as ledger:
+        run_round(ledger, 1)
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="already exists; open it"):
+        create(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["ledger.jsonl"]
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    code = (
+        "import sys\n"
+        "from flower_privsyn.privacy import PrivacyLedger\n"
+        "from flower_privsyn.errors import LedgerError\n"
+        "try:\n"
+        "    PrivacyLedger.open(sys.argv[1])\n"
+        "except LedgerError as error:\n"
+        "    print(error)\n"
+        "else:\n"
+        "    print('opened')\n"
+    )
+
+    def other_process() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+        ).stdout
+
+    with create(path) as ledger:
+        assert other_process() == f"{path} is in use by another process.\n"
+        with pytest.raises(LedgerError, match="in use"):
+            PrivacyLedger.open(path)
+        begin(ledger, 1)
+        seen = PrivacyLedger.read(path)
+        assert seen.rounds_started == (1,)
+        assert seen.num_releases == 0
+        ledger.charge(round=1, num_users=1)
+        assert PrivacyLedger.read(path).epsilon_release == ledger.epsilon_release
+    assert other_process() == "opened\n"
+
+
+def test_it_continues_with_what_it_was_opened_with(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    create(path, epsilon_budget=2.0).close()
+    for key, value in (("delta", 1e-6), ("epsilon_budget", 3.0), ("epsilon_budget", None)):
+        with pytest.raises(LedgerError, match=f"was opened with {key} .* cannot continue with"):
+            PrivacyLedger.open(path, **{key: value})  # type: ignore[arg-type]
+    with pytest.raises(LedgerError, match="was opened with accountant pld"):
+        PrivacyLedger.open(path, accountant="rdp")
+    with PrivacyLedger.open(path, delta=DELTA, epsilon_budget=2.0, accountant="pld") as ledger:
+        assert (ledger.delta, ledger.epsilon_budget, ledger.accountant) == (DELTA, 2.0, "pld")
+        assert ledger.path == path
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("delta", 0.0), ("delta", 2.0), ("epsilon_budget", 0.0), ("accountant", "gdp")],
+)
+def test_a_header_is_checked(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(ConfigError):
+        create(tmp_path / "ledger.jsonl", **{key: value})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_that_do_not_work(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="does not exist"):
+        PrivacyLedger.open(tmp_path / "none.jsonl")
+    with pytest.raises(LedgerError, match="does not exist"):
+        PrivacyLedger.read(tmp_path / "none.jsonl")
+    with pytest.raises(LedgerError, match="cannot be written: No such file"):
+        create(tmp_path / "none" / "ledger.jsonl")
+    (tmp_path / "other.json").write_text('{"event": "something"}\n')
+    with pytest.raises(LedgerError, match="is not a privacy ledger"):
+        PrivacyLedger.open(tmp_path / "other.json")
+    (tmp_path / "empty").touch()
+    with pytest.raises(LedgerError, match="is not a privacy ledger"):
+        PrivacyLedger.open(tmp_path / "empty")
+
+
+# Interruptions ----------------------------------------------------------------------------------
+
+
+def test_an_interrupted_round_is_charged_on_opening(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path) as ledger:
+        run_round(ledger, 1)
+        begin(ledger, 2, planned_users=77)
+    with PrivacyLedger.open(path) as ledger:
+        assert ledger.rounds_charged == (1, 2)
+        assert ledger.rounds_started == ()
+        exact = dp_accounting.get_epsilon_gaussian(19.3 / math.sqrt(2), DELTA)
+        assert ledger.epsilon_release == pytest.approx(exact)
+        begin(ledger, 2)  # the round may be asked again, at its price
+        ledger.charge(round=2, num_users=5)
+    interrupted = releases_of(path)[1]
+    assert (interrupted["interrupted"], interrupted["num_users"]) == (True, 77)
+    assert interrupted["epsilon_release"] == pytest.approx(exact)
+    assert [line["interrupted"] for line in releases_of(path)] == [False, True, False]
+
+
+def test_an_interrupted_round_takes_one_of_the_rounds_of_the_budget(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    multiplier = calibrate_noise_multiplier(epsilon=1.0, delta=DELTA, rounds=3, sampling=FULL)
+    mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=1.0)
+    with create(path, epsilon_budget=1.0) as ledger:
+        run_round(ledger, 1, mechanism=mechanism)
+        begin(ledger, 2, mechanism=mechanism)
+    with PrivacyLedger.open(path) as ledger:
+        run_round(ledger, 2, mechanism=mechanism)
+        with pytest.raises(BudgetExceededError):
+            begin(ledger, 3, mechanism=mechanism)
+        assert ledger.epsilon_release is not None
+        assert ledger.epsilon_release <= 1.0
+
+
+def test_a_ledger_cut_at_any_byte_still_charges_every_round_that_was_started(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "whole.jsonl"
+    with create(path) as ledger:
+        run_round(ledger, 1)
+        run_round(ledger, 2)
+        begin(ledger, 3)
+        ledger.discard(round=3, num_users=2, reason="too few users")
+    data = path.read_bytes()
+    first_line = data.index(b"\n") + 1
+    boundaries = [place + 1 for place, byte in enumerate(data) if byte == 0x0A]
+    generator = stdlib_random.Random(3)
+    cuts = {first_line, len(data), *boundaries, *(b - 1 for b in boundaries[1:])}
+    cuts |= {generator.randrange(first_line, len(data)) for _ in range(60)}
+    for number, cut in enumerate(sorted(cuts)):
+        torn = tmp_path / f"cut-{number}.jsonl"
+        torn.write_bytes(data[:cut])
+        complete = [json.loads(line) for line in data[:cut].split(b"\n")[:-1]]
+        started = sum(line["event"] == "started" for line in complete)
+        discarded = sum(line["event"] == "discarded" for line in complete)
+        with PrivacyLedger.open(torn) as ledger:
+            assert ledger.num_releases == started - discarded, cut
+        rest = data[:cut].split(b"\n")[-1]
+        aside = tmp_path / f"cut-{number}.jsonl.torn"
+        assert aside.exists() == bool(rest)
+        if rest:
+            assert aside.read_bytes() == rest + b"\n"
+        # Every complete line is still there, and the chain holds.
+        kept = lines_of(torn)
+        assert kept[: len(complete)] == complete
+        PrivacyLedger.open(torn).close()
+
+
+def test_garbage_as_last_line_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path) as ledger:
+        run_round(ledger, 1)
+        begin(ledger, 2)
+    with path.open("ab") as file:
+        file.write(b"\0" * 40 + b"\n")
+    assert PrivacyLedger.read(path).num_releases == 1
+    with PrivacyLedger.open(path) as ledger:
+        assert ledger.rounds_charged == (1, 2)
+    assert (tmp_path / "ledger.jsonl.torn").read_bytes() == b"\0" * 40 + b"\n"
+    assert [line["event"] for line in lines_of(path)][-2:] == ["repaired", "release"]
+
+
+def test_damage_in_the_middle_is_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path, epsilon_budget=5.0) as ledger:
+        for number in (1, 2, 3):
+            run_round(ledger, number)
+    whole = path.read_text().splitlines()
+
+    def damaged(changed: list[str]) -> str:
+        path.write_text("\n".join(changed) + "\n")
+        with pytest.raises(LedgerError) as caught:
+            PrivacyLedger.open(path)
+        return str(caught.value)
+
+    cheaper = [*whole]
+    cheaper[2] = cheaper[2].replace('"noise_multiplier": 19.3', '"noise_multiplier": 99.3')
+    assert "line 4 is damaged: the chain is broken" in damaged(cheaper)
+    richer = [whole[0].replace("5.0", "9.0"), *whole[1:]]
+    assert "line 2 is damaged: the chain is broken" in damaged(richer)
+    assert "line 4 is damaged: the chain is broken" in damaged([*whole[:3], *whole[4:]])
+    assert "line 4 is damaged: not JSON" in damaged([*whole[:3], "{oops", *whole[4:]])
+    assert "line 4 is damaged: not a JSON object" in damaged([*whole[:3], "[1]", *whole[4:]])
+    assert "line 1 is damaged: not JSON" in damaged(["oops", *whole[1:]])
+    path.write_text("\n".join(whole) + "\n")
+    with PrivacyLedger.open(path) as ledger:
+        assert ledger.num_releases == 3
+
+
+def test_a_valid_chain_of_impossible_events_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path) as ledger:
+        begin(ledger, 1)
+    header, started = path.read_bytes().splitlines()
+
+    def follow(*events: dict[str, Any]) -> str:
+        lines, previous = [header], header
+        for event in events:
+            event["previous"] = hashlib.sha256(previous).hexdigest()
+            previous = json.dumps(event).encode()
+            lines.append(previous)
+        path.write_bytes(b"\n".join(lines) + b"\n")
+        with pytest.raises(LedgerError) as caught:
+            PrivacyLedger.open(path)
+        return str(caught.value)
+
+    start = json.loads(started)
+    assert "line 2 is damaged: the round is not started" in follow({"event": "release", "round": 1})
+    assert "line 2 is damaged: unknown event" in follow({"event": "refunded"})
+    assert "line 2 is damaged: unknown event" in follow({"event": "opened"})
+    assert "line 3 is damaged: the round is already started" in follow(start, dict(start))
+    worse = {**start, "noise_multiplier": -1}
+    assert "line 2 is damaged: a field is missing or out of range" in follow(worse)
+    assert "line 2 is damaged: a field is missing" in follow({"event": "started"})
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path) as ledger:
+        run_round(ledger, 1)
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from flower_privsyn.errors import LedgerError\n"
+        "from flower_privsyn.privacy import *\n"
+        "path = Path(sys.argv[1])\n"
+        "ledger = PrivacyLedger.open(path)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "limit = path.stat().st_size + 100\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))\n"
+        "m = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0)\n"
+        "for attempt in range(2):\n"
+        "    try:\n"
+        "        ledger.begin(round=2, query='q', mechanism=m, planned_users=1,\n"
+        "                     sampling=FullParticipation())\n"
+        "    except LedgerError as error:\n"
+        "        print(error)\n"
+    )
+    before = path.read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{path} cannot be written: File too large.\n{path} is closed.\n"
+    assert path.read_bytes() == before
+
+
+WRITER = """
+import os, sys
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism, PrivacyLedger
+
+ledger = PrivacyLedger.open(sys.argv[1])
+mechanism = GaussianMechanism(noise_multiplier=50.0, l2_sensitivity=1.0)
+os.write(1, b"ready\\n")
+for number in range(int(sys.argv[2]), 1_000_000):
+    ledger.begin(round=number, query="q", mechanism=mechanism, planned_users=9,
+                 sampling=FullParticipation())
+    os.write(1, b"begun %d\\n" % number)
+    ledger.charge(round=number, num_users=9)
+    os.write(1, b"charged %d\\n" % number)
+"""
+
+
+def test_kill_minus_nine_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    create(path).close()
+    generator = stdlib_random.Random()
+    begun: set[int] = set()
+    charged: set[int] = set()
+    for attempt in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(1000 * attempt)], stdout=subprocess.PIPE
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            acknowledged = [child.stdout.readline() for _ in range(generator.randrange(40))]
+            time.sleep(generator.random() * 0.01)
+            child.send_signal(signal.SIGKILL)
+            acknowledged += child.stdout.readlines()
+        for line in acknowledged:
+            word, number = line.split()
+            (begun if word == b"begun" else charged).add(int(number))
+
+        complete = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+        started = {line["round"] for line in complete if line["event"] == "started"}
+        released = {line["round"] for line in complete if line["event"] == "release"}
+        assert begun <= started
+        assert charged <= released
+        # At most the one call that was under way is in the file without an acknowledgement.
+        assert len(started - begun) <= attempt + 1
+        with PrivacyLedger.open(path) as ledger:
+            assert sorted(ledger.rounds_charged) == sorted(started)
+            left_open = {line["round"] for line in ledger.releases if line["interrupted"]}
+            assert started - released <= left_open
+            assert not left_open & charged
+            if started:
+                exact = dp_accounting.get_epsilon_gaussian(50.0 / math.sqrt(len(started)), DELTA)
+                assert ledger.epsilon_release == pytest.approx(exact)
