@@ -36,7 +36,7 @@ def public_texts(source: str = "bundled", *, tokenizer: Any, max_tokens: int = 6
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise DataError(f'public-text = "{source}": {path} cannot be read ({reason})') from error
     texts: list[str] = []
-    for number, line in enumerate(lines.splitlines(), start=1):
+    for number, line in enumerate(lines.split("\n"), start=1):
         if not line.strip():
             continue
         try:
