@@ -689,10 +689,10 @@ def _sentence(error: str | BaseException) -> tuple[str, bool]:
         return error, False
     if isinstance(error, PrivsynError):
         return str(error), False
-    if isinstance(error, KeyboardInterrupt):
-        return "The run was interrupted.", False
     if isinstance(error, SystemExit):
         return f"The ServerApp called sys.exit({error.code!r}) before the run was finished.", True
+    if not isinstance(error, Exception):  # Ctrl-C, or a signal that was turned into an exception
+        return "The run was interrupted.", False
     name = type(error).__name__
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
