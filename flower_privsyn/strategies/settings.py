@@ -160,6 +160,7 @@ class PrivateSumConfig:
                 'noise = "shares" needs sampling = "full" or "fixed-size": under "poisson" the '
                 "number of shares in a round is random"
             )
+        self._check_accounting()
         check_choice("embedding-precision", self.embedding_precision, ("float32", "bfloat16"))
         check_choice("broadcast-precision", self.broadcast_precision, ("float16", "float32"))
         check_number("held-out-fraction", self.held_out_fraction, low=0, high=0.99)
@@ -174,6 +175,23 @@ class PrivateSumConfig:
                 ) from None
         if self.resume and not self.run_dir:
             raise ConfigError("resume = true needs run-dir, the folder of the run to continue")
+
+    def _check_accounting(self) -> None:
+        """Refuse combinations for which there is no bound."""
+        if self.sampling == "fixed-size" and self.relation == "add-remove":
+            raise ConfigError(
+                'sampling = "fixed-size" needs relation = "zero-out" or "replace-one", got '
+                '"add-remove": a fixed number of users cannot be drawn from one fewer'
+            )
+        if (
+            self.sampling == "poisson"
+            and self.relation == "replace-one"
+            and self.accountant == "rdp"
+        ):
+            raise ConfigError(
+                'sampling = "poisson" with relation = "replace-one" needs accountant = "pld", got '
+                '"rdp"'
+            )
 
     @classmethod
     def from_run_config(

@@ -232,6 +232,19 @@ class TestBeforeSpending:
             ({"noise": "shares"}, "shares-required"),
             ({"noise": "shares", "shares_required": 3, "sampling": "poisson"}, "poisson"),
             ({"relation": "swap"}, "relation"),
+            (
+                {"sampling": "fixed-size", "sample_size": 3, "relation": "add-remove"},
+                "fixed-size.*add-remove",
+            ),
+            (
+                {
+                    "sampling": "poisson",
+                    "sampling_rate": 0.5,
+                    "relation": "replace-one",
+                    "accountant": "rdp",
+                },
+                "poisson.*pld",
+            ),
             ({"newer_than": "March"}, "newer-than"),
             ({"num_candidates": 1}, "num-candidates"),
             ({"mask_fraction": 0.0}, "mask-fraction"),

@@ -1,0 +1,107 @@
+"""A Flower app with fakes for models: private evolution of six users' text, at zero noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.conftest import WORDS, make_users
+
+_PYPROJECT = """
+[project]
+name = "six-users"
+version = "1.0.0"
+
+[tool.flwr.app]
+publisher = "tests"
+
+[tool.flwr.app.components]
+serverapp = "six.server_app:app"
+clientapp = "six.client_app:app"
+
+[tool.flwr.app.config]
+run-dir = ""
+resume = false
+num-nodes = 2
+num-users = 6
+num-rounds = 2
+epsilon = -1.0
+noise-multiplier = 0.0
+num-candidates = 24
+lookahead = 1
+clip = "l2"
+output = "survivors"
+expand-samples = 0
+public-text = ""
+node-timeout = 120.0
+behaviour = "honest"
+"""
+
+_SERVER = """
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from flower_privsyn import PrivateEvolution, PrivateEvolutionConfig
+from flower_privsyn.testing import HashEmbedder, ShuffleWords
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = PrivateEvolutionConfig.from_run_config(context.run_config, other_keys=["behaviour"])
+    PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords()).start(grid)
+"""
+
+_CLIENT = """
+import json
+from pathlib import Path
+
+from flwr.app import Context
+
+from flower_privsyn import create_client_app
+from flower_privsyn.data import Users
+from flower_privsyn.testing import hash_embedder
+
+ROWS = Path(__file__).parent / "users.json"
+
+
+def load(context: Context) -> Users:
+    if context.run_config["behaviour"] == "leak" and int(context.node_config["partition-id"]) == 0:
+        raise RuntimeError("dear diary: " + ROWS.read_text()[:80])
+    users = Users.from_rows(tuple(row) for row in json.loads(ROWS.read_text()))
+    return users.deal(
+        partition_id=int(context.node_config["partition-id"]),
+        num_partitions=int(context.node_config["num-partitions"]),
+    )
+
+
+app = create_client_app(load, embedder=hash_embedder)
+"""
+
+
+def write_app(folder: Path) -> Path:
+    """Write the app into a new folder and return it."""
+    (folder / "six").mkdir(parents=True)
+    public = folder / "public.jsonl"
+    public.write_text(
+        "".join(
+            json.dumps(
+                {"text": " ".join(WORDS[(i * 5 + k) % len(WORDS)] for k in range(9)) + f" {i}"}
+            )
+            + "\n"
+            for i in range(40)
+        )
+    )
+    (folder / "pyproject.toml").write_text(
+        _PYPROJECT.replace('public-text = ""', f'public-text = "{public}"')
+    )
+    users = make_users(6)
+    rows = [
+        [users.user_ids[owner], text] for owner, text in zip(users.owners, users.texts, strict=True)
+    ]
+    (folder / "six" / "users.json").write_text(json.dumps(rows))
+    (folder / "six" / "__init__.py").touch()
+    (folder / "six" / "server_app.py").write_text(_SERVER)
+    (folder / "six" / "client_app.py").write_text(_CLIENT)
+    return folder

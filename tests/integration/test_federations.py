@@ -1,0 +1,174 @@
+"""The same six users in real federations: Ray's simulation, and SuperLink and SuperNode processes.
+
+Six nodes of one user and two nodes of three must release bit-identical sums at zero noise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_privsyn.simulation import load_app, resolve_config, run_app
+from tests.integration.federation_app import write_app
+
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+ROUNDS = (1, 2)
+
+
+def sums(run: Path) -> list[np.ndarray]:
+    return [np.load(run / "rounds" / f"{number:04d}" / "release.npy") for number in ROUNDS]
+
+
+def simulate(app: Path, run: Path, **settings: object) -> str | None:
+    loaded = load_app(app)
+    changes = [f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in settings.items()]
+    return run_app(loaded, run, resolve_config(loaded, settings=changes)).error
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def deployment(folder: Path, num_nodes: int) -> Iterator[dict[str, str]]:
+    """A SuperLink and SuperNodes on loopback; yields the environment of Flower's commands."""
+    folder.mkdir()
+    environment = {
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PRIVSYN_CACHE": str(folder / "cache"),
+        "PATH": os.pathsep.join([str(SCRIPTS), os.environ["PATH"]]),
+        "OMP_NUM_THREADS": "1",
+    }
+    port = free_port()
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def launch(home: str, *command: str) -> None:
+        (folder / home).mkdir()
+        log = (folder / f"{home}.log").open("wb")
+        processes.append(
+            subprocess.Popen(
+                command,
+                env={**environment, "FLWR_HOME": str(folder / home)},
+                cwd=folder / home,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        )
+
+    try:
+        launch(
+            "superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1",
+            "--port", str(port), "--database", str(folder / "state.db"),
+        )  # fmt: skip
+        for _ in range(600):
+            with suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+                break
+            time.sleep(0.1)
+        for node in range(num_nodes):
+            launch(
+                f"node{node}", "flower-supernode", "--insecure",
+                "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1",
+                "--port", str(free_port()),
+                "--node-config", f"partition-id={node} num-partitions={num_nodes}",
+            )  # fmt: skip
+        (folder / "cli").mkdir()
+        (folder / "cli" / "config.toml").write_text(
+            f'[superlink]\ndefault = "loop"\n[superlink.loop]\naddress = "127.0.0.1:{port}"\n'
+            "insecure = true\n"
+        )
+        yield {**environment, "FLWR_HOME": str(folder / "cli")}
+    finally:
+        for process in reversed(processes):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in processes:
+            process.wait()
+
+
+def deploy(app: Path, folder: Path, num_nodes: int) -> Path:
+    """Run the app in a deployment and return its run directory."""
+    run = folder.parent / f"{folder.name}-run"
+    with deployment(folder, num_nodes) as environment:
+        settings = f"num-nodes={num_nodes} run-dir='{run}'"
+        done = subprocess.run(
+            ["flwr", "run", str(app), "loop", "--run-config", settings],
+            env=environment, cwd=folder, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        deadline = time.monotonic() + 400
+        while time.monotonic() < deadline:
+            with suppress(OSError, ValueError):
+                state = json.loads((run / "state.json").read_text())
+                if state["status"] != "running":
+                    assert state["status"] == "finished", state
+                    return run
+            time.sleep(0.5)
+    logs = "".join(path.read_text()[-2000:] for path in folder.glob("*.log"))
+    raise AssertionError(f"the deployment did not finish:\n{logs}")
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_app(tmp_path_factory.mktemp("app") / "six-users")
+
+
+@pytest.fixture(scope="module")
+def six_by_one(app: Path, tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
+    """What a Ray simulation of six nodes with one user each releases."""
+    run = tmp_path_factory.mktemp("six") / "run"
+    assert simulate(app, run, num_nodes=6) is None
+    return sums(run)
+
+
+@pytest.mark.timeout(600)
+def test_ray_simulation_of_two_nodes_with_three_users(
+    app: Path, six_by_one: list[np.ndarray], tmp_path: Path
+) -> None:
+    assert simulate(app, tmp_path / "run", num_nodes=2) is None
+    for one, three in zip(six_by_one, sums(tmp_path / "run"), strict=True):
+        assert one.sum() > 0
+        assert np.array_equal(one, three)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_nodes", [6, 2])
+def test_superlink_and_supernode_processes(
+    app: Path, six_by_one: list[np.ndarray], tmp_path: Path, num_nodes: int
+) -> None:
+    run = deploy(app, tmp_path / f"deployment{num_nodes}", num_nodes)
+    for simulated, deployed in zip(six_by_one, sums(run), strict=True):
+        assert np.array_equal(simulated, deployed)
+
+
+@pytest.mark.timeout(600)
+def test_a_node_that_fails_says_nothing_about_its_text(app: Path, tmp_path: Path) -> None:
+    error = simulate(app, tmp_path / "run", behaviour="leak", num_users=6)
+    assert error is not None
+    assert "3 users are ready on 1 of 2 nodes, 6 were planned" in error
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file():
+            assert b"dear diary" not in path.read_bytes(), path
+
+
+def test_python_of_the_tests_has_the_commands() -> None:
+    assert (SCRIPTS / "flower-superlink").exists(), sys.executable
