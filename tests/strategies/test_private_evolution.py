@@ -340,3 +340,34 @@ class TestBeforeSpending:
     ) -> None:
         evolution(settings(delta=0.2)).start(federation())
         assert "delta = 0.2 is not below 1 / 12 users" in caplog.text
+
+
+class TestModelsThatAreNotThere:
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"variation_model": "/nowhere/mlm"}, "/nowhere/mlm"),
+            ({"generator": "/nowhere/lm"}, "/nowhere/lm"),
+            ({"embedding_model": "/nowhere/embedder"}, "/nowhere/embedder"),
+            ({"prompt": "no-such-prompt"}, "no-such-prompt"),
+        ],
+    )
+    def test_nothing_is_spent(
+        self,
+        federation: Builder,
+        settings: Builder,
+        tmp_path: Path,
+        changes: dict[str, Any],
+        named: str,
+    ) -> None:
+        from flower_privsyn.errors import PrivsynError
+        from flower_privsyn.testing import ShuffleWords
+
+        parts: dict[str, Any] = {"embedder": HashEmbedder(), "variation": ShuffleWords()}
+        if "variation_model" in changes:
+            del parts["variation"]
+        if "embedding_model" in changes:
+            del parts["embedder"]
+        with pytest.raises(PrivsynError, match=named):
+            PrivateEvolution(settings(**changes), **parts).start(federation())
+        assert not (tmp_path / "run" / "ledger.jsonl").exists()
