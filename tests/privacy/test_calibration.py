@@ -1,0 +1,181 @@
+"""Calibrated noise: never above the budget, hardly above the least, always the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import (
+    FixedSizeSampling,
+    FullParticipation,
+    NeighboringRelation,
+    PoissonSampling,
+    Release,
+    Sampling,
+    calibrate_noise_multiplier,
+    release_epsilon,
+)
+
+REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "noise_reference.json").read_text())
+ROWS: list[dict[str, Any]] = REFERENCE["multiplier_rows"]
+ROUNDS, DELTA = REFERENCE["multiplier_T"], REFERENCE["multiplier_delta"]
+
+
+def name(row: dict[str, Any]) -> str:
+    return f"rate-{row['q'].replace('/', 'of')}-eps-{row['eps']}"
+
+
+def sampling_of(row: dict[str, Any]) -> Sampling:
+    return FullParticipation() if row["q_float"] == 1 else PoissonSampling(row["q_float"])
+
+
+def spent(multiplier: float, sampling: Sampling, rounds: int, accountant: str = "pld") -> float:
+    release = Release(noise_multiplier=multiplier, sampling=sampling)
+    return release_epsilon({release: rounds}, delta=DELTA, accountant=accountant)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name)
+def test_the_reference_multipliers_spend_their_epsilon(row: dict[str, Any]) -> None:
+    """All 36: within 2e-4 by loss distributions (the search behind the file stopped at 1e-5)."""
+    assert spent(row["sigma_pld"], sampling_of(row), ROUNDS) == pytest.approx(row["eps"], rel=2e-4)
+
+
+@pytest.mark.parametrize("row", [*ROWS[:6], *ROWS[6:36:5]], ids=name)
+def test_calibration_by_loss_distributions(row: dict[str, Any]) -> None:
+    check_calibration(row, "pld")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=name)
+def test_calibration_by_loss_distributions_everywhere(row: dict[str, Any]) -> None:
+    check_calibration(row, "pld")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name)
+def test_calibration_by_renyi_divergence(row: dict[str, Any]) -> None:
+    """Between what two other libraries found with their own orders.
+
+    The upper reference stopped up to 3 % above the least multiplier of its own accountant; the
+    lower one used more orders, and is unsound in one cell.
+    """
+    multiplier = check_calibration(row, "rdp")
+    assert multiplier <= row["sigma_rdp_dp_accounting"] * (1.0 + 1e-4)
+    if not row["opacus_unsound"]:
+        assert multiplier >= row["sigma_rdp_opacus_wide_orders"] * (1.0 - 2e-4)
+
+
+def check_calibration(row: dict[str, Any], accountant: str) -> float:
+    sampling = sampling_of(row)
+    multiplier = calibrate_noise_multiplier(
+        epsilon=row["eps"], delta=DELTA, rounds=ROUNDS, sampling=sampling, accountant=accountant
+    )
+    assert spent(multiplier, sampling, ROUNDS, accountant) <= row["eps"]
+    assert spent(multiplier * (1.0 - 2e-4), sampling, ROUNDS, accountant) > row["eps"]
+    if accountant == "pld":
+        assert multiplier == pytest.approx(row["sigma_pld"], rel=1e-4)
+    return multiplier
+
+
+@settings(max_examples=50, deadline=None)
+@given(epsilon=st.floats(0.01, 50.0), delta=st.floats(1e-12, 1e-2), rounds=st.integers(1, 2000))
+def test_full_participation_is_the_closed_form(epsilon: float, delta: float, rounds: int) -> None:
+    def calibrated(relation: NeighboringRelation) -> float:
+        return calibrate_noise_multiplier(
+            epsilon=epsilon,
+            delta=delta,
+            rounds=rounds,
+            sampling=FullParticipation(),
+            relation=relation,
+        )
+
+    multiplier = calibrated(NeighboringRelation.ZERO_OUT)
+    exact = math.sqrt(rounds) * dp_accounting.get_sigma_gaussian(epsilon, delta)
+    assert multiplier == pytest.approx(exact, rel=1e-7)
+    release = Release(noise_multiplier=multiplier, sampling=FullParticipation())
+    assert release_epsilon({release: rounds}, delta=delta) <= epsilon
+    assert calibrated(NeighboringRelation.REPLACE_ONE) == pytest.approx(2.0 * exact, rel=1e-7)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    epsilon=st.floats(0.2, 10.0),
+    rate=st.floats(0.01, 0.9),
+    rounds=st.integers(1, 60),
+)
+def test_no_budget_is_ever_overspent(epsilon: float, rate: float, rounds: int) -> None:
+    sampling = PoissonSampling(rate)
+    multiplier = calibrate_noise_multiplier(
+        epsilon=epsilon, delta=DELTA, rounds=rounds, sampling=sampling
+    )
+    assert spent(multiplier, sampling, rounds) <= epsilon
+    assert spent(multiplier * (1.0 - 2e-4), sampling, rounds) > epsilon
+
+
+def test_fixed_size_cohorts_need_more_noise_than_poisson_ones() -> None:
+    arguments = {"epsilon": 1.0, "delta": DELTA, "rounds": 20}
+    poisson = calibrate_noise_multiplier(sampling=PoissonSampling(0.1), **arguments)
+    fixed_size = FixedSizeSampling(1000, population=10_000)
+    fixed = calibrate_noise_multiplier(sampling=fixed_size, **arguments)
+    assert spent(fixed, fixed_size, 20) <= 1.0
+    assert spent(fixed * (1.0 - 2e-4), fixed_size, 20) > 1.0
+    assert fixed > 3.0 * poisson
+
+
+def test_the_same_arguments_give_the_same_multiplier() -> None:
+    def calibrated() -> float:
+        return calibrate_noise_multiplier(
+            epsilon=3.0, delta=1e-6, rounds=7, sampling=PoissonSampling(0.2)
+        )
+
+    assert calibrated() == calibrated()
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 100.0])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_extreme_budgets(epsilon: float, accountant: str) -> None:
+    for sampling in (FullParticipation(), PoissonSampling(0.1)):
+        multiplier = calibrate_noise_multiplier(
+            epsilon=epsilon, delta=DELTA, rounds=20, sampling=sampling, accountant=accountant
+        )
+        assert spent(multiplier, sampling, 20, accountant) <= epsilon
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("epsilon", 0.0),
+        ("epsilon", -1.0),
+        ("epsilon", math.inf),
+        ("delta", 0.0),
+        ("delta", 1.0),
+        ("rounds", 0),
+        ("rounds", 2.5),
+        ("accountant", "gdp"),
+    ],
+)
+def test_arguments_are_checked(key: str, value: object) -> None:
+    arguments: dict[str, Any] = {
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "rounds": 2,
+        "accountant": "pld",
+        key: value,
+    }
+    with pytest.raises(ConfigError, match=rf"^{key} must be .*, got "):
+        calibrate_noise_multiplier(sampling=PoissonSampling(0.5), **arguments)
+
+
+def test_a_budget_that_needs_no_noise_is_refused() -> None:
+    """A delta above the chance of ever taking part: any noise would do."""
+    with pytest.raises(ConfigError, match="which is no privacy; choose a smaller epsilon"):
+        calibrate_noise_multiplier(
+            epsilon=1.0, delta=0.1, rounds=1, sampling=PoissonSampling(0.001)
+        )
