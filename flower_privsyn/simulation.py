@@ -451,8 +451,10 @@ class _Flower:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Ray is polite by default; here the nodes are the work somebody is waiting for.
+            "RAY_worker_niceness": "0",
             "RAY_TMPDIR": str(self.temporary),
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "TOKENIZERS_PARALLELISM": "false",
