@@ -37,7 +37,7 @@ class AdapterSwitch:
             import peft
         except ImportError as error:
             raise MissingExtraError(
-                f"the adapter {folder} needs PEFT, which is not installed: pip install peft"
+                f"the adapter {folder} needs PEFT ({shorten(error)}): pip install peft"
             ) from error
         try:
             with warnings.catch_warnings():

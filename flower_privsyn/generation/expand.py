@@ -21,7 +21,7 @@ from flower_privsyn.generation.prompts import Prompt, load_prompt
 BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]]], None]
 """Called with the texts just kept and, for each, the indices of the seeds in its prompt."""
 
-DROP_REASONS = ("empty", "duplicate", "copy-of-example", "surplus")
+DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class ExpandResult:
     Attributes:
         texts: The kept texts, in the order they were kept.
         parents: For each text the indices (into the seeds as given) that stood in its prompt.
-        dropped: How many continuations were dropped, by reason: ``"empty"``, ``"duplicate"`` (of
+        dropped: How many continuations were dropped, by reason: ``"empty"``,
+            ``"broken-character"`` (tokens that make up no whole character), ``"duplicate"`` (of
             a text kept before, white space aside), ``"copy-of-example"`` (of a seed in its own
             prompt) and ``"surplus"`` (generated in the last batch, but no longer wanted).
         num_generated: Continuations generated: kept and dropped ones.
@@ -49,8 +50,9 @@ class Expand:
     """The last step of PrE-Text: released texts become many synthetic ones.
 
     Every prompt holds ``num_examples`` different random seeds; the model's continuation up to the
-    next marker line is the new text. Empty ones, exact duplicates and copies of an example are
-    dropped and counted, and generation goes on until enough are kept or the attempts are used up.
+    next marker line is the new text. Empty ones, exact duplicates, copies of an example and texts
+    with a broken character are dropped and counted, and generation goes on until enough are kept
+    or the attempts are used up.
 
     Formal guarantee: post-processing. The seeds are released or public texts, so nothing is spent.
 
@@ -207,6 +209,8 @@ class Expand:
     def _reason(text: str, known: set[str], examples: set[str]) -> str | None:
         if not text:
             return "empty"
+        if "\ufffd" in text:
+            return "broken-character"
         if text in examples:
             return "copy-of-example"
         if text in known:

@@ -79,7 +79,8 @@ class OpenAIGenerator:
             import httpx
         except ImportError as error:
             raise MissingExtraError(
-                "a generation server is reached through httpx: pip install 'flower-privsyn[server]'"
+                f"a generation server is reached through httpx ({error}): "
+                "pip install 'flower-privsyn[server]'"
             ) from error
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.netloc:

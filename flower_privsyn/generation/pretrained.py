@@ -92,7 +92,8 @@ def load_pretrained(
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
         raise MissingExtraError(
-            "generating text needs PyTorch and Transformers: pip install 'flower-privsyn[server]'"
+            f"generating text needs PyTorch and Transformers ({shorten(error)}): "
+            "pip install 'flower-privsyn[server]'"
         ) from error
     from flower_privsyn.models import resolve_model
 

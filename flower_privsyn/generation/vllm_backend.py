@@ -71,8 +71,8 @@ class VLLMGenerator:
             self._lora: Any = importlib.import_module("vllm.lora.request")
         except ImportError as error:
             raise MissingExtraError(
-                "vLLM is not installed in this environment, which it cannot share with Flower: "
-                "start `vllm serve` in another one and give its address, as in "
+                f"vLLM cannot be imported ({shorten(error)}), and it cannot share an environment "
+                "with Flower: start `vllm serve` in another one and give its address, as in "
                 "'http://127.0.0.1:8000/v1#model' (examples/vllm)"
             ) from error
         from flower_privsyn.models import resolve_model

@@ -14,8 +14,10 @@ from flower_privsyn.generation import (
     Expand,
     SamplingParameters,
     TransformersGenerator,
+    load_generator,
     load_prompt,
 )
+from flower_privsyn.generation.expand import DROP_REASONS
 
 
 class Scripted:
@@ -53,7 +55,7 @@ def test_every_prompt_holds_different_seeds_and_parents_name_them():
         assert len(set(parents)) == 3
         assert rendered == prompt.render([SEEDS[index] for index in parents])
     assert (result.num_generated, result.num_requested) == (100, 100)
-    assert result.dropped == {"empty": 0, "duplicate": 0, "copy-of-example": 0, "surplus": 0}
+    assert result.dropped == dict.fromkeys(DROP_REASONS, 0)
 
 
 def test_seeds_are_drawn_evenly():
@@ -101,13 +103,15 @@ def test_the_generator_gets_a_new_seed_each_time_and_the_prompts_stop_string():
 
 def test_what_is_dropped_is_counted_by_reason():
     def write(prompt: str, number: int) -> str:
-        kind = number % 5
+        kind = number % 6
         if kind == 0:
             return "  \nOriginal Text Sample 5\n"
         if kind == 1:
             return "again\n  and   again"
         if kind == 2:
             return prompt.splitlines()[4] + "\n"  # the second example
+        if kind == 3:
+            return "half a \ufffd character"
         return f"text {number}"
 
     generator = Scripted(write)
@@ -116,10 +120,11 @@ def test_what_is_dropped_is_counted_by_reason():
     )
     assert len(result.texts) == 20
     assert sum(text.split() == ["again", "and", "again"] for text in result.texts) == 1
-    kinds = Counter(number % 5 for number in range(result.num_generated))
+    kinds = Counter(number % 6 for number in range(result.num_generated))
     assert result.dropped["empty"] == kinds[0]
     assert result.dropped["duplicate"] == kinds[1] - 1
     assert result.dropped["copy-of-example"] == kinds[2]
+    assert result.dropped["broken-character"] == kinds[3]
     assert result.num_generated == 20 + sum(result.dropped.values())
 
 
@@ -218,11 +223,37 @@ def test_wrong_input():
 
 
 def test_with_a_real_model(llama: Path, texts: list[str]):
-    generator = TransformersGenerator(llama, dtype="float32")
-    expand = Expand(generator, sampling=SamplingParameters(seed=0, max_new_tokens=16), batch_size=8)
+    # Sharp enough that most continuations of random weights are whole characters.
+    sampling = SamplingParameters(seed=0, max_new_tokens=8, temperature=0.7)
+    expand = Expand(
+        TransformersGenerator(llama, dtype="float32"),
+        sampling=sampling,
+        batch_size=8,
+        max_attempts_per_sample=50,
+    )
     result = expand.run(texts, num_samples=20, seed=4)
     assert len(set(result.texts)) == 20
-    again = expand.run(texts, num_samples=20, seed=4)
-    assert again == result
+    assert not any("\ufffd" in text for text in result.texts)
+    assert expand.run(texts, num_samples=20, seed=4) == result
     one = expand.run(texts[:1], num_samples=20, seed=4)
     assert len(set(one.texts)) == 20  # one prompt only, and still every text is another
+
+
+def test_with_the_bundled_model():
+    seeds = [
+        "The river rises in the hills and flows south through the old town to the sea.",
+        "She opened the letter, read it twice, and put it back on the kitchen table.",
+        "Most of the houses in this street were built before the war and are made of brick.",
+        "He was born in London, where he studied law before he turned to writing.",
+    ]
+    generator = load_generator("privsyn-lm")
+    prompt = load_prompt("pre-text")
+    result = Expand(generator).run(seeds, num_samples=12, seed=0)
+    assert len(result.texts) == 12
+    assert np.mean([len(text.split()) for text in result.texts]) > 5
+    assert not any("Original Text Sample" in text for text in result.texts)
+    # It learned the format: many continuations end with the next marker line by themselves.
+    written = generator.generate(
+        [prompt.render(seeds[:3])], num_samples=16, sampling=SamplingParameters(seed=0)
+    )[0]
+    assert sum(prompt.is_complete(text) for text in written) >= 3

@@ -272,3 +272,16 @@ def test_a_tokenizer_without_a_mask_is_refused(roberta: Path, llama: Path, tmp_p
         shutil.copy(roberta / name, folder / name)
     with pytest.raises(ModelError, match="no mask token"):
         MaskFill(folder)
+
+
+def test_the_bundled_model_prefers_what_fits():
+    fill = MaskFill(mask_fraction=0.3, num_steps=1)
+    assert fill.name == "mask-fill privsyn-mlm"
+    assert fill._gathers_before_head
+    text = "He was born in the city of London in 1850 and lived there until the end of his life."
+    varied = fill.vary([text] * 50, seed=0)
+    assert len(set(varied)) == 50
+    assert not any(token in each for each in varied for token in SPECIAL)
+    words = set(text.lower().split())
+    kept = np.mean([len(words & set(each.lower().split())) / len(words) for each in varied])
+    assert kept > 0.45
