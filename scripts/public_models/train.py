@@ -41,6 +41,7 @@ SAMPLE_TOKENS = 64
 PROMPT_ROW = 448  # six samples of 64 tokens, their markers and the heading: 442 tokens
 MASKED_LENGTHS = (66, 128)
 CONTEXT = 512
+WIDTH = 256
 SECONDS_BETWEEN_LINES = 15.0
 
 
@@ -117,6 +118,7 @@ def prepare(corpus: Path, work: Path) -> None:
             "tokens": position,
             "bytes": sum(len(text.encode()) for text in texts),
         }
+    word_vectors(work, WIDTH)  # once, before two processes want them
     facts["cpu_seconds"] = round(time.process_time() - started, 1)
     (work / "facts.json").write_text(json.dumps(facts, indent=2))
     print(f"[prepare] {facts['train']} {facts['held_out']}", flush=True)
@@ -227,7 +229,7 @@ def build(kind: str) -> Any:
         return AutoModelForCausalLM.from_config(
             LlamaConfig(
                 vocab_size=VOCABULARY,
-                hidden_size=256,
+                hidden_size=WIDTH,
                 intermediate_size=704,
                 num_hidden_layers=4,
                 num_attention_heads=4,
@@ -244,7 +246,7 @@ def build(kind: str) -> Any:
     return AutoModelForMaskedLM.from_config(
         RobertaPreLayerNormConfig(
             vocab_size=VOCABULARY,
-            hidden_size=256,
+            hidden_size=WIDTH,
             intermediate_size=1024,
             num_hidden_layers=4,
             num_attention_heads=4,
