@@ -121,7 +121,10 @@ def _suffix(path: Path) -> str | None:
 def _datasets() -> Any:
     try:
         import datasets
-    except ImportError:
+    except ImportError as error:
+        if getattr(error, "name", None) != "datasets":
+            # Installed but broken: "install it" would send people the wrong way.
+            raise DataError(f"The datasets library cannot be imported ({error}).") from error
         raise MissingExtraError(
             "Reading a Hugging Face data set needs the datasets library: "
             "pip install 'flower-privsyn[client]'."

