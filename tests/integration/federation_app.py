@@ -55,11 +55,13 @@ def main(grid: Grid, context: Context) -> None:
 
 _CLIENT = """
 import json
+import time
 from pathlib import Path
 
 from flwr.app import Context
+from flwr.clientapp import ClientApp
 
-from flower_privsyn import create_client_app
+from flower_privsyn import add_handlers
 from flower_privsyn.data import Users
 from flower_privsyn.testing import hash_embedder
 
@@ -76,7 +78,15 @@ def load(context: Context) -> Users:
     )
 
 
-app = create_client_app(load, embedder=hash_embedder)
+def slow(message, context, call_next):
+    asked = message.metadata.message_type != "query.prepare"
+    if asked and context.run_config["behaviour"] == "slow":
+        time.sleep(2.0)
+    return call_next(message, context)
+
+
+app = ClientApp(mods=[slow])
+add_handlers(app, load, embedder=hash_embedder)
 """
 
 

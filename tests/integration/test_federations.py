@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flower_privsyn.processes import marked_processes
 from flower_privsyn.simulation import load_app, resolve_config, run_app
 from tests.integration.federation_app import write_app
 
@@ -168,6 +169,59 @@ def test_a_node_that_fails_says_nothing_about_its_text(app: Path, tmp_path: Path
     for path in (tmp_path / "run").rglob("*"):
         if path.is_file():
             assert b"dear diary" not in path.read_bytes(), path
+
+
+def ledger(run: Path) -> list[dict[str, object]]:
+    with suppress(OSError):
+        text = (run / "ledger.jsonl").read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return []
+
+
+@pytest.mark.timeout(600)
+def test_killed_in_a_round_and_resumed(app: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [str(SCRIPTS / "privsyn"), "run", str(app), "--run-dir", str(run)]
+    settings = ("noise-multiplier=-1.0", "epsilon=3.0", "num-rounds=3", "behaviour=slow")
+    for setting in settings:
+        command += ["--set", setting]
+    started = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and started.poll() is None:
+        events = [(line["event"], line.get("round")) for line in ledger(run)]
+        if ("started", 2) in events:
+            break
+        time.sleep(0.02)
+    mark = next(
+        value.decode()
+        for entry in Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+        for name, _, value in (
+            pair.partition(b"=")
+            for pair in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+        )
+        if name == b"PRIVSYN_RUN_MARK"
+    )
+    victims = [process.pid for process in marked_processes(mark)]
+    for pid in [started.pid, *victims]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    started.wait()
+    assert len(victims) >= 3
+    assert [line["event"] for line in ledger(run)][-1] == "started"
+
+    resumed = subprocess.run(
+        [str(SCRIPTS / "privsyn"), "resume", str(run)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    charged = [line for line in ledger(run) if line["event"] == "release"]
+    assert [(line["round"], line["interrupted"]) for line in charged] == [
+        (1, False),
+        (2, True),
+        (3, False),
+    ]
+    assert charged[-1]["epsilon_release"] <= 3.0 * (1 + 1e-6)
+    assert json.loads((run / "state.json").read_text())["status"] == "finished"
+    assert (run / "synthetic.jsonl").read_text().count("\n") > 0
 
 
 def test_python_of_the_tests_has_the_commands() -> None:
