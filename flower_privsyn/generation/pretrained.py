@@ -87,7 +87,13 @@ def load_pretrained(
         ModelError: The model cannot be found, reached or used for this.
         MissingExtraError: PyTorch or Transformers is not installed.
     """
+    from flower_privsyn.models import resolve_model
+
+    # Names first: importing PyTorch takes seconds, and a wrong name needs none of it.
+    resolved = resolve_model(name)
     try:
+        if not Path(resolved).exists():
+            resolved = _download(resolved)
         importlib.import_module("torch")
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
@@ -95,13 +101,8 @@ def load_pretrained(
             f"generating text needs PyTorch and Transformers ({shorten(error)}): "
             "pip install 'flower-privsyn[server]'"
         ) from error
-    from flower_privsyn.models import resolve_model
-
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
-    resolved = resolve_model(name)
-    if not Path(resolved).exists():
-        resolved = _download(resolved)
     model_class = (
         transformers.AutoModelForCausalLM if kind == "causal" else transformers.AutoModelForMaskedLM
     )
