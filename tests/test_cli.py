@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_app import write_app
+from tests.flower_app import write_app
 
 from flower_privsyn import cli, simulation
 from flower_privsyn.runs import RunDirectory

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_app import write_app
+from tests.flower_app import write_app
 
 from flower_privsyn import simulation
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
