@@ -154,7 +154,7 @@ def test_renyi_curves_are_what_a_renyi_divergence_can_be(rate: float) -> None:
         assert np.isfinite(curve).all()
         assert (curve >= 0.0).all()
         assert (np.diff(curve) >= -1e-9 * curve[1:]).all()
-        for order, room in ((1.5, 0.6), (2.0, 1e-6), (2.4, 0.1), (5.5, 1e-3), (10.9, 1e-3)):
+        for order, room in ((1.5, 0.6), (2.0, 1e-6), (2.4, 0.1), (5.5, 0.02), (10.9, 0.01)):
             place = int(np.argmin(np.abs(orders - order)))
             truth = renyi_by_integration(rate, noise_multiplier, float(orders[place]))
             assert truth * (1.0 - 1e-6) <= curve[place] <= truth * (1.0 + room)
