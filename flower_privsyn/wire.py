@@ -8,6 +8,7 @@ error code from a fixed list; `unpack_*` refuse anything more.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -163,6 +164,8 @@ def unpack_roster(message: Message) -> Roster:
     _check_keys(record, values, _ROSTER)
     if not 0 <= record["num_users"] <= 2**40 or not 0 < record["dimension"] <= 2**20:  # type: ignore[operator]
         raise WireError("the roster holds an absurd number")
+    if not re.fullmatch(r"[0-9A-Za-z-]{1,80}", str(record["embedder"])):
+        raise WireError("the roster's embedder is no fingerprint")
     return Roster(**{key: record[key] for key in values})  # type: ignore[arg-type]
 
 

@@ -170,7 +170,7 @@ def _cap(
     keep = np.ones(len(texts), dtype=bool)
     for user in np.flatnonzero(counts > max_samples):
         first, last = int(bounds[user]), int(bounds[user + 1])
-        name = user_ids[user].encode()
+        name = user_ids[user].encode("utf-8", "surrogatepass")
         prefix = len(name).to_bytes(8, "big") + name
         # Copies of one text get different hashes, else they would survive or fall together.
         seen: Counter[str] = Counter()
@@ -179,7 +179,7 @@ def _cap(
             copy = seen[texts[row]]
             seen[texts[row]] += 1
             digest = hashlib.blake2b(
-                prefix + copy.to_bytes(8, "big") + texts[row].encode(),
+                prefix + copy.to_bytes(8, "big") + texts[row].encode("utf-8", "surrogatepass"),
                 digest_size=16,
                 key=key,
                 person=_CAP,

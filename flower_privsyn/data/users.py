@@ -123,7 +123,8 @@ class Users:
                 )
             own = documents.setdefault(user_id, [])
             if text.strip():
-                own.append(text)
+                # Half a surrogate pair is no character, and no tokenizer takes it.
+                own.append(text.encode("utf-8", "replace").decode())
         counts = [len(own) for own in documents.values()]
         return cls(
             user_ids=tuple(documents),
@@ -183,7 +184,7 @@ class Users:
         return self.select(np.arange(len(self)) % num_partitions == partition_id)
 
     def newer_than(self, cutoff: date | str) -> Users:
-        """Drop documents dated on or before ``cutoff``; every user stays in the roster.
+        """Drop documents dated on or before ``cutoff`` or not at all; every user stays.
 
         Use the training cutoff of the public model here, so that its memory of the private text
         cannot be mistaken for learning from it.
@@ -193,17 +194,14 @@ class Users:
 
         Raises:
             ConfigError: If the cutoff is not a day.
-            DataError: If the documents, or some of them, carry no date.
+            DataError: If no document carries a date. One without among others is dropped: a
+                single record must not decide whether a node takes part.
         """
         cutoff = parse_cutoff(cutoff)
         if self.dates is None:
             raise DataError("newer-than needs a date per document, but these have no dates.")
-        missing = sum(day is None for day in self.dates)
-        if missing:
-            raise DataError(
-                f"newer-than needs a date per document, but {missing} of {len(self.dates)} "
-                "have none."
-            )
+        if self.dates and all(day is None for day in self.dates):
+            raise DataError("newer-than needs dates, but none of these documents has one.")
         keep = np.fromiter(
             (day is not None and day > cutoff for day in self.dates), bool, len(self.dates)
         )

@@ -56,6 +56,12 @@ class Release:
         multiplier = _checks.real(
             "noise_multiplier", self.noise_multiplier, "a finite number of at least 0", low=0.0
         )
+        if multiplier and not 1e-3 <= multiplier <= 1e6:
+            # Beyond, epsilon is either meaningless or zero, and the libraries overflow.
+            raise ConfigError(
+                f"noise_multiplier must be 0 (no privacy) or between 0.001 and 1e6, got "
+                f"{multiplier:g}."
+            )
         object.__setattr__(self, "noise_multiplier", multiplier)
         if not isinstance(self.sampling, Sampling):
             raise ConfigError(

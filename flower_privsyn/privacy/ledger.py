@@ -21,7 +21,7 @@ from flower_privsyn.privacy import _checks, accounting
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.mechanisms import GaussianMechanism
 from flower_privsyn.privacy.relation import NeighboringRelation
-from flower_privsyn.privacy.sampling import FixedSizeSampling, Sampling
+from flower_privsyn.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
 _VERSION = 1
 # The accountants and the calibration are deterministic; the room is for other platforms.
@@ -642,7 +642,9 @@ class PrivacyLedger:
             "l2_sensitivity": planned.mechanism.l2_sensitivity,
             "relation": planned.relation.value,
             "sampling": planned.sampling.to_dict(),
-            "num_users": num_users,
+            # The size of a Poisson cohort is part of what its amplification assumes unseen.
+            "num_users": None if _secret_size(planned.sampling) else num_users,
+            "expected_users": planned.planned_users,
             "delta": self._delta,
             "epsilon_release": epsilon_release,
             "epsilon_server": epsilon_server,
@@ -678,7 +680,7 @@ class PrivacyLedger:
             raise LedgerError(f"{self._path} is closed.")
         full = {
             **line,
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "previous": self._previous,
         }
         try:
@@ -741,7 +743,9 @@ class PrivacyLedger:
                 if event == "discarded":
                     del self._pending[planned.round]
                 else:
-                    num_users = _checks.whole("num_users", line["num_users"], low=0)
+                    num_users = planned.planned_users
+                    if line["num_users"] is not None:
+                        num_users = _checks.whole("num_users", line["num_users"], low=0)
                     release = planned.release(num_users)
                     seen = planned.server_release(num_users)
                     private = planned.private and release.noise_multiplier > 0.0
@@ -752,6 +756,10 @@ class PrivacyLedger:
             raise _damaged(self._path, number, "a field is missing or out of range") from error
         self._size += len(raw) + 1
         self._previous = hashlib.sha256(raw).hexdigest()
+
+
+def _secret_size(sampling: Sampling) -> bool:
+    return isinstance(sampling, PoissonSampling) and sampling.rate < 1.0
 
 
 def _lock(descriptor: int, path: Path) -> None:

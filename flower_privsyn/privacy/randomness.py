@@ -36,8 +36,8 @@ class SecureRandom:
     """Randomness from the operating system, fetched afresh on every call.
 
     Normal variates come from the Box-Muller transform of uniforms with 53 random bits, so that no
-    draw lies beyond 8.58 standard deviations; the normal law has 1e-17 of its mass out there,
-    which is the largest effect on any delta.
+    draw lies beyond 8.58 standard deviations. The normal law has 1e-17 of its mass out there: per
+    coordinate and release the missing tail adds at most about e^epsilon times that to delta.
 
     Note:
         The variates are double precision floats. Like every floating-point sampler, this one is

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from flower_privsyn import wire
-from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
+from flower_privsyn.errors import ConfigError, FederationError, LedgerError
 from flower_privsyn.privacy import (
     FullParticipation,
     GaussianMechanism,
@@ -61,13 +61,14 @@ class ReleasedSum:
         round_number: 1-based.
         values: (m,) float64, the sum over users plus noise.
         noise_std: standard deviation of the noise in `values`; public.
-        num_users: users whose answers are in the sum.
+        num_users: users whose answers are in the sum; None under Poisson sampling, where the
+            size of the cohort is not released.
     """
 
     round_number: int
     values: npt.NDArray[np.float64]
     noise_std: float
-    num_users: int
+    num_users: int | None
 
 
 class PrivateSumStrategy(Strategy):
@@ -82,7 +83,8 @@ class PrivateSumStrategy(Strategy):
         `config.accountant` for the sampling in use; a round is written to the ledger and synced
         to disk before its release is used, and a round that was interrupted is charged. Two
         epsilons are kept: for those who see only what is released, with the sampling secret, and
-        for the server, which knows who took part.
+        for those who also know who took part. With central noise the server itself sees the raw
+        sums of the nodes, and is trusted with them.
 
     Args:
         config: the settings.
@@ -110,7 +112,8 @@ class PrivateSumStrategy(Strategy):
         self._mechanism: GaussianMechanism | None = None
         self._rounds_before = 0
         self._round_started = 0.0
-        self._asked: tuple[int, ...] = ()
+        self._asked: dict[int, int] = {}  # node -> most users that may be in its answer
+        self._asked_query: Query | None = None
         self._candidates: Candidates | None = None
 
     # ------------------------------------------------------------------ what a method gives
@@ -250,7 +253,7 @@ class PrivateSumStrategy(Strategy):
                 summary = {**self.finish(), **self._spent()}
                 self._run.mark_finished(summary)
             logger.info(
-                "epsilon of the release %s, towards the server %s, at delta = %g",
+                "epsilon of the release %s, for one who knows the cohorts %s, at delta = %g",
                 _shown(summary["epsilon_release"]),
                 _shown(summary["epsilon_server"]),
                 settings.delta,
@@ -283,15 +286,20 @@ class PrivateSumStrategy(Strategy):
         The ledger records that the round has begun before anything is sent, so a run that dies
         inside the round finds it there and charges it.
         """
-        settings, sampling, mechanism = self._settings, self._sampling, self._mechanism
-        if sampling is None or mechanism is None or self._ledger is None:
+        settings, sampling = self._settings, self._sampling
+        if sampling is None or self._ledger is None:
             raise RuntimeError("the strategy has not been started")
+        # A method may ask another question in every round; noise and ledger follow its clip norm.
+        query = self._asked_query = self.query
+        mechanism = self._mechanism = GaussianMechanism(
+            noise_multiplier=self.noise_multiplier, l2_sensitivity=query.clip_norm
+        )
         number = self._rounds_before + server_round
         self._round_started = time.monotonic()
         recipients = self._recipients(sampling)
         self._ledger.begin(
             round=number,
-            query=self.query.name,
+            query=query.name,
             mechanism=mechanism,
             relation=NeighboringRelation(settings.relation),
             sampling=sampling,
@@ -300,18 +308,19 @@ class PrivateSumStrategy(Strategy):
             shares_required=settings.shares_required or None,
             secure_randomness=self._random.secure,
         )
-        key = self._random.uint64(4).tobytes()
         candidates = arrays["candidates"].numpy().astype(np.float32)
         self._candidates = candidates
         messages = []
         for node, (share, count) in recipients.items():
             ask = wire.Ask(
                 round_number=number,
-                query=self.query,
+                query=query,
                 candidates=candidates,
                 data=self._data_request(),
                 sampling=share,
-                sampling_key=key,
+                # One key per node: equal ids on two nodes must not share a coin, and no node
+                # may know the coins of another's users.
+                sampling_key=self._random.uint64(4).tobytes(),
                 sample_count=count,
                 noise=settings.noise,
                 noise_multiplier=mechanism.noise_multiplier if settings.noise == "shares" else 0.0,
@@ -321,10 +330,13 @@ class PrivateSumStrategy(Strategy):
                 Message(
                     wire.pack_ask(ask, arrays),
                     dst_node_id=node,
-                    message_type=wire.message_type(self.query),
+                    message_type=wire.message_type(query),
                 )
             )
-        self._asked = tuple(recipients)
+        self._asked = {
+            node: count if count >= 0 else self._roster[node]
+            for node, (_, count) in recipients.items()
+        }
         return messages
 
     @final
@@ -344,17 +356,19 @@ class PrivateSumStrategy(Strategy):
             following = self._finish_round(released, last=last)
             if following is not None:
                 arrays = self._broadcast(following)
-        spent = self._spent()
-        metrics: dict[str, Any] = {
-            "round": number,
-            "num_nodes": len(self._asked),
-            "num_users": 0 if released is None else released.num_users,
-            "released": released is not None,
-            **{key: counts[key] for key in sorted(counts)},
-            **spent,
-            "seconds_feedback": round(answered - self._round_started, 3),
-            "seconds_server": round(time.monotonic() - answered, 3),
-        }
+        metrics: dict[str, Any] = {"round": number, "released": released is not None}
+        if not self._cohort_is_secret:
+            metrics["num_nodes"] = len(self._asked)
+            metrics["num_users"] = 0 if released is None else released.num_users
+        else:
+            # How many answered is part of what the amplification by sampling assumes unseen.
+            for key in ("answers", "missing"):
+                del counts[key]
+        metrics |= {key: counts[key] for key in sorted(counts)}
+        metrics |= self._spent()
+        # Whole seconds: finer ones would say something about the nodes' data.
+        metrics["seconds_feedback"] = round(answered - self._round_started)
+        metrics["seconds_server"] = round(time.monotonic() - answered, 3)
         self.run.append_metrics(metrics)
         return arrays, MetricRecord(
             {
@@ -395,9 +409,10 @@ class PrivateSumStrategy(Strategy):
             The release, or None when too few users answered for it to be made.
         """
         settings, ledger, mechanism = self._settings, self._ledger, self._mechanism
-        if ledger is None or mechanism is None or self._candidates is None:
+        query = self._asked_query
+        if ledger is None or mechanism is None or query is None or self._candidates is None:
             raise RuntimeError("the strategy has not been started")
-        query, m = self.query, len(self._candidates)
+        m = len(self._candidates)
         # Every coordinate of an honest answer is bounded by the clip norm; shares add noise to it.
         bound = query.answer_bound(1) if settings.noise == "central" else np.inf
         total = np.zeros(m, dtype=np.float64)
@@ -413,11 +428,11 @@ class PrivateSumStrategy(Strategy):
                 continue
             seen.add(node)
             if reply.has_error():
-                counts[f"error code {reply.error.code}"] += 1
+                counts[_error_key(reply.error.code)] += 1
                 continue
             try:
                 answer = wire.unpack_answer(
-                    reply, length=m, roster_users=self._roster[node], bound=bound
+                    reply, length=m, roster_users=self._asked[node], bound=bound
                 )
             except wire.WireError as error:
                 counts[f"rejected: {error}"] += 1
@@ -446,7 +461,10 @@ class PrivateSumStrategy(Strategy):
             noise_std = mechanism.standard_deviation * np.sqrt(num_users / settings.shares_required)
         del total
         return ReleasedSum(
-            round_number=number, values=values, noise_std=float(noise_std), num_users=num_users
+            round_number=number,
+            values=values,
+            noise_std=float(noise_std),
+            num_users=None if self._cohort_is_secret else num_users,
         )
 
     # ------------------------------------------------------------------ meeting the nodes
@@ -486,6 +504,13 @@ class PrivateSumStrategy(Strategy):
                 "%d of %d nodes are not ready: %s", sum(problems.values()), len(nodes), told
             )
         because = f" ({told})" if told else ""
+        if problems and not settings.num_users:
+            # Going ahead without them would let one broken record decide who takes part.
+            raise FederationError(
+                f"{sum(problems.values())} of {len(nodes)} nodes are not ready{because}; set "
+                "num-users to the number of users that is enough to go ahead without them; nothing "
+                "was spent"
+            )
         if users < max(settings.num_users, settings.min_users, 1):
             planned = max(settings.num_users, settings.min_users, 1)
             raise FederationError(
@@ -628,6 +653,7 @@ class PrivateSumStrategy(Strategy):
             raise RuntimeError("the ledger is not open")
         if not self.run.finished_rounds():
             return self._begin()
+        self._refuse_missing_lines(self._ledger)
         total = self._settings.num_rounds
         reached = max((*self._ledger.rounds_charged, *self.run.finished_rounds()))
         for number in range(1, reached + 1):
@@ -643,6 +669,23 @@ class PrivateSumStrategy(Strategy):
         if self._rounds_before >= total:
             return None
         return self.restore(self._rounds_before + 1)
+
+    def _refuse_missing_lines(self, ledger: PrivacyLedger) -> None:
+        """A ledger that was removed or cut must not make a resumed run look cheaper."""
+        charged = set(ledger.rounds_charged)
+        for number in range(1, self._settings.num_rounds + 1):
+            state = self.run.round_state(number) or {}
+            stored = (self.run.path / "rounds" / f"{number:04d}" / "release.npy").exists()
+            if (stored or state.get("outcome") == "released") and number not in charged:
+                raise LedgerError(
+                    f"{self.run.ledger_file} has no line for round {number}, which was released: "
+                    "the ledger was removed or cut, and the run cannot continue"
+                )
+
+    @property
+    def _cohort_is_secret(self) -> bool:
+        """Whether the accountant assumes that nobody sees how many users took part."""
+        return self._settings.sampling == "poisson" and self._settings.sampling_rate < 1.0
 
     def _finish_round(self, release: ReleasedSum, *, last: bool) -> Candidates | None:
         self._store_release(release)
@@ -660,7 +703,8 @@ class PrivateSumStrategy(Strategy):
 
     def _store_release(self, release: ReleasedSum) -> None:
         folder = self.run.round_dir(release.round_number)
-        header = np.array([release.noise_std, release.num_users], dtype=np.float64)
+        num_users = np.nan if release.num_users is None else release.num_users
+        header = np.array([release.noise_std, num_users], dtype=np.float64)
         with replacing(folder / "release.npy") as temporary, temporary.open("wb") as file:
             # One file, so that the sum and what is known of its noise cannot be parted.
             np.save(file, release.values)
@@ -676,7 +720,7 @@ class PrivateSumStrategy(Strategy):
             round_number=number,
             values=values,
             noise_std=float(header[0]),
-            num_users=int(header[1]),
+            num_users=None if np.isnan(header[1]) else int(header[1]),
         )
 
     def _refuse_changes(self) -> None:
@@ -696,7 +740,7 @@ class PrivateSumStrategy(Strategy):
 
     def _spent(self) -> dict[str, float | None]:
         if self._ledger is None:
-            raise BudgetExceededError("the ledger is not open")
+            raise RuntimeError("the ledger is not open")
         return {
             "epsilon_release": self._ledger.epsilon_release,
             "epsilon_server": self._ledger.epsilon_server,
@@ -707,7 +751,14 @@ def _shown(epsilon: float | None) -> str:
     return "none (no privacy)" if epsilon is None else f"{epsilon:.4g}"
 
 
+def _error_key(code: int) -> str:
+    """A name for an error code: a client could put anything into a number that is not agreed."""
+    if code in set(wire.ClientErrorCode):
+        return f"error code {code}"
+    return "error of Flower or another code"
+
+
 def _error_sentence(code: int) -> str:
     """Words for an error code; a node's own text is never shown."""
     known = {int(c): text for c, text in wire.CLIENT_ERROR_TEXT.items()}
-    return known.get(code, f"Flower error code {code}")
+    return known.get(code, "an error of Flower")

@@ -129,7 +129,12 @@ class PrivateSumConfig:
         if self.epsilon is not None:
             check_number("epsilon", self.epsilon, low=0, low_open=True)
         if self.noise_multiplier is not None:
-            check_number("noise-multiplier", self.noise_multiplier, low=0)
+            check_number("noise-multiplier", self.noise_multiplier, low=0, high=1e6)
+            if 0 < self.noise_multiplier < 1e-3:
+                raise ConfigError(
+                    f"noise-multiplier must be 0 (no privacy) or at least 0.001, got "
+                    f"{self.noise_multiplier}"
+                )
         check_number("delta", self.delta, low=0, high=0.999999, low_open=True)
         for key in ("num_rounds", "num_nodes", "max_tokens", "max_samples"):
             check_number(key.replace("_", "-"), getattr(self, key), low=1)
@@ -178,6 +183,11 @@ class PrivateSumConfig:
 
     def _check_accounting(self) -> None:
         """Refuse combinations for which there is no bound."""
+        if self.sampling == "poisson" and self.sampling_rate < 1 and self.min_users > 0:
+            raise ConfigError(
+                f'min-users = {self.min_users} needs sampling = "full" or "fixed-size", got '
+                '"poisson": whether a round is released would tell who was drawn'
+            )
         if self.sampling == "fixed-size" and self.relation == "add-remove":
             raise ConfigError(
                 'sampling = "fixed-size" needs relation = "zero-out" or "replace-one", got '

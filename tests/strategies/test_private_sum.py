@@ -340,45 +340,83 @@ class TestMisbehavingNodes:
         assert strategy.run.status == "finished"
 
 
+def cohort_sizes(grid: LoopbackGrid, rounds: int) -> np.ndarray:
+    """Users per round as the replies state them: the run directory of a Poisson run does not."""
+    sizes = np.zeros(rounds, dtype=int)
+    asked = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
+    replies = [m for m in grid.replies if m.metadata.message_type != wire.PREPARE]
+    for request, reply in zip(asked, replies, strict=True):
+        number = int(request.content.config_records["privsyn.request"]["round"])  # type: ignore[arg-type]
+        sizes[number - 1] += reply.content.config_records["privsyn.cohort"]["num_users"]
+    return sizes
+
+
 class TestSampling:
+    def poisson(self, config: Builder, **changes: Any) -> Probe:
+        values = {"sampling": "poisson", "noise_multiplier": 1.0, "accountant": "rdp", **changes}
+        return Probe(config(**values))
+
     def test_poisson_cohorts_follow_the_rate(self, federation: Builder, config: Builder) -> None:
-        strategy = Probe(
-            config(
-                sampling="poisson",
-                sampling_rate=0.3,
-                num_rounds=40,
-                noise_multiplier=1.0,
-                accountant="rdp",
-            )
-        )
-        strategy.start(federation(silent_users(200), num_nodes=4))
-        sizes = np.array([release.num_users for release in strategy.released])
+        strategy = self.poisson(config, sampling_rate=0.3, num_rounds=40)
+        grid = federation(silent_users(200), num_nodes=4)
+        strategy.start(grid)
+        sizes = cohort_sizes(grid, 40)
         assert len(set(sizes)) > 5
         assert abs(sizes.sum() - 0.3 * 200 * 40) < 4 * math.sqrt(200 * 40 * 0.21)
+
+    def test_equal_ids_on_many_nodes_flip_their_own_coins(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        # Forty silos that number their two users alike.
+        app = create_client_app(
+            lambda context: silent_users(2),
+            embedder=hash_embedder,
+            cache_directory=tmp_path / "cache",
+        )
+        grid = LoopbackGrid(app, num_nodes=40)
+        self.poisson(config, sampling_rate=0.5, num_rounds=30, num_nodes=40).start(grid)
+        sizes = cohort_sizes(grid, 30)
+        # Independent coins: variance 80 / 4 = 20; one coin for each id would give 800.
+        assert sizes.var() < 60
+        keys = [
+            bytes(m.content.config_records["privsyn.request"]["sampling-key"])  # type: ignore[arg-type]
+            for m in grid.requests
+            if m.metadata.message_type != wire.PREPARE
+        ]
+        assert len(set(keys)) == len(keys) == 40 * 30
 
     def test_single_user_nodes_are_only_asked_when_drawn(
         self, federation: Builder, config: Builder
     ) -> None:
-        strategy = Probe(
-            config(
-                sampling="poisson", sampling_rate=0.3, num_rounds=20, num_nodes=20, accountant="rdp"
-            )
-        )
+        strategy = self.poisson(config, sampling_rate=0.3, num_rounds=20, num_nodes=20)
         grid = federation(silent_users(20), num_nodes=20)
         strategy.start(grid)
         asked = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
-        sizes = [release.num_users for release in strategy.released]
-        assert len(asked) == sum(sizes)
-        assert abs(sum(sizes) - 120) < 4 * math.sqrt(400 * 0.21)
+        assert len(asked) == cohort_sizes(grid, 20).sum()
+        assert abs(len(asked) - 120) < 4 * math.sqrt(400 * 0.21)
+
+    def test_the_size_of_a_poisson_cohort_stays_out_of_the_run_directory(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = self.poisson(config, sampling_rate=0.5, num_rounds=4)
+        strategy.start(federation(silent_users(60)))
+        for line in releases(strategy.run.path):
+            assert line["num_users"] is None
+            assert line["expected_users"] == 30
+        for row in lines(strategy.run.metrics_file):
+            assert not {"num_users", "num_nodes", "answers", "missing"} & set(row)
+        assert {release.num_users for release in strategy.released} == {None}
+        state = strategy.run.round_state(1)
+        assert state is not None
+        assert state["num_users"] is None
 
     def test_an_empty_poisson_cohort_still_releases_noise(
         self, federation: Builder, config: Builder
     ) -> None:
-        strategy = Probe(
-            config(sampling="poisson", sampling_rate=1e-9, num_rounds=1, noise_multiplier=1.0)
-        )
-        strategy.start(federation(num_nodes=2))
-        assert strategy.released[0].num_users == 0
+        strategy = self.poisson(config, sampling_rate=1e-9, num_rounds=1)
+        grid = federation(num_nodes=2)
+        strategy.start(grid)
+        assert cohort_sizes(grid, 1).sum() == 0
         assert strategy.released[0].values.std() > 0
 
     def test_fixed_size_draws_exactly_that_many(self, federation: Builder, config: Builder) -> None:
@@ -387,6 +425,35 @@ class TestSampling:
         assert [release.num_users for release in strategy.released] == [7] * 10
         line = releases(strategy.run.path)[-1]
         assert line["sampling"] == {"method": "fixed-size", "sample_size": 7, "population": 23}
+
+    def test_a_node_cannot_answer_for_more_users_than_it_was_asked_for(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def everyone(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type != wire.PREPARE and reply.metadata.src_node_id == 1:
+                reply.content.config_records["privsyn.cohort"]["num_users"] = 12
+            return [reply]
+
+        strategy = Probe(config(sampling="fixed-size", sample_size=6, num_rounds=1))
+        strategy.start(federation(silent_users(24), tamper=everyone))
+        metrics = lines(strategy.run.metrics_file)[0]
+        assert metrics.get("rejected: absurd head-count", 0) + metrics["answers"] >= 1
+        assert metrics["num_users"] <= 6
+
+    def test_noise_follows_the_clip_norm_of_the_round(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        class Growing(Probe):
+            @property
+            def query(self) -> NearestNeighborHistogram:
+                return NearestNeighborHistogram(max_samples=2 + 6 * bool(self.released))
+
+        strategy = Growing(config(noise_multiplier=1.0, num_rounds=2), candidates=40_000)
+        strategy.start(federation(silent_users(3)))
+        assert strategy.released[0].values.std() == pytest.approx(2.0, rel=0.02)
+        assert strategy.released[1].values.std() == pytest.approx(8.0, rel=0.02)
+        norms = [line["l2_sensitivity"] for line in releases(tmp_path / "run")]
+        assert norms == [2.0, 8.0]
 
     def test_more_drawn_than_there_are(self, federation: Builder, config: Builder) -> None:
         with pytest.raises(ConfigError, match="sample-size = 13 is more than the 12 users"):
@@ -489,6 +556,27 @@ class TestResume:
         self.check(tmp_path / "run", interrupted=[1, 2, 3])
         assert strategy.released == []
 
+    @pytest.mark.parametrize("damage", ["removed", "cut"])
+    def test_a_lost_ledger_stops_the_run(self, start: Builder, tmp_path: Path, damage: str) -> None:
+        from flower_privsyn.errors import LedgerError
+
+        def prepare(strategy: Probe) -> None:
+            def die() -> None:
+                if len(strategy.released) == 2:
+                    raise Killed
+
+            strategy.before_update = die
+
+        with pytest.raises(Killed):
+            start(prepare=prepare)
+        path = tmp_path / "run" / "ledger.jsonl"
+        if damage == "removed":
+            path.unlink()
+        else:
+            path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+        with pytest.raises(LedgerError, match="no line for round"):
+            start(resume=True)
+
     def test_a_finished_run_is_not_resumed(self, start: Builder) -> None:
         from flower_privsyn.errors import RunDirectoryError
 
@@ -553,6 +641,21 @@ class TestWhatLeavesAClient:
         everything += "".join(str(reply.error.reason) for reply in grid.replies)
         everything += "".join(path.read_text() for path in (tmp_path / "run").glob("*.json*"))
         assert "diary" not in everything
+
+    def test_a_broken_node_stops_a_run_that_did_not_say_how_many_are_enough(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        def load(context: Context) -> Users:
+            if context.node_config["partition-id"] == 0:
+                raise ValueError("one bad record")
+            return make_users(4)
+
+        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        with pytest.raises(FederationError, match="1 of 2 nodes are not ready.*num-users"):
+            Probe(config()).start(LoopbackGrid(app))
+        strategy = Probe(config(num_users=4, run_dir=str(tmp_path / "enough")))
+        strategy.start(LoopbackGrid(app))
+        assert strategy.released[0].num_users == 4
 
     def test_empty_users_count_as_users(self, federation: Builder, config: Builder) -> None:
         users = Users.from_rows([("a", "court judge"), ("b", ""), ("c", "   "), ("d", "tax")])
