@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flower_app import write_app
 
 from flower_privsyn import cli, simulation
 from flower_privsyn.runs import RunDirectory
+from tests.flower_app import write_app
 
 
 def _release(number: int, **values: Any) -> dict[str, Any]:

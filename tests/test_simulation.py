@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.flower_app import write_app
 
 from flower_privsyn import simulation
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
@@ -20,6 +19,7 @@ from flower_privsyn.processes import SUPERVISOR_PID, descendants, is_alive, proc
 from flower_privsyn.progress import read_progress
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
 from flower_privsyn.simulation import App, Outcome, load_app, resolve_config
+from tests.flower_app import write_app
 
 # -------------------------------------------------------------------- settings
 
