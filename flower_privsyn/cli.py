@@ -79,6 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
         path = runs.default_run_directory(app.name)
     else:
         path = runs.new_run_path(Path("runs"), app.name)
+    simulation.check_data(app, values)
     sys.stderr.write(f"Running {app.name} in {path}\n")
     with _following(path) as follow:
         outcome = simulation.run_app(app, path, values, follow=follow)

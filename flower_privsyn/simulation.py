@@ -54,6 +54,7 @@ from flower_privsyn.runs import (
     RunDirectory,
     lock_file,
     now,
+    user_path,
     write_json,
 )
 
@@ -63,6 +64,7 @@ ConfigValue = bool | int | float | str
 Follower = Callable[[Sequence[Mapping[str, Any]]], None]
 """Shown the stages of the run, oldest first, several times a second."""
 
+_READY_CLIENT = "flower_privsyn.client_apps.default:app"
 _PRIVATE = ".flower"
 _CONNECTION = "privsyn"
 _POLL_SECONDS = 0.2
@@ -87,11 +89,13 @@ class App:
         path: The folder, absolute.
         name: `[project] name`.
         defaults: `[tool.flwr.app.config]`, nested tables flattened with dots.
+        client: `[tool.flwr.app.components] clientapp`.
     """
 
     path: Path
     name: str
     defaults: Mapping[str, ConfigValue]
+    client: str = ""
 
     @property
     def uses_run_directory(self) -> bool:
@@ -122,7 +126,53 @@ def load_app(path: str | Path) -> App:
         )
     if not isinstance(project.get("name"), str):
         raise ConfigError(f"{file} has no [project] name.")
-    return App(path=folder, name=project["name"], defaults=_flatten(app.get("config", {}), file))
+    return App(
+        path=folder,
+        name=project["name"],
+        defaults=_flatten(app.get("config", {}), file),
+        client=str(components["clientapp"]),
+    )
+
+
+def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
+    """Read the users of a simulation before it starts, so that a bad file is named at once.
+
+    Nodes answer with numbered codes, never with sentences. In a simulation the person who types
+    the command holds the data, and may be told the file and the line.
+
+    Args:
+        app: The app; only one with the library's ready ClientApp is checked, because only then
+            the meaning of `data` is known.
+        values: Settings from `resolve_config`.
+
+    Raises:
+        ConfigError: `data` is empty.
+        DataError: The file or dataset cannot be read.
+    """
+    if app.client != _READY_CLIENT:
+        return
+    source = str(values.get("data", ""))
+    if not source:
+        raise ConfigError(
+            "data is empty: name a file of users, such as --set data=users.jsonl with one "
+            '{"client_id": ..., "text": ...} per line.'
+        )
+    from flower_privsyn.data import load_users
+
+    path = user_path(source)
+    columns = {
+        key: str(values[f"{key}-column"])
+        for key in ("client", "text", "date")
+        if f"{key}-column" in values
+    }
+    users = load_users(
+        path if path.exists() else source,
+        client_column=columns.get("client", "client_id"),
+        text_column=columns.get("text", "text"),
+        date_column=columns.get("date", "date"),
+    )
+    if newer_than := str(values.get("newer-than", "")):
+        users.newer_than(newer_than)
 
 
 def resolve_config(

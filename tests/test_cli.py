@@ -153,6 +153,37 @@ def test_bad_input_is_one_sentence_and_status_2(
     assert sentence in last
 
 
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "missing.jsonl"),
+        ('{"client_id": "a", "text": "x"}\n{"client_id": "b", "text": \n', "line 2"),
+        ('{"client_id": "a"}\n', "text"),
+    ],
+)
+def test_bad_data_is_named_before_flower_starts(
+    content: str | None,
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / "users.jsonl").write_text(content)
+    data = "missing.jsonl" if content is None else "users.jsonl"
+    app = Path(__file__).parents[1] / "examples" / "own-data"
+    assert cli.main(["run", str(app), "--run-dir", "r", "--set", f"data={data}"]) == 2
+    assert named in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_own_data_without_data(capsys: pytest.CaptureFixture[str]) -> None:
+    app = Path(__file__).parents[1] / "examples" / "own-data"
+    assert cli.main(["run", str(app)]) == 2
+    assert "data is empty" in capsys.readouterr().err
+
+
 def test_an_unexpected_error_is_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
