@@ -32,6 +32,9 @@ from flower_privsyn.privacy.sampling import (
     Sampling,
 )
 
+LEAST_MULTIPLIER = 1e-3
+LARGEST_MULTIPLIER = 1e6
+
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
@@ -56,7 +59,7 @@ class Release:
         multiplier = _checks.real(
             "noise_multiplier", self.noise_multiplier, "a finite number of at least 0", low=0.0
         )
-        if multiplier and not 1e-3 <= multiplier <= 1e6:
+        if multiplier and not LEAST_MULTIPLIER <= multiplier <= LARGEST_MULTIPLIER:
             # Beyond, epsilon is either meaningless or zero, and the libraries overflow.
             raise ConfigError(
                 f"noise_multiplier must be 0 (no privacy) or between 0.001 and 1e6, got "
@@ -157,8 +160,8 @@ class PLDAccountant(Accountant):
     """Composes privacy loss distributions; the tightest bound of this package and the default.
 
     Unsampled releases use the exact Gaussian closed form. Sampled ones are discretised at 1e-4
-    with pessimistic rounding, as ``dp_accounting`` does by default; where epsilon exceeds 20 the
-    interval grows with it, so that the relative error stays below 1e-5 and the memory small.
+    with pessimistic rounding, as ``dp_accounting`` does by default; where epsilon exceeds 20 or the
+    noise multiplier is below 0.14, the interval grows with the losses, to bound the memory.
 
     Fixed-size cohorts: given the other members, the sum is that of a target drawn with
     probability n/N over a stand-in drawn otherwise, both of norm at most C. Relative to the
@@ -425,11 +428,14 @@ def _interval(costs: _Costs, delta: float) -> float:
     for (kind, multiplier, _), _ in costs:
         shift = 2.0 if kind == "poisson-replace" else 1.0
         widest = max(widest, 10.0 * shift / multiplier + 0.5 * (shift / multiplier) ** 2)
-    interval = max(1e-2, 10.0 ** math.ceil(math.log10(widest * 1e-5)))
+    # The losses of one release spread that wide even where epsilon is small, because the rate or
+    # the noise is: at most a million points of them are kept.
+    finest = max(_FINEST_INTERVAL, 10.0 ** math.ceil(math.log10(widest * 1e-6) - 1e-9))
+    interval = max(1e-2, finest * 10.0)
     rough = float(_pld(costs, interval).get_epsilon_for_delta(delta))
     if not math.isfinite(rough):
         return interval
-    wanted = max(_FINEST_INTERVAL, rough * _RELATIVE_INTERVAL)
+    wanted = max(finest, rough * _RELATIVE_INTERVAL)
     # Powers of ten, with room for the rounding of the logarithm.
     return min(interval, 10.0 ** math.ceil(math.log10(wanted) - 1e-9))
 

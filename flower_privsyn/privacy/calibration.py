@@ -12,7 +12,9 @@ from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import Sampling
 
 _TOLERANCE = 1e-4
-_LOWEST, _HIGHEST = 1e-3, 1e7
+# A step of the search beyond either is still a noise multiplier that a release may have.
+_LOWEST = 4.0 * accounting.LEAST_MULTIPLIER
+_HIGHEST = accounting.LARGEST_MULTIPLIER / 4.0
 
 
 def calibrate_noise_multiplier(
@@ -44,8 +46,8 @@ def calibrate_noise_multiplier(
         (relative) above the smallest that keeps the budget; the same for the same arguments.
 
     Raises:
-        ConfigError: A value is out of range, or no noise multiplier between 1e-3 and 1e7 costs
-            that epsilon.
+        ConfigError: A value is out of range, or no noise multiplier between 0.004 and 250,000
+            costs that epsilon.
 
     References:
         Balle and Wang 2018, "Improving the Gaussian Mechanism for Differential Privacy",
@@ -86,6 +88,8 @@ def _closed_form(
 
     doubled = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
     multiplier = doubled * math.sqrt(rounds) * dp_accounting.get_sigma_gaussian(epsilon, delta)
+    if multiplier > _HIGHEST:
+        raise _too_strict(epsilon)
     # The two library functions are inverse up to their tolerance; stay on the safe side of it.
     step = 1e-12
     while spent(multiplier) > epsilon:
@@ -112,10 +116,7 @@ def _bracket(
     while spent(high := low * 2.0) > epsilon:
         low = high
         if low > _HIGHEST:
-            raise ConfigError(
-                f"epsilon {epsilon:g} needs a noise multiplier above {_HIGHEST:g}; choose a larger "
-                "epsilon or delta."
-            )
+            raise _too_strict(epsilon)
     return low, high
 
 
@@ -173,6 +174,13 @@ def _refine(
         else:
             high = middle
     return high
+
+
+def _too_strict(epsilon: float) -> ConfigError:
+    return ConfigError(
+        f"epsilon {epsilon:g} needs a noise multiplier above {_HIGHEST:g}; choose a larger epsilon "
+        "or delta."
+    )
 
 
 def _log_ratio(value: float, epsilon: float) -> float:

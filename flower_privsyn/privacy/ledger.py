@@ -58,13 +58,19 @@ class _Planned:
         if self.shares_required is not None:
             # Every user who is missing takes a share of the noise along.
             multiplier *= math.sqrt(min(1.0, num_users / self.shares_required))
-        return Release(noise_multiplier=multiplier, sampling=self.sampling, relation=self.relation)
+        return self.with_multiplier(multiplier)
 
     def server_release(self, num_users: int) -> Release:
         """The release as the server sees it, which sees every reply before the sum."""
         multiplier = self.release(num_users).noise_multiplier
         if self.shares_required is not None:
             multiplier = self.mechanism.share_noise_multiplier(of=self.shares_required)
+        return self.with_multiplier(multiplier)
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        """This release with another noise multiplier; what is next to no noise counts as none."""
+        if multiplier < accounting.LEAST_MULTIPLIER:
+            multiplier = 0.0
         return Release(noise_multiplier=multiplier, sampling=self.sampling, relation=self.relation)
 
     def describe(self) -> dict[str, Any]:
@@ -743,11 +749,9 @@ class PrivacyLedger:
                 if event == "discarded":
                     del self._pending[planned.round]
                 else:
-                    num_users = planned.planned_users
-                    if line["num_users"] is not None:
-                        num_users = _checks.whole("num_users", line["num_users"], low=0)
-                    release = planned.release(num_users)
-                    seen = planned.server_release(num_users)
+                    # What was charged, not what was planned: shares may have been missing.
+                    release = planned.with_multiplier(line["noise_multiplier"])
+                    seen = planned.with_multiplier(line["server_noise_multiplier"])
                     private = planned.private and release.noise_multiplier > 0.0
                     self._settle(planned, line, release, seen, private)
             elif event != "repaired" and not (event == "opened" and number == 1):

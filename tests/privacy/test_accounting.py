@@ -368,6 +368,9 @@ def test_poisson_under_replace_one_is_for_the_loss_distribution_only() -> None:
 def test_bad_releases_are_refused() -> None:
     with pytest.raises(ConfigError, match="noise_multiplier must be"):
         Release(noise_multiplier=-1.0, sampling=FULL)
+    for beyond in (1e-4, 1e7):
+        with pytest.raises(ConfigError, match="or between 0.001 and 1e6, got"):
+            Release(noise_multiplier=beyond, sampling=FULL)
     with pytest.raises(ConfigError, match="sampling must be FullParticipation"):
         Release(noise_multiplier=1.0, sampling="full")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="relation must be a NeighboringRelation"):

@@ -152,8 +152,9 @@ def test_the_same_arguments_give_the_same_multiplier() -> None:
     assert calibrated() == calibrated()
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 100.0])
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("accountant", "epsilon"), [("pld", 1e-3), ("rdp", 1e-2), ("pld", 100.0), ("rdp", 100.0)]
+)
 def test_extreme_budgets(epsilon: float, accountant: str) -> None:
     for sampling in (FullParticipation(), PoissonSampling(0.1)):
         multiplier = calibrate_noise_multiplier(
@@ -192,4 +193,15 @@ def test_a_budget_that_needs_no_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match="which is no privacy; choose a smaller epsilon"):
         calibrate_noise_multiplier(
             epsilon=1.0, delta=0.1, rounds=1, sampling=PoissonSampling(0.001)
+        )
+
+
+@pytest.mark.parametrize(
+    ("sampling", "accountant"),
+    [(FullParticipation(), "pld"), (FullParticipation(), "rdp"), (PoissonSampling(0.9), "rdp")],
+)
+def test_a_budget_no_noise_can_keep_is_refused(sampling: Sampling, accountant: str) -> None:
+    with pytest.raises(ConfigError, match="needs a noise multiplier above 250000; choose a larger"):
+        calibrate_noise_multiplier(
+            epsilon=1e-6, delta=1e-12, rounds=20, sampling=sampling, accountant=accountant
         )

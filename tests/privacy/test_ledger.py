@@ -94,6 +94,7 @@ def test_a_round_is_two_lines_with_everything_an_auditor_needs(tmp_path: Path) -
         "relation": "zero-out",
         "sampling": {"method": "full", "rate": 1.0, "population": 1000},
         "num_users": 990,
+        "expected_users": 1000,
         "delta": DELTA,
         "epsilon_release": pytest.approx(dp_accounting.get_epsilon_gaussian(19.3, DELTA)),
         "epsilon_server": pytest.approx(dp_accounting.get_epsilon_gaussian(19.3, DELTA)),
@@ -245,6 +246,46 @@ def test_missing_shares_are_charged_as_missing_noise(tmp_path: Path) -> None:
     )
     # More shares than required is more noise; the bound does not count on it.
     assert two["noise_multiplier"] == 19.3
+
+
+def test_missing_shares_stay_charged_when_the_ledger_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    sampling = PoissonSampling(0.1, population=1000)
+    with create(path) as ledger:
+        run_round(ledger, 1, 64, noise="shares", shares_required=100, sampling=sampling)
+        released, seen = ledger.epsilon_release, ledger.epsilon_server
+    with PrivacyLedger.open(path) as ledger:
+        assert (ledger.epsilon_release, ledger.epsilon_server) == (released, seen)
+
+
+def test_next_to_no_noise_counts_as_none(tmp_path: Path) -> None:
+    """One share of a million is no protection against the server; nobody's share is no noise."""
+    path = tmp_path / "ledger.jsonl"
+    mechanism = GaussianMechanism(noise_multiplier=0.5, l2_sensitivity=1.0)
+    million = {"sampling": FullParticipation(), "shares_required": 1_000_000, "noise": "shares"}
+    with create(path) as ledger:
+        run_round(ledger, 1, 1_000_000, mechanism=mechanism, planned_users=1_000_000, **million)
+        assert ledger.epsilon_release is not None
+        assert ledger.epsilon_server is None
+        run_round(ledger, 2, 0, mechanism=mechanism, planned_users=1_000_000, **million)
+        assert not ledger.private
+    first, second = releases_of(path)
+    assert first["epsilon_server"] is None
+    assert (second["private"], second["epsilon_release"]) == (False, None)
+    with PrivacyLedger.open(path) as ledger:
+        assert not ledger.private
+
+
+def test_the_size_of_a_poisson_cohort_stays_out_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    sampling = PoissonSampling(0.1, population=1000)
+    with create(path) as ledger:
+        run_round(ledger, 1, 97, sampling=sampling, planned_users=100)
+        released = ledger.epsilon_release
+    (line,) = releases_of(path)
+    assert (line["num_users"], line["expected_users"]) == (None, 100)
+    with PrivacyLedger.open(path) as ledger:
+        assert ledger.epsilon_release == released
 
 
 def test_missing_shares_that_break_the_budget_stop_the_release(tmp_path: Path) -> None:
