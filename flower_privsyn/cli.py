@@ -145,7 +145,7 @@ def _epsilons(facts: Mapping[str, Any]) -> str:
         f"epsilon_release = {facts['epsilon_release']:.4g}"
         " (towards everyone who does not know who took part)\n"
         f"epsilon_server  = {_number(facts['epsilon_server'])}"
-        " (towards the server, which does)\n"
+        " (towards one who does)\n"
         f"delta = {_number(facts['delta'])}, {facts['releases']} releases"
     )
 
