@@ -44,6 +44,7 @@ class Mutation:
 
 SUM_TESTS = "tests/strategies/test_private_sum.py"
 LEDGER_TESTS = "tests/privacy/test_ledger.py"
+ACCOUNTING = "tests/privacy/test_accounting.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -81,14 +82,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{PRIVACY}/accounting.py",
         before='return ("fixed", multiplier / 2.0, sampling.rate)',
         after='return ("poisson", multiplier, sampling.rate)',
-        tests=("tests/privacy/test_accounting.py",),
+        tests=(f"{ACCOUNTING}::test_fixed_size_cohorts_cost_what_an_instance_of_them_shows",),
     ),
     Mutation(
         name="replace-one does not double the sensitivity",
         file=f"{PRIVACY}/accounting.py",
         before='return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0)',
         after='return ("gaussian", multiplier, 1.0)',
-        tests=("tests/privacy/test_accounting.py",),
+        tests=(f"{ACCOUNTING}::test_replace_one_doubles_the_sensitivity_by_both_accountants",),
     ),
     Mutation(
         name="noise comes from a fixed seed",
@@ -138,6 +139,35 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="        if cost is None or not self._within_budget(cost):\n",
         after="        if False:\n",
         tests=(LEDGER_TESTS, f"{SUM_TESTS}::TestResume"),
+    ),
+    Mutation(
+        name="all nodes flip their coins with one key",
+        file=STRATEGY,
+        before="                sampling_key=self._random.uint64(4).tobytes(),\n",
+        after='                sampling_key=number.to_bytes(32, "big"),\n',
+        tests=(f"{SUM_TESTS}::TestSampling",),
+    ),
+    Mutation(
+        name="the size of a Poisson cohort is written down",
+        file=f"{PRIVACY}/ledger.py",
+        before="None if _secret_size(planned.sampling) else num_users",
+        after="num_users",
+        tests=(f"{SUM_TESTS}::TestSampling",),
+    ),
+    Mutation(
+        name="the noise keeps the first round's clip norm",
+        file=STRATEGY,
+        before="            noise_multiplier=self.noise_multiplier, l2_sensitivity=query.clip_norm\n",
+        after="            noise_multiplier=self.noise_multiplier,\n"
+        "            l2_sensitivity=self._mechanism.l2_sensitivity,\n",
+        tests=(f"{SUM_TESTS}::TestSampling",),
+    ),
+    Mutation(
+        name="a lost ledger is not noticed",
+        file=STRATEGY,
+        before="        self._refuse_missing_lines(self._ledger)\n",
+        after="",
+        tests=(f"{SUM_TESTS}::TestResume",),
     ),
     Mutation(
         name="an exception's text leaves the client",
