@@ -157,9 +157,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the noise keeps the first round's clip norm",
         file=STRATEGY,
-        before="            noise_multiplier=self.noise_multiplier, l2_sensitivity=query.clip_norm\n",
-        after="            noise_multiplier=self.noise_multiplier,\n"
-        "            l2_sensitivity=self._mechanism.l2_sensitivity,\n",
+        before="noise_multiplier=self.noise_multiplier, l2_sensitivity=query.clip_norm",
+        after="noise_multiplier=self.noise_multiplier, "
+        "l2_sensitivity=self._mechanism.l2_sensitivity",
         tests=(f"{SUM_TESTS}::TestSampling",),
     ),
     Mutation(
@@ -207,7 +207,7 @@ def plant(folder: Path, mutation: Mutation) -> str:
 
 
 def main() -> int:
-    """Plant every mistake in turn."""
+    """Plant every mistake in turn; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these mutations")
     chosen = parser.parse_args().names
