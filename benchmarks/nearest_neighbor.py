@@ -22,7 +22,7 @@ from flower_privsyn.queries.nearest_neighbor import block_rows
 from flower_privsyn.testing import random_cohort
 
 
-def median_seconds(work: Callable[[], object], repeats: int) -> list[float]:
+def wall_seconds(work: Callable[[], object], repeats: int) -> list[float]:
     """Wall seconds of each of `repeats` calls."""
     seconds = []
     for _ in range(repeats):
@@ -78,13 +78,13 @@ def main() -> None:
         def histogram(
             query: NearestNeighborHistogram = query, candidates: np.ndarray = candidates
         ) -> None:
-            query.answer(cohort, candidates)
+            query.answer(cohort, {"candidates": candidates})
 
         product()  # warm-up: threads, pages
         ours, floor = [], []
         for _ in range(arguments.repeats):  # interleaved, so that a busy moment hits both
-            ours += median_seconds(histogram, 1)
-            floor += median_seconds(product, 1)
+            ours += wall_seconds(histogram, 1)
+            floor += wall_seconds(product, 1)
         seconds, sgemm = float(np.median(ours)), float(np.median(floor))
         flops = 2.0 * n * m * arguments.dimension
         print(

@@ -173,7 +173,8 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: The folder holds no run, or one of its files is damaged.
     """
-    from flower_privsyn.runs import RunDirectory, read_json_lines
+    from flower_privsyn.files import read_json_lines
+    from flower_privsyn.runs import RunDirectory
 
     run = RunDirectory.open(path)
     status = run.status

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.files import replacing
+
 
 @dataclass(frozen=True)
 class Population:
@@ -88,10 +90,8 @@ class Population:
             flat = pa.array(self.embeddings.astype(np.float32).reshape(-1))
             table["embedding"] = pa.FixedSizeListArray.from_arrays(flat, self.embeddings.shape[1])
         table.update({name: list(values) for name, values in columns.items()})
-        schema_hint = pa.table(table)
-        temporary = path.with_suffix(".tmp")
-        pq.write_table(schema_hint, temporary)
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            pq.write_table(pa.table(table), temporary)
 
     @classmethod
     def from_parquet(cls, path: Path) -> Population:

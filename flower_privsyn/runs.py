@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import platform
 import re
@@ -35,6 +34,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from flower_privsyn.errors import PrivsynError, RunDirectoryError
+from flower_privsyn.files import (
+    append_json_lines,
+    now,
+    plain,
+    read_json_lines,
+    replacing,
+    write_json,
+)
 from flower_privsyn.processes import (
     SUPERVISOR_PID,
     SUPERVISOR_STARTED,
@@ -45,9 +52,6 @@ from flower_privsyn.progress import Progress
 
 RUNS_FOLDER = "PRIVSYN_RUNS"
 """Environment variable: where runs go that were given no run directory."""
-
-WORKING_DIRECTORY = "PRIVSYN_WORKING_DIRECTORY"
-"""Environment variable: the folder the user's command was typed in."""
 
 LAUNCH_FILE = ".flower/launch.json"
 """What `privsyn run` was asked to start, relative to the run directory."""
@@ -217,13 +221,6 @@ class RunDirectory:
         return self.path / "synthetic.parquet"
 
     @property
-    def models_dir(self) -> Path:
-        """Where trained models go; created on first use."""
-        folder = self.path / "models"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-    @property
     def document(self) -> dict[str, Any]:
         """Everything in `config.json`: config, versions, created, launch."""
         return _read_json_object(self.config_file)
@@ -248,18 +245,7 @@ class RunDirectory:
         A line torn by an earlier crash is cut off first. Values that JSON cannot say (NaN,
         infinity) become null.
         """
-        line = json.dumps(plain(metrics), ensure_ascii=False) + "\n"
-        with self.metrics_file.open("a+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size:
-                file.seek(0)
-                content = file.read()
-                if not content.endswith(b"\n"):
-                    file.truncate(content.rfind(b"\n") + 1)
-            file.seek(0, os.SEEK_END)
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append_json_lines(self.metrics_file, [metrics])
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, without a torn last one."""
@@ -501,17 +487,6 @@ def new_run_path(root: Path, app_name: str) -> Path:
     return path
 
 
-def user_path(path: str | Path) -> Path:
-    """A path as the user meant it: relative to the folder the command was typed in.
-
-    Under `privsyn run` the ServerApp and the nodes run in a neutral folder, not in the user's.
-    """
-    expanded = Path(path).expanduser()
-    if expanded.is_absolute():
-        return expanded
-    return Path(os.environ.get(WORKING_DIRECTORY) or Path.cwd()) / expanded
-
-
 def watch_supervisor() -> bool:
     """End this process within a second once the supervisor named in the environment is gone.
 
@@ -591,85 +566,6 @@ def _read_holder(path: Path) -> tuple[int, str] | None:
         return int(record["pid"]), str(record["started"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-# -------------------------------------------------------------------- files
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Write a file as a whole: yields a temporary path that becomes `path` when the block ends.
-
-    The content is on disk before the name changes; on an exception `path` stays as it was.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        # The new name is durable only once the folder itself is.
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file as a whole, durably; see `plain` for what the values become."""
-    text = json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n"
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects in a JSON-lines file; a torn last line is left out, a missing file is empty.
-
-    Raises:
-        RunDirectoryError: A line before the last is not a JSON object.
-    """
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise RunDirectoryError(f"{path} line {number} is not JSON.") from error
-            if not isinstance(record, dict):
-                raise RunDirectoryError(f"{path} line {number} is not a JSON object.")
-            yield record
-
-
-def plain(value: Any) -> Any:
-    """The value in types JSON knows: arrays as lists, paths as text, NaN and infinity as null."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, str):
-        return str.__str__(value)  # a member of a text enumeration is stored as its text
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "tolist"):  # numpy arrays and scalars, without importing numpy
-        return plain(value.tolist())
-    raise TypeError(f"A value of type {type(value).__name__} cannot be stored as JSON.")
-
-
-def now() -> str:
-    """The time in UTC, ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _read_json_object(path: Path) -> dict[str, Any]:

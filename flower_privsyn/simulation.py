@@ -39,6 +39,7 @@ from flower_privsyn.errors import (
     MissingExtraError,
     RunDirectoryError,
 )
+from flower_privsyn.files import WORKING_DIRECTORY, located, now, write_json
 from flower_privsyn.processes import (
     RUN_MARK,
     ProcessInfo,
@@ -50,12 +51,8 @@ from flower_privsyn.processes import (
 from flower_privsyn.progress import read_progress
 from flower_privsyn.runs import (
     LAUNCH_FILE,
-    WORKING_DIRECTORY,
     RunDirectory,
     lock_file,
-    now,
-    user_path,
-    write_json,
 )
 
 ConfigValue = bool | int | float | str
@@ -159,14 +156,13 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
         )
     from flower_privsyn.data import load_users
 
-    path = user_path(source)
     columns = {
         key: str(values[f"{key}-column"])
         for key in ("client", "text", "date")
         if f"{key}-column" in values
     }
     users = load_users(
-        path if path.exists() else source,
+        located(source),
         client_column=columns.get("client", "client_id"),
         text_column=columns.get("text", "text"),
         date_column=columns.get("date", "date"),

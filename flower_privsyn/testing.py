@@ -1,8 +1,13 @@
 """Public fakes: everything a test of your own strategy, query or app needs, without downloads.
 
-    grid = LoopbackGrid(create_client_app(load, embedder=hash_embedder), num_nodes=3)
-    PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords(),
-                     generator=EchoGenerator()).start(grid)
+    with flower_identity():
+        grid = LoopbackGrid(create_client_app(load, embedder=hash_embedder), num_nodes=3)
+        PrivateEvolution(
+            config,
+            embedder=HashEmbedder(),
+            variation=ShuffleWords(),
+            generator=EchoGenerator(),
+        ).start(grid)
 
 runs a whole method in one process: no Ray, no server, no model.
 """
@@ -21,7 +26,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from flower_privsyn.queries import Cohort, Query
+from flower_privsyn.queries import Broadcast, Cohort, Query
 
 RUN_ID = 1
 
@@ -243,18 +248,18 @@ def random_cohort(
 
 
 def check_query(
-    query: Query, cohort: Cohort, candidates: npt.NDArray[np.float32], *, tolerance: float = 0.0
+    query: Query, cohort: Cohort, broadcast: Broadcast, *, tolerance: float = 0.0
 ) -> None:
     """Check what every query must hold on one input; raises AssertionError with the reason.
 
     Every contribution is within the clip norm; `answer` equals the sum of contributions to
     `tolerance` (relative to its largest coordinate); cohorts of one user sum to the same answer.
     """
-    contributions = query.contribution(cohort, candidates)
+    contributions = query.contribution(cohort, broadcast)
     norms = np.linalg.norm(contributions, axis=1)
     if len(norms) and norms.max() > query.clip_norm * (1 + 1e-12):
         raise AssertionError(f"a contribution has norm {norms.max()} > {query.clip_norm}")
-    answer = query.answer(cohort, candidates)
+    answer = query.answer(cohort, broadcast)
     direct = contributions.sum(axis=0)
     scale = max(1.0, float(np.abs(direct).max(initial=0.0)))
     if not np.allclose(answer, direct, rtol=0.0, atol=tolerance * scale):
@@ -262,8 +267,8 @@ def check_query(
             f"answer differs from the sum of contributions by {np.abs(answer - direct).max()}"
         )
     single = sum(
-        (query.answer(one, candidates) for one in cohort.blocks(1)),
-        np.zeros(len(candidates)),
+        (query.answer(one, broadcast) for one in cohort.blocks(1)),
+        np.zeros(query.answer_length(broadcast)),
     )
     if not np.allclose(answer, single, rtol=0.0, atol=tolerance * scale):
         raise AssertionError("the answer depends on how users are dealt to nodes")

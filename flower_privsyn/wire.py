@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from flower_privsyn.privacy import Sampling
-from flower_privsyn.queries import Query
+from flower_privsyn.privacy import GaussianMechanism, Sampling, mechanism_from_dict
+from flower_privsyn.queries import Broadcast, Query
 
 PROTOCOL = 1
 PREPARE = "query.prepare"
@@ -39,7 +39,6 @@ class ClientErrorCode(IntEnum):
     BAD_REQUEST = 1001
     DATA_UNAVAILABLE = 1002
     EMBEDDER_UNAVAILABLE = 1003
-    UNKNOWN_QUERY = 1004
 
 
 #: The fixed sentence of each code: the only error text that leaves a client.
@@ -48,7 +47,6 @@ CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
     ClientErrorCode.BAD_REQUEST: "the client app does not understand the request",
     ClientErrorCode.DATA_UNAVAILABLE: "the node's text could not be loaded; its own log says why",
     ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's embedding model could not be loaded",
-    ClientErrorCode.UNKNOWN_QUERY: "the client app does not know this query",
 }
 
 
@@ -106,25 +104,25 @@ class Ask:
     Attributes:
         round_number: 1-based.
         query: the question, with its clip.
-        candidates: (m, d) float32, public.
+        broadcast: public arrays.
         data: how the node makes its records.
         sampling: who takes part.
         sampling_key: fresh random key of the users' coins in this round.
         sample_count: users this node draws under fixed-size sampling; -1 otherwise.
         noise: "central" (the server adds it) or "shares" (every user adds a share).
-        noise_multiplier: for "shares": std of the whole noise over the clip norm.
+        mechanism: for "shares": the noise of the whole sum.
         shares_required: for "shares": how many shares make up the whole variance.
     """
 
     round_number: int
     query: Query
-    candidates: npt.NDArray[np.float32]
+    broadcast: Broadcast
     data: DataRequest
     sampling: Sampling
     sampling_key: bytes
     sample_count: int = -1
     noise: Literal["central", "shares"] = "central"
-    noise_multiplier: float = 0.0
+    mechanism: GaussianMechanism | None = None
     shares_required: int = 0
 
 
@@ -170,23 +168,32 @@ def unpack_roster(message: Message) -> Roster:
 
 
 def broadcast_record(
-    candidates: npt.NDArray[np.float32], *, precision: Literal["float16", "float32"]
+    broadcast: Broadcast, *, precision: Literal["float16", "float32"]
 ) -> ArrayRecord:
-    """The public candidates as they travel: one record, shared by all messages of a round."""
+    """The broadcast as it travels: one record, shared by all messages of a round.
+
+    Args:
+        broadcast: named arrays.
+        precision: how floating-point arrays travel; others keep their type.
+    """
     record = ArrayRecord()
-    record["candidates"] = Array(np.ascontiguousarray(candidates.astype(precision)))
+    for name, array in broadcast.items():
+        floating = np.issubdtype(array.dtype, np.floating)
+        record[name] = Array(np.ascontiguousarray(array.astype(precision) if floating else array))
     return record
 
 
-def as_received(
-    candidates: npt.NDArray[np.float32], *, precision: Literal["float16", "float32"]
-) -> npt.NDArray[np.float32]:
-    """The candidates as nodes see them after the journey."""
-    return candidates.astype(precision).astype(np.float32)
+def read_broadcast(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
+    """The broadcast as nodes see it after the journey; floating-point arrays are float32."""
+    arrays = {name: record[name].numpy() for name in record}
+    return {
+        name: array.astype(np.float32) if np.issubdtype(array.dtype, np.floating) else array
+        for name, array in arrays.items()
+    }
 
 
 def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
-    """Request of one round; `broadcast` is `ask.candidates` made by `broadcast_record`."""
+    """Request of one round; `broadcast` is `ask.broadcast` made by `broadcast_record`."""
     record = _request_record(ask.data)
     record["round"] = ask.round_number
     record["query"] = ask.query.name
@@ -194,7 +201,7 @@ def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
     record["sampling-key"] = ask.sampling_key
     record["sample-count"] = ask.sample_count
     record["noise"] = ask.noise
-    record["noise-multiplier"] = float(ask.noise_multiplier)
+    record["mechanism"] = json.dumps(ask.mechanism.to_dict() if ask.mechanism else None)
     record["shares-required"] = ask.shares_required
     return RecordDict(
         {_REQUEST: record, _QUERY: ConfigRecord(ask.query.to_wire()), _BROADCAST: broadcast}  # type: ignore[arg-type]
@@ -205,7 +212,7 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
     """Read one round's request on a node."""
     record = _config(message, _REQUEST)
     arrays = message.content.array_records.get(_BROADCAST)
-    if arrays is None or list(arrays) != ["candidates"]:
+    if arrays is None:
         raise WireError(f"the request lacks {_BROADCAST}")
     if record.get("query") != query_class.name:
         raise WireError("the request's query differs from its message type")
@@ -213,16 +220,17 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
     if noise not in ("central", "shares"):
         raise WireError("the request's noise placement is unknown")
     try:
+        mechanism = json.loads(str(record["mechanism"]))
         return Ask(
             round_number=int(record["round"]),  # type: ignore[arg-type]
             query=query_class.from_wire(dict(_config(message, _QUERY))),
-            candidates=arrays["candidates"].numpy().astype(np.float32),
+            broadcast=read_broadcast(arrays),
             data=_data_request(record),
             sampling=Sampling.from_dict(json.loads(str(record["sampling"]))),
             sampling_key=bytes(record["sampling-key"]),  # type: ignore[arg-type]
             sample_count=int(record["sample-count"]),  # type: ignore[arg-type]
             noise=noise,  # type: ignore[arg-type]
-            noise_multiplier=float(record["noise-multiplier"]),  # type: ignore[arg-type]
+            mechanism=None if mechanism is None else mechanism_from_dict(mechanism),
             shares_required=int(record["shares-required"]),  # type: ignore[arg-type]
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -241,7 +249,7 @@ def unpack_answer(message: Message, *, length: int, roster_users: int, bound: fl
 
     Args:
         message: the reply, without error.
-        length: m, the number of candidates that were sent.
+        length: how many numbers the query answers.
         roster_users: users the node announced.
         bound: largest absolute coordinate that one user can honestly contribute.
 
@@ -282,7 +290,7 @@ def reply(content: RecordDict, message: Message) -> Message:
     return Message(content, reply_to=message)
 
 
-def extra_bytes(message: Message) -> list[str]:
+def unexpected_records(message: Message) -> list[str]:
     """Names of records in a client's message that are neither public, masked nor accounted."""
     allowed = {_ANSWER: {"total"}, _COHORT: {"num_users"}}
     allowed[_ROSTER] = {"num_users", "embedder", "dimension"}

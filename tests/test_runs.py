@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn import runs
+from flower_privsyn import files, runs
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.processes import SUPERVISOR_PID, SUPERVISOR_STARTED, process_info
 from flower_privsyn.progress import describe, read_progress
@@ -127,10 +127,10 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"round": 1}\nnonsense\n{"round": 3}\n')
     with pytest.raises(RunDirectoryError, match=r"metrics.jsonl line 2 is not JSON"):
-        list(runs.read_json_lines(path))
+        list(files.read_json_lines(path))
     path.write_text("3\n")
     with pytest.raises(RunDirectoryError, match="line 1 is not a JSON object"):
-        list(runs.read_json_lines(path))
+        list(files.read_json_lines(path))
 
 
 def test_synthetic_texts_are_written_in_both_formats(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ def test_synthetic_texts_are_written_in_both_formats(tmp_path: Path) -> None:
 
 def test_replacing_keeps_the_old_file_on_an_exception(tmp_path: Path) -> None:
     path = tmp_path / "value.json"
-    runs.write_json(path, {"value": 1})
+    files.write_json(path, {"value": 1})
 
     def fail_half_way() -> None:
-        with runs.replacing(path) as temporary:
+        with files.replacing(path) as temporary:
             temporary.write_text("half")
             raise RuntimeError
 
@@ -164,7 +164,7 @@ def test_replacing_keeps_the_old_file_on_an_exception(tmp_path: Path) -> None:
 
 def test_values_json_cannot_hold_are_refused() -> None:
     with pytest.raises(TypeError, match="type object cannot be stored"):
-        runs.plain({"x": object()})
+        files.plain({"x": object()})
 
 
 def test_session_records_how_the_work_ended(tmp_path: Path) -> None:
@@ -288,12 +288,12 @@ def test_default_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_user_paths_are_relative_to_where_the_command_was_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert runs.user_path("/data/users.jsonl") == Path("/data/users.jsonl")
-    monkeypatch.setenv(runs.WORKING_DIRECTORY, "/home/someone")
-    assert runs.user_path("users.jsonl") == Path("/home/someone/users.jsonl")
-    monkeypatch.delenv(runs.WORKING_DIRECTORY)
+    assert files.user_path("/data/users.jsonl") == Path("/data/users.jsonl")
+    monkeypatch.setenv(files.WORKING_DIRECTORY, "/home/someone")
+    assert files.user_path("users.jsonl") == Path("/home/someone/users.jsonl")
+    monkeypatch.delenv(files.WORKING_DIRECTORY)
     monkeypatch.chdir(tmp_path)
-    assert runs.user_path("users.jsonl") == tmp_path / "users.jsonl"
+    assert files.user_path("users.jsonl") == tmp_path / "users.jsonl"
 
 
 def test_the_kernel_forgets_nothing_about_a_killed_writer(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_the_kernel_forgets_nothing_about_a_killed_writer(tmp_path: Path) -> Non
     path = tmp_path / "state.json"
     program = (
         "import sys, pathlib\n"
-        "from flower_privsyn.runs import write_json\n"
+        "from flower_privsyn.files import write_json\n"
         "n = 0\n"
         "while True:\n"
         "    n += 1\n"

@@ -23,9 +23,9 @@ from flower_privsyn import wire
 from flower_privsyn.data import Users, chunk_users, load_users
 from flower_privsyn.embedding import Embedder, EmbeddingCache, cached_embed, load_embedder
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
-from flower_privsyn.privacy import GaussianMechanism, RandomSource, SecureRandom
+from flower_privsyn.files import located
+from flower_privsyn.privacy import RandomSource, SecureRandom
 from flower_privsyn.queries import QUERIES, Cohort, Query
-from flower_privsyn.runs import user_path
 
 logger = logging.getLogger("flower_privsyn.client")
 
@@ -149,9 +149,8 @@ def users_of_node(context: Context) -> Users:
     def column(key: str, default: str) -> str:
         return str(own.get(key) or run.get(key) or default)
 
-    path = user_path(str(source))
     users = load_users(
-        path if path.exists() else str(source),
+        located(str(source)),
         client_column=column("client-column", "client_id"),
         text_column=column("text-column", "text"),
         date_column=column("date-column", "date"),
@@ -164,7 +163,7 @@ def users_of_node(context: Context) -> Users:
 
 
 def _default_embedder(name: str, precision: str) -> Embedder:
-    return load_embedder(name, precision=precision)  # type: ignore[arg-type]
+    return load_embedder(located(name), precision=precision)  # type: ignore[arg-type]
 
 
 def default_cache_directory() -> Path:
@@ -226,20 +225,21 @@ class _Node:
         except PrivsynError as error:
             raise wire.WireError(str(error)) from None
         prepared = self._prepared(ask.data, context)
-        if prepared.cohort.records.shape[1] != ask.candidates.shape[1]:
-            raise wire.WireError("the candidates' dimension is not the embedding model's")
+        try:
+            ask.query.check(ask.broadcast, dimension=prepared.cohort.records.shape[1])
+        except ValueError as error:
+            raise wire.WireError(str(error)) from None
         chosen = ask.sampling.participants(
             prepared.user_ids,
             key=ask.sampling_key,
             count=ask.sample_count if ask.sample_count >= 0 else None,
         )
         cohort = prepared.cohort.select(np.asarray(chosen, dtype=np.bool_))
-        total = ask.query.answer(cohort, ask.candidates)
-        if ask.noise == "shares" and cohort.num_users:
-            mechanism = GaussianMechanism(
-                noise_multiplier=ask.noise_multiplier, l2_sensitivity=ask.query.clip_norm
-            )
-            total = mechanism.share(
+        total = ask.query.answer(cohort, ask.broadcast)
+        if ask.noise == "shares":
+            if ask.mechanism is None:
+                raise wire.WireError("the request asks for noise shares without saying of what")
+            total = ask.mechanism.share(
                 total,
                 num_shares=cohort.num_users,
                 of=ask.shares_required,

@@ -90,6 +90,8 @@ def evaluate_run(
         raise ConfigError(f"no round of the run in {run.path} has been released")
     if embedder is None:
         embedder = load_embedder(config["embedding-model"], precision=config["embedding-precision"])
+    if config.get("newer-than"):
+        users = users.newer_than(str(config["newer-than"]))
     _, held_out = users.split_held_out(fraction=fraction, seed=int(config["seed"]))
     samples = chunk_users(
         held_out,
@@ -137,10 +139,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", type=Path, help="the run directory")
     parser.add_argument("--users", required=True, help="the users of the run, as in its data")
+    parser.add_argument("--client-column", default="client_id")
+    parser.add_argument("--text-column", default="text")
+    parser.add_argument("--date-column", default="date")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     try:
-        figures = evaluate_run(RunDirectory.open(options.run), load_users(options.users))
+        users = load_users(
+            options.users,
+            client_column=options.client_column,
+            text_column=options.text_column,
+            date_column=options.date_column,
+        )
+        figures = evaluate_run(RunDirectory.open(options.run), users)
     except PrivsynError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ from flower_privsyn.privacy.budget import budget_report
 from flower_privsyn.privacy.calibration import calibrate_noise_multiplier
 from flower_privsyn.privacy.clipping import clip_rows
 from flower_privsyn.privacy.ledger import PrivacyLedger
-from flower_privsyn.privacy.mechanisms import GaussianMechanism
+from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import (
@@ -47,6 +47,7 @@ __all__ = [
     "by_participations",
     "calibrate_noise_multiplier",
     "clip_rows",
+    "mechanism_from_dict",
     "release_epsilon",
     "server_epsilon",
 ]

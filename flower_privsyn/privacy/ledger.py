@@ -19,7 +19,7 @@ from typing import Any, Final
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
 from flower_privsyn.privacy import _checks, accounting
 from flower_privsyn.privacy.accounting import Release
-from flower_privsyn.privacy.mechanisms import GaussianMechanism
+from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
@@ -77,9 +77,7 @@ class _Planned:
         return {
             "round": self.round,
             "query": self.query,
-            "mechanism": "gaussian",
-            "noise_multiplier": self.mechanism.noise_multiplier,
-            "l2_sensitivity": self.mechanism.l2_sensitivity,
+            **self.mechanism.to_dict(),
             "relation": self.relation.value,
             "sampling": self.sampling.to_dict(),
             "planned_users": self.planned_users,
@@ -94,9 +92,7 @@ class _Planned:
         return _Planned(
             round=_checks.whole("round", line["round"], low=0),
             query=str(line["query"]),
-            mechanism=GaussianMechanism(
-                noise_multiplier=line["noise_multiplier"], l2_sensitivity=line["l2_sensitivity"]
-            ),
+            mechanism=mechanism_from_dict(line),
             relation=NeighboringRelation(line["relation"]),
             sampling=Sampling.from_dict(line["sampling"]),
             planned_users=_checks.whole("planned_users", line["planned_users"], low=1),
@@ -642,7 +638,7 @@ class PrivacyLedger:
             "event": "release",
             "round": planned.round,
             "query": planned.query,
-            "mechanism": "gaussian",
+            "mechanism": planned.mechanism.name,
             "noise_multiplier": release.noise_multiplier,
             "server_noise_multiplier": seen.noise_multiplier,
             "l2_sensitivity": planned.mechanism.l2_sensitivity,

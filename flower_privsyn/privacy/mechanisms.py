@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +41,18 @@ class GaussianMechanism:
         Balle and Wang 2018, "Improving the Gaussian Mechanism for Differential Privacy".
     """
 
+    name: ClassVar[str] = "gaussian"
+
     noise_multiplier: float
     l2_sensitivity: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mechanism as it stands in messages and in the ledger."""
+        return {
+            "mechanism": self.name,
+            "noise_multiplier": self.noise_multiplier,
+            "l2_sensitivity": self.l2_sensitivity,
+        }
 
     def __post_init__(self) -> None:
         multiplier = _checks.real(
@@ -118,6 +129,20 @@ class GaussianMechanism:
             ConfigError: ``of`` is not a whole number of at least 1.
         """
         return self.noise_multiplier / math.sqrt(_checks.whole("of", of, low=1))
+
+
+def mechanism_from_dict(description: Mapping[str, Any]) -> GaussianMechanism:
+    """Build the mechanism that `to_dict` described; other keys are left alone.
+
+    Raises:
+        ConfigError: The mechanism is unknown or a value is out of range.
+    """
+    if description.get("mechanism") != GaussianMechanism.name:
+        raise ConfigError(f'mechanism must be "gaussian", got {description.get("mechanism")!r}.')
+    return GaussianMechanism(
+        noise_multiplier=description["noise_multiplier"],
+        l2_sensitivity=description["l2_sensitivity"],
+    )
 
 
 def _finite_vector(key: str, values: NDArray[Any]) -> NDArray[np.float64]:

@@ -14,9 +14,16 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.queries.query import Cohort, Float32Array, Float64Array, IntArray, Query
+from flower_privsyn.queries.query import (
+    Broadcast,
+    Cohort,
+    Float32Array,
+    Float64Array,
+    IntArray,
+    Query,
+)
 
-#: Rows of one block of the similarity matrix; with 2,048 candidates a block is 8 MiB of float32.
+#: Elements of one block of the similarity matrix: 8 MiB of float32.
 _BLOCK_ELEMENTS = 2**21
 
 
@@ -164,14 +171,15 @@ class NearestNeighborHistogram(Query):
         """The cap on votes, enforced where the data are."""
         return self.max_samples
 
-    def statistic(self, cohort: Cohort, candidates: Float32Array) -> Float64Array:
-        """Each user's votes, (num_users, m)."""
+    def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
+        """Each user's votes for `broadcast["candidates"]`, (num_users, m)."""
+        candidates = broadcast["candidates"]
         votes = np.zeros((cohort.num_users, len(candidates)), dtype=np.float64)
         nearest = nearest_candidates(cohort.records, candidates)
         np.add.at(votes, (cohort.owners, nearest), 1.0)
         return votes
 
-    def answer(self, cohort: Cohort, candidates: Float32Array) -> Float64Array:
+    def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Sum of the clipped votes, without the (users, candidates) matrix.
 
         The votes of a user are sparse: at most `max_samples` of m counts differ from zero, and
@@ -179,6 +187,7 @@ class NearestNeighborHistogram(Query):
         `contribution` exactly; with `clip="l2"` to one step of the grid per user, because the
         clip's own safety margin against rounding follows the length of the vector.
         """
+        candidates = broadcast["candidates"]
         m = len(candidates)
         cohort = self._usable(cohort)
         nearest = nearest_candidates(cohort.records, candidates)

@@ -7,7 +7,7 @@ the noise belongs to the mechanism and the network to the client app.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, final
 
@@ -21,11 +21,15 @@ Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
+#: What the server sends to all users in a round: named arrays, public. Most queries are about
+#: "candidates", (m, d) float32.
+Broadcast = Mapping[str, npt.NDArray[Any]]
+
 #: Contributions are rounded toward zero to this grid. Sums of grid points are exact in float64 up
 #: to 2**23, so a total does not depend on how users are dealt to nodes or in which order they add.
 GRID = 2.0**-30
 
-#: Ceiling on the bytes of one dense (users, candidates) block in `Query.answer`.
+#: Ceiling on the bytes of one dense (users, answer) block in `Query.answer`.
 BLOCK_BYTES = 64 * 2**20
 
 
@@ -93,8 +97,9 @@ class Query(ABC):
         most `clip_norm` when one user's contribution is zeroed or one user is added or removed,
         and by at most `2 * clip_norm` when one user's data are replaced.
 
-    A subclass gives `name`, `clip_norm` and `statistic`. It may also give `answer`, only as an
-    algebraic identity of summing `contribution`, with a test that shows the two equal
+    A subclass gives `name`, `clip_norm` and `statistic`, and where its broadcast is not a matrix
+    of candidates `check` and `answer_length`. It may also give `answer`, only as an algebraic
+    identity of summing `contribution`, with a test that shows the two equal
     (`flower_privsyn.testing.check_query`).
     """
 
@@ -120,20 +125,44 @@ class Query(ABC):
         """How many records of one user may count, or None where the clip alone bounds them."""
         return None
 
+    def check(self, broadcast: Broadcast, *, dimension: int) -> None:
+        """Refuse a broadcast that this query cannot be asked with.
+
+        Args:
+            broadcast: what the server sent.
+            dimension: of the users' records.
+
+        Raises:
+            ValueError: an array is missing, not finite, or of the wrong shape.
+        """
+        candidates = broadcast.get("candidates")
+        if set(broadcast) != {"candidates"} or candidates is None:
+            raise ValueError(f"{self.name} is asked about candidates, got {sorted(broadcast)}")
+        if candidates.ndim != 2 or len(candidates) == 0 or candidates.shape[1] != dimension:
+            raise ValueError(
+                f"candidates must be (m, {dimension}) with m >= 1, got {candidates.shape}"
+            )
+        if not np.isfinite(candidates).all():
+            raise ValueError("candidates must be finite")
+
+    def answer_length(self, broadcast: Broadcast) -> int:
+        """How many numbers one user answers: here one per candidate."""
+        return len(broadcast["candidates"])
+
     @abstractmethod
-    def statistic(self, cohort: Cohort, candidates: Float32Array) -> Float64Array:
+    def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """What each user would answer without clipping: the paper's formula.
 
         Args:
             cohort: the users; already capped at `max_records`, all records finite.
-            candidates: (m, d) float32, public.
+            broadcast: public; has passed `check`.
 
         Returns:
-            (num_users, m) float64.
+            (num_users, answer_length) float64.
         """
 
     @final
-    def contribution(self, cohort: Cohort, candidates: Float32Array) -> Float64Array:
+    def contribution(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """What each user sends: the statistic, clipped to `clip_norm` and rounded toward zero.
 
         Records that are not finite count for nothing. A statistic that is not finite becomes the
@@ -141,16 +170,16 @@ class Query(ABC):
 
         Args:
             cohort: the users.
-            candidates: (m, d) float32, public.
+            broadcast: public.
 
         Returns:
-            (num_users, m) float64, every row of L2 norm at most `clip_norm`.
+            (num_users, answer_length) float64, every row of L2 norm at most `clip_norm`.
         """
-        statistic = self.statistic(self._usable(cohort), candidates)
-        if statistic.shape != (cohort.num_users, len(candidates)):
+        statistic = self.statistic(self._usable(cohort), broadcast)
+        expected = (cohort.num_users, self.answer_length(broadcast))
+        if statistic.shape != expected:
             raise ValueError(
-                f"{type(self).__name__}.statistic returned {statistic.shape}, expected "
-                f"{(cohort.num_users, len(candidates))}"
+                f"{type(self).__name__}.statistic returned {statistic.shape}, expected {expected}"
             )
         return self._clip(statistic)
 
@@ -166,18 +195,19 @@ class Query(ABC):
         factor = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
         return factor * self.clip_norm
 
-    def answer(self, cohort: Cohort, candidates: Float32Array) -> Float64Array:
+    def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Sum the contributions of all users of the cohort.
 
-        Works through blocks of users, so that no (num_users, m) matrix is held at once.
+        Works through blocks of users, so that no (num_users, answer_length) matrix is held.
 
         Returns:
-            (m,) float64, exact: independent of blocks, nodes and order.
+            (answer_length,) float64, exact: independent of blocks, nodes and order.
         """
-        total = np.zeros(len(candidates), dtype=np.float64)
-        users_per_block = max(1, BLOCK_BYTES // max(1, 8 * len(candidates)))
+        length = self.answer_length(broadcast)
+        total = np.zeros(length, dtype=np.float64)
+        users_per_block = max(1, BLOCK_BYTES // max(1, 8 * length))
         for block in cohort.blocks(users_per_block):
-            total += self.contribution(block, candidates).sum(axis=0)
+            total += self.contribution(block, broadcast).sum(axis=0)
         return total
 
     def answer_bound(self, num_users: int) -> float:

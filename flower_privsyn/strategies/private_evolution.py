@@ -22,19 +22,26 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import append_json_lines, located, read_json_lines
 from flower_privsyn.population import Population
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.queries import NearestNeighborHistogram
-from flower_privsyn.strategies.private_sum import Candidates, PrivateSumStrategy, ReleasedSum
-from flower_privsyn.strategies.settings import PrivateSumConfig, check_choice, check_number
+from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
+from flower_privsyn.strategies.private_sum import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.strategies.settings import (
+    PrivateSumConfig,
+    check_choice,
+    check_integer,
+    check_number,
+)
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -106,11 +113,12 @@ class PrivateEvolutionConfig(PrivateSumConfig):
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
-        check_number("num-candidates", self.num_candidates, low=2)
-        for key in ("lookahead", "expand_samples", "threshold"):
-            check_number(key.replace("_", "-"), getattr(self, key), low=0)
+        check_integer("num-candidates", self.num_candidates, low=2)
+        check_number("threshold", self.threshold, low=0)
+        for key in ("lookahead", "expand_samples"):
+            check_integer(key.replace("_", "-"), getattr(self, key), low=0)
         for key in ("mask_steps", "max_new_tokens"):
-            check_number(key.replace("_", "-"), getattr(self, key), low=1)
+            check_integer(key.replace("_", "-"), getattr(self, key), low=1)
         check_number("mask-fraction", self.mask_fraction, low=0, high=1, low_open=True)
         check_number("temperature", self.temperature, low=0, low_open=True)
         check_number("top-p", self.top_p, low=0, high=1, low_open=True)
@@ -159,6 +167,7 @@ class PrivateEvolutionConfig(PrivateSumConfig):
         )
 
 
+@final
 class PrivateEvolution(PrivateSumStrategy):
     """Evolve public text towards private text by differentially private votes.
 
@@ -220,11 +229,11 @@ class PrivateEvolution(PrivateSumStrategy):
         config = self.config
         if self._embedder is None:
             self._embedder = load_embedder(
-                config.embedding_model, precision=config.embedding_precision
+                located(config.embedding_model), precision=config.embedding_precision
             )
         if self._variation is None:
             self._variation = MaskFill(
-                config.variation_model,
+                located(config.variation_model),
                 mask_fraction=config.mask_fraction,
                 num_steps=config.mask_steps,
                 temperature=config.temperature,
@@ -232,11 +241,11 @@ class PrivateEvolution(PrivateSumStrategy):
                 max_tokens=config.max_tokens,
             )
         if config.output != "survivors":
-            load_prompt(config.prompt)
+            load_prompt(located(config.prompt))
             if self._generator is None:
-                self._generator = load_generator(config.generator)
+                self._generator = load_generator(located(config.generator))
         self._seeds = public_texts(
-            config.public_text,
+            located(config.public_text),
             tokenizer=self._embedder.tokenizer,
             max_tokens=config.max_tokens,
         )
@@ -252,18 +261,18 @@ class PrivateEvolution(PrivateSumStrategy):
         embedder = _need(self._embedder)
         return embedder.fingerprint, embedder.dimension
 
-    def first_broadcast(self) -> Candidates:
+    def first_broadcast(self) -> Broadcast:
         """Line 1: random public samples, drawn without replacement."""
         chooser = np.random.default_rng([self.config.seed, 1])
         drawn = chooser.choice(len(self._seeds), size=self.config.num_candidates, replace=False)
         population = Population.create(
             [self._seeds[i] for i in drawn], round_number=1, source="public"
         )
-        return self._stand(population, round_number=1)
+        return self._set_candidates(population, round_number=1)
 
     # ------------------------------------------------------------------ a round
 
-    def update(self, release: ReleasedSum, *, last: bool) -> Candidates | None:
+    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
         """Lines 12 to 14: choose survivors, keep them, vary them."""
         number = release.round_number
         population = self._current(number)
@@ -288,7 +297,7 @@ class PrivateEvolution(PrivateSumStrategy):
             source="variation",
             parents=[(parent,) for parent in parents.ids],
         )
-        return self._stand(following, round_number=number + 1)
+        return self._set_candidates(following, round_number=number + 1)
 
     def _survivors(self, release: ReleasedSum) -> npt.NDArray[np.int64]:
         """How often each candidate survives, (m,) integers that sum to `num_candidates`.
@@ -310,14 +319,16 @@ class PrivateEvolution(PrivateSumStrategy):
         drawn = chooser.choice(m, size=config.num_candidates, replace=True, p=above / total)
         return np.bincount(drawn, minlength=m)
 
-    def _stand(self, population: Population, *, round_number: int) -> Candidates:
+    def _set_candidates(self, population: Population, *, round_number: int) -> Broadcast:
         """Embed a population, store it as the candidates of a round, and return what is sent."""
         population = population.with_embeddings(self._lookahead(population, round_number))
         population.to_parquet(self._population_file(round_number))
         self._population = population
-        return _need(population.embeddings)
+        return {"candidates": _need(population.embeddings)}
 
-    def _lookahead(self, population: Population, round_number: int) -> Candidates:
+    def _lookahead(
+        self, population: Population, round_number: int
+    ) -> npt.NDArray[np.float32]:
         """Lines 3 to 5: the mean embedding of K variations, or of the text itself for K = 0."""
         embedder, variation = _need(self._embedder), _need(self._variation)
         copies, n = self.config.lookahead, len(population)
@@ -339,9 +350,9 @@ class PrivateEvolution(PrivateSumStrategy):
 
     # ------------------------------------------------------------------ resuming
 
-    def restore(self, round_number: int) -> Candidates:
+    def restore(self, round_number: int) -> Broadcast:
         """The stored candidates of a round."""
-        return _need(self._current(round_number).embeddings)
+        return {"candidates": _need(self._current(round_number).embeddings)}
 
     def keep(self, round_number: int) -> None:
         """The candidates of a lost round stand again in the next one, under their old ids."""
@@ -361,13 +372,14 @@ class PrivateEvolution(PrivateSumStrategy):
     # ------------------------------------------------------------------ the result
 
     def finish(self) -> dict[str, Any]:
-        """Algorithm 2: expand the survivors of all rounds into the synthetic corpus."""
-        from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
+        """Algorithm 2: expand the survivors of all rounds into the synthetic corpus.
 
+        Expanded texts are written down batch by batch, so that a generator that fails, or a run
+        that is killed, loses none; a resumed run writes the ones that are missing.
+        """
         config = self.config
         seeds = self._all_survivors()
         records: list[dict[str, Any]] = []
-        dropped: dict[str, int] = {}
         if config.output in ("survivors", "both"):
             records += [
                 {
@@ -380,40 +392,73 @@ class PrivateEvolution(PrivateSumStrategy):
                     seeds.texts, seeds.ids, seeds.parents, strict=True
                 )
             ]
+        dropped: dict[str, int] = {}
         if config.output in ("expanded", "both"):
-            expand = Expand(
-                _need(self._generator),
-                prompt=load_prompt(config.prompt),
-                sampling=SamplingParameters(
-                    seed=self._seed_of(0, 1),
-                    max_new_tokens=config.max_new_tokens,
-                    temperature=config.temperature,
-                    top_p=config.top_p,
-                ),
-            )
-            with self.progress.stage("Expand survivors", config.expand_samples) as stage:
-                result = expand.run(
-                    seeds.texts,
-                    num_samples=config.expand_samples,
-                    seed=self._seed_of(0, 2),
-                    progress=stage.update,
-                )
-            dropped = dict(result.dropped)
-            records += [
-                {
-                    "text": text,
-                    "round": config.num_rounds,
-                    "parent": [seeds.ids[i] for i in parents],
-                    "source": "expanded",
-                }
-                for text, parents in zip(result.texts, result.parents, strict=True)
-            ]
+            expanded, dropped = self._expand(seeds)
+            records += expanded
         self.run.write_synthetic(records)
+        self._expanded_file.unlink(missing_ok=True)
         return {
             "synthetic_texts": len(records),
             "survivors": len(set(seeds.texts)),
             "dropped": dropped,
         }
+
+    def _expand(self, seeds: Population) -> tuple[list[dict[str, Any]], dict[str, int]]:
+        """Expand until `expand_samples` texts are kept; what an earlier attempt kept counts."""
+        from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
+
+        config = self.config
+        records = list(read_json_lines(self._expanded_file))
+        known = {record["text"] for record in records}
+        repeated = 0
+        expand = Expand(
+            _need(self._generator),
+            prompt=load_prompt(located(config.prompt)),
+            sampling=SamplingParameters(
+                seed=self._seed_of(0, 1),
+                max_new_tokens=config.max_new_tokens,
+                temperature=config.temperature,
+                top_p=config.top_p,
+            ),
+        )
+
+        def keep(texts: Sequence[str], parents: Sequence[tuple[int, ...]]) -> None:
+            nonlocal repeated
+            fresh = [
+                {
+                    "text": text,
+                    "round": config.num_rounds,
+                    "parent": [seeds.ids[i] for i in group],
+                    "source": "expanded",
+                }
+                for text, group in zip(texts, parents, strict=True)
+                if text not in known
+            ]
+            repeated += len(texts) - len(fresh)
+            known.update(record["text"] for record in fresh)
+            append_json_lines(self._expanded_file, fresh)
+            records.extend(fresh)
+
+        with self.progress.stage("Expand survivors", config.expand_samples) as stage:
+            stage.update(len(records))
+            result = expand.run(
+                seeds.texts,
+                num_samples=max(0, config.expand_samples - len(records)),
+                # Another seed than an earlier attempt, which would write the same texts again.
+                seed=self._seed_of(0, 2 + len(records)),
+                progress=stage.update,
+                on_batch=keep,
+            )
+        dropped = dict(result.dropped)
+        if repeated:
+            dropped["duplicate of an earlier attempt"] = repeated
+        return records, dropped
+
+    @property
+    def _expanded_file(self) -> Path:
+        """Expanded texts kept so far; gone once `synthetic.jsonl` holds them."""
+        return self.run.path / "expanded.jsonl"
 
     def _all_survivors(self) -> Population:
         """The union of the survivors of all rounds; without any release, the seeds themselves."""

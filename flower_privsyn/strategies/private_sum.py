@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flower_privsyn import wire
 from flower_privsyn.errors import ConfigError, FederationError, LedgerError
+from flower_privsyn.files import replacing, user_path
 from flower_privsyn.privacy import (
     FullParticipation,
     GaussianMechanism,
@@ -33,8 +34,8 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
 )
 from flower_privsyn.progress import Progress
-from flower_privsyn.queries import Query
-from flower_privsyn.runs import RunDirectory, default_run_directory, replacing, user_path
+from flower_privsyn.queries import Broadcast, Query
+from flower_privsyn.runs import RunDirectory, default_run_directory
 from flower_privsyn.strategies.settings import PrivateSumConfig
 
 logger = logging.getLogger("flwr.privsyn")
@@ -48,9 +49,9 @@ _PRIVATE_PATH = (
     "configure_evaluate",
     "aggregate_evaluate",
     "_release",
+    "start",
 )
 
-Candidates = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,8 @@ class ReleasedSum:
 class PrivateSumStrategy(Strategy):
     """A Flower strategy whose only view of private data is a noised, accounted sum.
 
-    A subclass gives `query`, `check`, `first_broadcast`, `update`, `restore` and `finish`.
+    A subclass gives `query`, `embedder_identity`, `check`, `first_broadcast`, `update`, `restore`,
+    `keep` and `finish`.
 
     Formal guarantee:
         Unit: user. Relation: `config.relation`. In every round each user's contribution has L2
@@ -114,7 +116,7 @@ class PrivateSumStrategy(Strategy):
         self._round_started = 0.0
         self._asked: dict[int, int] = {}  # node -> most users that may be in its answer
         self._asked_query: Query | None = None
-        self._candidates: Candidates | None = None
+        self._sent: Broadcast | None = None
 
     # ------------------------------------------------------------------ what a method gives
 
@@ -132,12 +134,12 @@ class PrivateSumStrategy(Strategy):
         """
 
     @abstractmethod
-    def first_broadcast(self) -> Candidates:
-        """Make the candidates of round 1, (m, d) float32; store what a resumed run needs."""
+    def first_broadcast(self) -> Broadcast:
+        """Make what round 1 sends; store what a resumed run needs."""
 
     @abstractmethod
-    def update(self, release: ReleasedSum, *, last: bool) -> Candidates | None:
-        """Post-process a release into the next candidates.
+    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
+        """Post-process a release into the next broadcast.
 
         Must store in the run directory whatever `restore` needs for the next round before it
         returns. It may be called again with the same release when a run is resumed.
@@ -147,16 +149,16 @@ class PrivateSumStrategy(Strategy):
             last: no further round follows; return None.
 
         Returns:
-            (m, d) float32 candidates of the next round, or None after the last.
+            What the next round sends, or None after the last.
         """
 
     @abstractmethod
-    def restore(self, round_number: int) -> Candidates:
-        """The candidates of a round whose predecessor has finished, from the run directory."""
+    def restore(self, round_number: int) -> Broadcast:
+        """What a round sends whose predecessor has finished, from the run directory."""
 
     @abstractmethod
     def keep(self, round_number: int) -> None:
-        """Let the candidates of this round, whose release was lost, stand in the next round."""
+        """Let what this round sent, whose release was lost, be sent again in the next round."""
 
     @abstractmethod
     def finish(self) -> dict[str, Any]:
@@ -204,7 +206,7 @@ class PrivateSumStrategy(Strategy):
             timeout: seconds per round; default `config.round_timeout`.
             train_config: must be None.
             evaluate_config: must be None: no evaluate phase is sent.
-            evaluate_fn: called by Flower with (round, candidates) before the first round and
+            evaluate_fn: called by Flower with (round, broadcast) before the first round and
                 after each one.
 
         Returns:
@@ -239,13 +241,13 @@ class PrivateSumStrategy(Strategy):
             self.check()
             self._meet(grid)
             with self._open_ledger():
-                candidates = self._continue() if settings.resume else self._begin()
+                broadcast = self._continue() if settings.resume else self._begin()
                 result = Result()
                 remaining = settings.num_rounds - self._rounds_before
-                if remaining > 0 and candidates is not None:
+                if remaining > 0 and broadcast is not None:
                     result = super().start(
                         grid,
-                        initial_arrays=self._broadcast(candidates),
+                        initial_arrays=self._packed(broadcast),
                         num_rounds=remaining,
                         timeout=settings.round_timeout if timeout is None else timeout,
                         evaluate_fn=evaluate_fn,
@@ -308,14 +310,13 @@ class PrivateSumStrategy(Strategy):
             shares_required=settings.shares_required or None,
             secure_randomness=self._random.secure,
         )
-        candidates = arrays["candidates"].numpy().astype(np.float32)
-        self._candidates = candidates
+        self._sent = broadcast = wire.read_broadcast(arrays)
         messages = []
         for node, (share, count) in recipients.items():
             ask = wire.Ask(
                 round_number=number,
                 query=query,
-                candidates=candidates,
+                broadcast=broadcast,
                 data=self._data_request(),
                 sampling=share,
                 # One key per node: equal ids on two nodes must not share a coin, and no node
@@ -323,7 +324,7 @@ class PrivateSumStrategy(Strategy):
                 sampling_key=self._random.uint64(4).tobytes(),
                 sample_count=count,
                 noise=settings.noise,
-                noise_multiplier=mechanism.noise_multiplier if settings.noise == "shares" else 0.0,
+                mechanism=mechanism if settings.noise == "shares" else None,
                 shares_required=settings.shares_required,
             )
             messages.append(
@@ -355,7 +356,7 @@ class PrivateSumStrategy(Strategy):
         else:
             following = self._finish_round(released, last=last)
             if following is not None:
-                arrays = self._broadcast(following)
+                arrays = self._packed(following)
         metrics: dict[str, Any] = {"round": number, "released": released is not None}
         if not self._cohort_is_secret:
             metrics["num_nodes"] = len(self._asked)
@@ -410,12 +411,12 @@ class PrivateSumStrategy(Strategy):
         """
         settings, ledger, mechanism = self._settings, self._ledger, self._mechanism
         query = self._asked_query
-        if ledger is None or mechanism is None or query is None or self._candidates is None:
+        if ledger is None or mechanism is None or query is None or self._sent is None:
             raise RuntimeError("the strategy has not been started")
-        m = len(self._candidates)
+        length = query.answer_length(self._sent)
         # Every coordinate of an honest answer is bounded by the clip norm; shares add noise to it.
         bound = query.answer_bound(1) if settings.noise == "central" else np.inf
-        total = np.zeros(m, dtype=np.float64)
+        total = np.zeros(length, dtype=np.float64)
         num_users = 0
         seen: set[int] = set()
         for reply in replies:
@@ -432,7 +433,7 @@ class PrivateSumStrategy(Strategy):
                 continue
             try:
                 answer = wire.unpack_answer(
-                    reply, length=m, roster_users=self._asked[node], bound=bound
+                    reply, length=length, roster_users=self._asked[node], bound=bound
                 )
             except wire.WireError as error:
                 counts[f"rejected: {error}"] += 1
@@ -480,39 +481,23 @@ class PrivateSumStrategy(Strategy):
         ]
         with self.progress.stage("Nodes embed their text", total=None):
             replies = list(grid.send_and_receive(messages, timeout=settings.round_timeout))
-        roster: dict[int, int] = {}
-        embedders: Counter[tuple[str, int]] = Counter()
-        problems: Counter[str] = Counter()
-        for reply in replies:
-            if reply.has_error():
-                problems[_error_sentence(reply.error.code)] += 1
-                continue
-            try:
-                entry = wire.unpack_roster(reply)
-            except wire.WireError as error:
-                problems[str(error)] += 1
-                continue
-            roster[reply.metadata.src_node_id] = entry.num_users
-            embedders[(entry.embedder, entry.dimension)] += 1
-        missing = len(nodes) - len(replies)
-        if missing > 0:
-            problems["no reply"] += missing
+        roster, problems = self._roster_of(replies, asked=set(nodes))
         users = sum(roster.values())
         told = "; ".join(f"{count} x {text}" for text, count in problems.most_common())
         if problems:
             logger.warning(
-                "%d of %d nodes are not ready: %s", sum(problems.values()), len(nodes), told
+                "%d of %d nodes are not ready: %s", len(nodes) - len(roster), len(nodes), told
             )
         because = f" ({told})" if told else ""
-        if problems and not settings.num_users:
+        if len(roster) < len(nodes) and not settings.num_users:
             # Going ahead without them would let one broken record decide who takes part.
             raise FederationError(
-                f"{sum(problems.values())} of {len(nodes)} nodes are not ready{because}; set "
+                f"{len(nodes) - len(roster)} of {len(nodes)} nodes are not ready{because}; set "
                 "num-users to the number of users that is enough to go ahead without them; nothing "
                 "was spent"
             )
-        if users < max(settings.num_users, settings.min_users, 1):
-            planned = max(settings.num_users, settings.min_users, 1)
+        planned = max(settings.num_users, settings.min_users, 1)
+        if users < planned:
             raise FederationError(
                 f"{users} users are ready on {len(roster)} of {len(nodes)} nodes, {planned} were "
                 f"planned (num-users){because}; nothing was spent"
@@ -522,14 +507,6 @@ class PrivateSumStrategy(Strategy):
                 f"shares-required = {settings.shares_required} is more than the {users} users "
                 "there are; nothing was spent"
             )
-        expected = self.embedder_identity()
-        foreign = {key: count for key, count in embedders.items() if key != expected}
-        if foreign:
-            raise FederationError(
-                f"{sum(foreign.values())} nodes embed with another model or precision than the "
-                f"server's {settings.embedding_model} ({settings.embedding_precision}); nothing "
-                "was spent"
-            )
         self._roster = roster
         settings.check_delta(users)
         self._sampling = settings.sampling_of(users)
@@ -538,6 +515,39 @@ class PrivateSumStrategy(Strategy):
             noise_multiplier=multiplier, l2_sensitivity=self.query.clip_norm
         )
         logger.info("%d users on %d nodes; noise multiplier %.5g", users, len(roster), multiplier)
+
+    def _roster_of(
+        self, replies: Iterable[Message], *, asked: set[int]
+    ) -> tuple[dict[int, int], Counter[str]]:
+        """Users per node that is ready, and why the others are not."""
+        settings = self._settings
+        roster: dict[int, int] = {}
+        problems: Counter[str] = Counter()
+        seen: set[int] = set()
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node not in asked or node in seen:
+                problems["a reply that was not asked for"] += 1
+                continue
+            seen.add(node)
+            if reply.has_error():
+                problems[_error_sentence(reply.error.code)] += 1
+                continue
+            try:
+                entry = wire.unpack_roster(reply)
+            except wire.WireError as error:
+                problems[str(error)] += 1
+                continue
+            if (entry.embedder, entry.dimension) != self.embedder_identity():
+                problems[
+                    f"another embedding model or precision than the server's "
+                    f"{settings.embedding_model} ({settings.embedding_precision})"
+                ] += 1
+                continue
+            roster[node] = entry.num_users
+        if len(seen) < len(asked):
+            problems["no reply"] += len(asked) - len(seen)
+        return roster, problems
 
     def _multiplier(self, sampling: Sampling) -> float:
         """The noise multiplier that was given, or the one the budget asks for."""
@@ -638,16 +648,16 @@ class PrivateSumStrategy(Strategy):
             )
         return self._ledger
 
-    def _begin(self) -> Candidates:
-        candidates = self.first_broadcast()
+    def _begin(self) -> Broadcast:
+        broadcast = self.first_broadcast()
         self.run.finish_round(0)
-        return candidates
+        return broadcast
 
-    def _continue(self) -> Candidates | None:
-        """Bring the run directory to the end of a round and return the next candidates.
+    def _continue(self) -> Broadcast | None:
+        """Bring the run directory to the end of a round and return the next broadcast.
 
         A charged round whose release reached the disk is post-processed again, which is free. A
-        charged round whose release was lost stays charged, and its candidates stand again.
+        charged round whose release was lost stays charged, and what it sent is sent again.
         """
         if self._ledger is None:
             raise RuntimeError("the ledger is not open")
@@ -687,14 +697,14 @@ class PrivateSumStrategy(Strategy):
         """Whether the accountant assumes that nobody sees how many users took part."""
         return self._settings.sampling == "poisson" and self._settings.sampling_rate < 1.0
 
-    def _finish_round(self, release: ReleasedSum, *, last: bool) -> Candidates | None:
+    def _finish_round(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
         self._store_release(release)
-        candidates = self.update(release, last=last)
+        following = self.update(release, last=last)
         self.run.finish_round(
             release.round_number,
             {"num_users": release.num_users, "noise_std": release.noise_std, "outcome": "released"},
         )
-        return candidates
+        return following
 
     def _lose(self, number: int, outcome: str) -> None:
         if number < self._settings.num_rounds:
@@ -735,8 +745,8 @@ class PrivateSumStrategy(Strategy):
                 f"{self.run.path} was started with: a resumed run keeps its settings"
             )
 
-    def _broadcast(self, candidates: Candidates) -> ArrayRecord:
-        return wire.broadcast_record(candidates, precision=self._settings.broadcast_precision)
+    def _packed(self, broadcast: Broadcast) -> ArrayRecord:
+        return wire.broadcast_record(broadcast, precision=self._settings.broadcast_precision)
 
     def _spent(self) -> dict[str, float | None]:
         if self._ledger is None:

@@ -41,6 +41,12 @@ def check_number(
         raise ConfigError(f"{key} must be a number in {allowed}, got {value!r}")
 
 
+def check_integer(key: str, value: object, *, low: int, high: int = 2**53) -> None:
+    """Refuse anything but a whole number in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{key} must be a whole number of at least {low}, got {value!r}")
+
+
 def check_choice(key: str, value: object, choices: Collection[str]) -> None:
     """Refuse a value outside a list."""
     if value not in choices:
@@ -78,8 +84,8 @@ class PrivateSumConfig:
         embedding_precision: "float32" or "bfloat16".
         broadcast_precision: how candidates travel, "float16" or "float32".
         max_tokens: length of one private sample in tokens, >= 1.
-        max_samples: samples of one user that take part, >= 1; a random subset, fixed per user
-            and seed.
+        max_samples: samples of one user that take part, >= 1, a random subset fixed per user and
+            seed; 0 for all of them, for queries whose clip bounds a user whatever their number.
         newer_than: ISO date; only text dated after it takes part (the cutoff of the public
             model's training data); "" for all.
         held_out_fraction: share of users, in [0, 1), that never take part and serve evaluation.
@@ -136,10 +142,17 @@ class PrivateSumConfig:
                     f"{self.noise_multiplier}"
                 )
         check_number("delta", self.delta, low=0, high=0.999999, low_open=True)
-        for key in ("num_rounds", "num_nodes", "max_tokens", "max_samples"):
-            check_number(key.replace("_", "-"), getattr(self, key), low=1)
-        for key in ("num_users", "shares_required", "min_users", "sample_size", "seed"):
-            check_number(key.replace("_", "-"), getattr(self, key), low=0)
+        for key in ("num_rounds", "num_nodes", "max_tokens"):
+            check_integer(key.replace("_", "-"), getattr(self, key), low=1)
+        for key in (
+            "num_users",
+            "shares_required",
+            "min_users",
+            "sample_size",
+            "max_samples",
+            "seed",
+        ):
+            check_integer(key.replace("_", "-"), getattr(self, key), low=0)
         check_choice("sampling", self.sampling, ("full", "poisson", "fixed-size"))
         check_number("sampling-rate", self.sampling_rate, low=0, high=1, low_open=True)
         if self.sampling != "poisson" and self.sampling_rate != 1.0:

@@ -14,6 +14,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import (
     GRID,
+    Broadcast,
     Cohort,
     NearestNeighborHistogram,
     Query,
@@ -113,7 +114,7 @@ class TestHistogram:
     def test_paper_setting_equals_bincount(self) -> None:
         cohort = random_cohort(num_users=300, max_records=8, dimension=64, seed=3)
         candidates = unit(np.random.default_rng(4), 128, 64)
-        votes = NearestNeighborHistogram(max_samples=8).answer(cohort, candidates)
+        votes = NearestNeighborHistogram(max_samples=8).answer(cohort, {"candidates": candidates})
         assert np.array_equal(
             votes, np.bincount(brute_force(cohort.records, candidates), minlength=128)
         )
@@ -123,17 +124,19 @@ class TestHistogram:
         cohort = random_cohort(num_users=80, max_records=12, dimension=16, seed=5)
         candidates = unit(np.random.default_rng(6), 20, 16)
         query = NearestNeighborHistogram(max_samples=6, clip=clip)
-        check_query(query, cohort, candidates, tolerance=0.0 if clip == "count" else 1e-7)
+        check_query(
+            query, cohort, {"candidates": candidates}, tolerance=0.0 if clip == "count" else 1e-7
+        )
 
     @pytest.mark.parametrize("clip", ["count", "l2"])
     def test_six_nodes_of_one_equal_two_of_three(self, clip: str) -> None:
         cohort = random_cohort(num_users=6, max_records=9, dimension=16, seed=7, empty=0.2)
         candidates = unit(np.random.default_rng(8), 5, 16)
         query = NearestNeighborHistogram(max_samples=5, clip=clip)
-        ones = sum(query.answer(block, candidates) for block in cohort.blocks(1))
-        threes = sum(query.answer(block, candidates) for block in cohort.blocks(3))
+        ones = sum(query.answer(block, {"candidates": candidates}) for block in cohort.blocks(1))
+        threes = sum(query.answer(block, {"candidates": candidates}) for block in cohort.blocks(3))
         assert np.array_equal(ones, threes)
-        assert np.array_equal(ones, query.answer(cohort, candidates))
+        assert np.array_equal(ones, query.answer(cohort, {"candidates": candidates}))
 
     def test_a_user_with_too_many_samples_moves_one_bin_by_exactly_m(self) -> None:
         m = 8
@@ -141,18 +144,18 @@ class TestHistogram:
         candidates = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
         cohort = Cohort(records, np.zeros(m + 5, np.int64), 1)
         query = NearestNeighborHistogram(max_samples=m)
-        assert query.answer(cohort, candidates).tolist() == [8.0, 0.0]
-        assert np.linalg.norm(query.contribution(cohort, candidates)) == query.sensitivity(
-            NeighboringRelation.ZERO_OUT
-        )
+        assert query.answer(cohort, {"candidates": candidates}).tolist() == [8.0, 0.0]
+        assert np.linalg.norm(
+            query.contribution(cohort, {"candidates": candidates})
+        ) == query.sensitivity(NeighboringRelation.ZERO_OUT)
 
     def test_l2_clip_is_attained_and_leaves_spread_votes_alone(self) -> None:
         query = NearestNeighborHistogram(max_samples=4, clip="l2")
         candidates = np.eye(4, dtype=np.float32)
         spread = Cohort(np.eye(4, dtype=np.float32), np.zeros(4, np.int64), 1)
         heap = Cohort(np.tile(np.eye(4, dtype=np.float32)[:1], (4, 1)), np.zeros(4, np.int64), 1)
-        assert np.allclose(query.answer(spread, candidates), 1.0, atol=1e-8)
-        norm = float(np.linalg.norm(query.answer(heap, candidates)))
+        assert np.allclose(query.answer(spread, {"candidates": candidates}), 1.0, atol=1e-8)
+        norm = float(np.linalg.norm(query.answer(heap, {"candidates": candidates})))
         assert 0.999 * query.clip_norm <= norm <= query.clip_norm
 
     @pytest.mark.parametrize("clip", ["count", "l2"])
@@ -163,7 +166,7 @@ class TestHistogram:
         counts = generator.integers(0, 20, size=10_000)
         owners = np.repeat(np.arange(10_000), counts)
         cohort = Cohort(unit(generator, len(owners), 8), owners, 10_000)
-        norms = np.linalg.norm(query.contribution(cohort, candidates), axis=1)
+        norms = np.linalg.norm(query.contribution(cohort, {"candidates": candidates}), axis=1)
         assert norms.max() <= query.clip_norm
 
     @settings(max_examples=150, deadline=None)
@@ -194,11 +197,13 @@ class TestHistogram:
         )
         query = NearestNeighborHistogram(max_samples=max_samples, clip=clip)
         cohort = Cohort(records, owners, 3)
-        contributions = query.contribution(cohort, candidates)
+        contributions = query.contribution(cohort, {"candidates": candidates})
         assert np.isfinite(contributions).all()
         assert np.linalg.norm(contributions, axis=1).max() <= query.clip_norm
         removed = cohort.select(np.array([True, False, True]))
-        moved = query.answer(cohort, candidates) - query.answer(removed, candidates)
+        moved = query.answer(cohort, {"candidates": candidates}) - query.answer(
+            removed, {"candidates": candidates}
+        )
         assert np.linalg.norm(moved) <= query.sensitivity(NeighboringRelation.ZERO_OUT) * (
             1 + 1e-12
         )
@@ -208,14 +213,14 @@ class TestHistogram:
         candidates = np.eye(3, dtype=np.float32)
         nobody = Cohort(np.zeros((0, 3), np.float32), np.zeros(0, np.int64), 0)
         silent = Cohort(np.zeros((0, 3), np.float32), np.zeros(0, np.int64), 4)
-        assert query.answer(nobody, candidates).tolist() == [0, 0, 0]
-        assert query.answer(silent, candidates).tolist() == [0, 0, 0]
-        assert query.contribution(silent, candidates).shape == (4, 3)
+        assert query.answer(nobody, {"candidates": candidates}).tolist() == [0, 0, 0]
+        assert query.answer(silent, {"candidates": candidates}).tolist() == [0, 0, 0]
+        assert query.contribution(silent, {"candidates": candidates}).shape == (4, 3)
 
     def test_contributions_lie_on_the_grid(self) -> None:
         cohort = random_cohort(num_users=40, max_records=8, dimension=4, seed=10)
         query = NearestNeighborHistogram(max_samples=7, clip="l2")
-        contributions = query.contribution(cohort, np.eye(4, dtype=np.float32))
+        contributions = query.contribution(cohort, {"candidates": np.eye(4, dtype=np.float32)})
         assert np.array_equal(contributions, np.rint(contributions / GRID) * GRID)
 
     @pytest.mark.parametrize(
@@ -258,8 +263,8 @@ class TestClippingCannotBeOverridden:
             def clip_norm(self) -> float:
                 return 1.0
 
-            def statistic(self, cohort: Cohort, candidates: np.ndarray) -> np.ndarray:
-                return np.full((cohort.num_users, len(candidates)), np.nan)
+            def statistic(self, cohort: Cohort, broadcast: Broadcast) -> np.ndarray:
+                return np.full((cohort.num_users, self.answer_length(broadcast)), np.nan)
 
         cohort = random_cohort(num_users=3, max_records=2, dimension=2, seed=0)
-        assert not Broken().answer(cohort, np.eye(2, dtype=np.float32)).any()
+        assert not Broken().answer(cohort, {"candidates": np.eye(2, dtype=np.float32)}).any()

@@ -143,6 +143,53 @@ class TestWholeRun:
         assert similarity(3) > start + 0.1
 
 
+class TestExpansionThatFails:
+    def test_finished_texts_are_kept_and_the_rest_follows(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        from flower_privsyn.errors import GenerationError
+        from flower_privsyn.testing import EchoGenerator
+
+        class Failing(EchoGenerator):
+            calls = 0
+
+            def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+                self.calls += 1
+                if self.calls == 2:
+                    raise GenerationError("the server refused: 400")
+                return super().generate(prompts, **kwargs)
+
+        values = {"expand_samples": 100, "num_rounds": 1}
+        with pytest.raises(GenerationError, match="400"):
+            evolution(settings(**values), generator=Failing()).start(federation())
+        kept = lines(tmp_path / "run" / "expanded.jsonl")
+        assert 32 <= len(kept) <= 64
+        strategy = evolution(settings(**values, resume=True))
+        strategy.start(federation())
+        written = lines(tmp_path / "run" / "synthetic.jsonl")
+        assert len(written) == 100
+        assert written[: len(kept)] == kept
+        assert len({row["text"] for row in written}) == 100
+        assert not (tmp_path / "run" / "expanded.jsonl").exists()
+        assert len(releases(tmp_path / "run")) == 1
+
+
+class TestRelativePaths:
+    def test_are_relative_to_where_the_command_was_typed(
+        self,
+        federation: Builder,
+        settings: Builder,
+        evolution: Builder,
+        public_file: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(public_file.parent))
+        monkeypatch.chdir("/")
+        strategy = evolution(settings(public_text=public_file.name, num_rounds=1))
+        strategy.start(federation())
+        assert strategy.run.status == "finished"
+
+
 class TestSurvivors:
     def strategy(self, evolution: Builder, settings: Builder, **changes: Any) -> PrivateEvolution:
         return evolution(settings(**changes))
@@ -225,6 +272,11 @@ class TestBeforeSpending:
             ({"epsilon": float("nan")}, "epsilon"),
             ({"delta": 0.0}, "delta"),
             ({"num_rounds": 0}, "num-rounds"),
+            ({"num_rounds": 2.5}, "num-rounds"),
+            ({"num_candidates": 20.5}, "num-candidates"),
+            ({"max_samples": 0}, "max-samples"),
+            ({"noise_multiplier": 1e-9}, "noise-multiplier"),
+            ({"sampling": "poisson", "sampling_rate": 0.5, "min_users": 3}, "min-users"),
             ({"sampling": "bernoulli"}, "sampling"),
             ({"sampling": "poisson", "sampling_rate": 1.5}, "sampling-rate"),
             ({"sampling_rate": 0.5}, "sampling-rate"),
@@ -303,7 +355,7 @@ class TestBeforeSpending:
     def test_nodes_with_another_embedding_model(
         self, federation: Builder, settings: Builder, evolution: Builder
     ) -> None:
-        with pytest.raises(FederationError, match="another model"):
+        with pytest.raises(FederationError, match="another embedding model"):
             evolution(settings(), embedder=HashEmbedder(dimension=64)).start(federation())
 
     def test_more_candidates_than_public_texts(

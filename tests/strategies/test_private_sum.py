@@ -28,7 +28,7 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
 from flower_privsyn.privacy import InsecureRandom, PrivacyLedger
-from flower_privsyn.queries import NearestNeighborHistogram
+from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
 from flower_privsyn.strategies import PrivateSumConfig, PrivateSumStrategy, ReleasedSum
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
 from tests.conftest import make_users
@@ -58,16 +58,16 @@ class Probe(PrivateSumStrategy):
         embedder = HashEmbedder()
         return embedder.fingerprint, embedder.dimension
 
-    def first_broadcast(self) -> np.ndarray:
-        return self.candidates
+    def first_broadcast(self) -> Broadcast:
+        return {"candidates": self.candidates}
 
-    def update(self, release: ReleasedSum, *, last: bool) -> np.ndarray | None:
+    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
         self.before_update()
         self.released.append(release)
-        return None if last else self.candidates
+        return None if last else {"candidates": self.candidates}
 
-    def restore(self, round_number: int) -> np.ndarray:
-        return self.candidates
+    def restore(self, round_number: int) -> Broadcast:
+        return {"candidates": self.candidates}
 
     def keep(self, round_number: int) -> None:
         pass
@@ -243,7 +243,7 @@ class TestLedgerComesFirst:
         assert returned == []
 
     def test_the_path_cannot_be_replaced_by_a_method(self) -> None:
-        for name in ("_release", "configure_train", "aggregate_train", "configure_evaluate"):
+        for name in ("_release", "configure_train", "aggregate_train", "start"):
             with pytest.raises(TypeError, match=name):
                 type("Loose", (Probe,), {name: lambda self: None})
 
@@ -325,6 +325,27 @@ class TestMisbehavingNodes:
         strategy, metrics = self.run(federation, config, lambda request, reply: [reply, reply])
         assert metrics["rejected: second reply"] == 1
         assert strategy.released[0].num_users == 12
+
+    def test_replies_to_the_preparation_are_checked_too(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def tamper(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type != wire.PREPARE:
+                return [reply]
+            roster = reply.content.config_records["privsyn.roster"]
+            node = reply.metadata.src_node_id
+            if node == 1:
+                return [reply, reply]
+            if node == 2:
+                roster["embedder"] = "another"
+            if node == 3:
+                roster["num_users"] = -4
+            return [] if node == 4 else [reply]
+
+        strategy = Probe(config(num_rounds=1, num_nodes=5, num_users=4))
+        strategy.start(federation(num_nodes=5, tamper=tamper))
+        # Twelve users on five nodes: nodes 1 and 5 have three and two of them.
+        assert strategy.released[0].num_users == 5
 
     def test_too_few_users_discard_the_round_at_no_charge(
         self, federation: Builder, config: Builder, tmp_path: Path
@@ -619,7 +640,7 @@ class TestWhatLeavesAClient:
         grid = federation()
         Probe(config()).start(grid)
         assert len(grid.replies) == 2 + 2 * 3
-        assert [wire.extra_bytes(reply) for reply in grid.replies] == [[]] * 8
+        assert [wire.unexpected_records(reply) for reply in grid.replies] == [[]] * 8
 
     def test_exceptions_leave_as_codes(
         self,
@@ -636,7 +657,7 @@ class TestWhatLeavesAClient:
         with pytest.raises(FederationError) as caught:
             Probe(config()).start(grid)
         assert {reply.error.code for reply in grid.replies} == {1000}
-        assert [wire.extra_bytes(reply) for reply in grid.replies] == [[], []]
+        assert [wire.unexpected_records(reply) for reply in grid.replies] == [[], []]
         everything = str(caught.value) + caplog.text + "".join(capfd.readouterr())
         everything += "".join(str(reply.error.reason) for reply in grid.replies)
         everything += "".join(path.read_text() for path in (tmp_path / "run").glob("*.json*"))

@@ -1,0 +1,133 @@
+"""Files that survive a crash, and paths as the user meant them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.errors import RunDirectoryError
+
+WORKING_DIRECTORY = "PRIVSYN_WORKING_DIRECTORY"
+"""Environment variable: the folder the user's command was typed in."""
+
+
+def user_path(path: str | Path) -> Path:
+    """A path as the user meant it: relative to the folder the command was typed in.
+
+    Under `privsyn run` the ServerApp and the nodes run in a neutral folder, not in the user's.
+    """
+    expanded = Path(path).expanduser()
+    if expanded.is_absolute():
+        return expanded
+    return Path(os.environ.get(WORKING_DIRECTORY) or Path.cwd()) / expanded
+
+
+def located(name: str) -> str:
+    """A setting that may be a path: the path as the user meant it where there is one, else as is.
+
+    Args:
+        name: a file, a folder, or the name of something else.
+    """
+    path = user_path(name)
+    return str(path) if path.exists() else name
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file as a whole: yields a temporary path that becomes `path` when the block ends.
+
+    The content is on disk before the name changes; on an exception `path` stays as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        # The new name is durable only once the folder itself is.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file as a whole, durably; see `plain` for what the values become."""
+    text = json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects in a JSON-lines file; a torn last line is left out, a missing file is empty.
+
+    Raises:
+        RunDirectoryError: A line before the last is not a JSON object.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise RunDirectoryError(f"{path} line {number} is not JSON.") from error
+            if not isinstance(record, dict):
+                raise RunDirectoryError(f"{path} line {number} is not a JSON object.")
+            yield record
+
+
+def append_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add lines to a JSON-lines file; they are on disk when the function returns.
+
+    A line torn by an earlier crash is cut off first. See `plain` for what the values become.
+    """
+    lines = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
+    with path.open("a+b") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(0)
+            content = file.read()
+            if not content.endswith(b"\n"):
+                file.truncate(content.rfind(b"\n") + 1)
+        file.seek(0, os.SEEK_END)
+        file.write(lines.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def plain(value: Any) -> Any:
+    """The value in types JSON knows: arrays as lists, paths as text, NaN and infinity as null."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        return str.__str__(value)  # a member of a text enumeration is stored as its text
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy arrays and scalars, without importing numpy
+        return plain(value.tolist())
+    raise TypeError(f"A value of type {type(value).__name__} cannot be stored as JSON.")
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,120 @@
+"""Which users a node hosts, and what it keeps between messages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_privsyn import wire
+from flower_privsyn.client_apps import add_handlers, create_client_app, users_of_node
+from flower_privsyn.data import Users
+from flower_privsyn.errors import DataError, ModelError
+from flower_privsyn.testing import HashEmbedder, hash_embedder
+from tests.test_wire import DATA
+
+
+def context(node: dict[str, Any] | None = None, run: dict[str, Any] | None = None) -> Context:
+    return Context(
+        run_id=1, node_id=5, node_config=node or {}, state=RecordDict(), run_config=run or {}
+    )
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    names = []
+    for name, users in (("node", 3), ("run", 4)):
+        path = tmp_path / f"{name}.jsonl"
+        rows = [{"client_id": f"{name}-{i}", "text": "court judge", "body": "x"} for i in range(users)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        names.append(str(path))
+    return names[0], names[1]
+
+
+class TestUsersOfNode:
+    def test_a_nodes_own_file_is_all_its_own(self, files: tuple[str, str]) -> None:
+        node = {"data": files[0], "partition-id": 0, "num-partitions": 2}
+        assert users_of_node(context(node, {"data": files[1]})).user_ids == (
+            "node-0", "node-1", "node-2",
+        )  # fmt: skip
+
+    def test_the_runs_file_is_dealt(self, files: tuple[str, str]) -> None:
+        node = {"partition-id": 1, "num-partitions": 2}
+        assert users_of_node(context(node, {"data": files[1]})).user_ids == ("run-1", "run-3")
+
+    def test_columns(self, files: tuple[str, str]) -> None:
+        users = users_of_node(context({"data": files[0]}, {"text-column": "body"}))
+        assert users.texts == ["x"] * 3
+
+    def test_relative_to_where_the_command_was_typed(
+        self, files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(tmp_path))
+        monkeypatch.chdir("/")
+        assert len(users_of_node(context({}, {"data": "run.jsonl"}))) == 4
+
+    def test_no_data(self) -> None:
+        with pytest.raises(DataError, match="no data"):
+            users_of_node(context())
+
+
+class TestHandlers:
+    def prepare(self, app: ClientApp, where: Context) -> Message:
+        request = Message(wire.pack_prepare(DATA), dst_node_id=5, message_type=wire.PREPARE)
+        return app(request, where)
+
+    def test_text_is_loaded_once_for_a_run(self, tmp_path: Path) -> None:
+        loads: list[int] = []
+
+        def load(where: Context) -> Users:
+            loads.append(1)
+            return Users.from_rows([("a", "court"), ("b", "tax")])
+
+        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path)
+        for _ in range(3):
+            reply = self.prepare(app, context())
+        assert len(loads) == 1
+        roster = wire.unpack_roster(reply)
+        assert roster.dimension == HashEmbedder().dimension
+
+    def test_a_model_that_cannot_be_loaded_is_a_code(self, tmp_path: Path) -> None:
+        def broken(name: str, precision: str) -> HashEmbedder:
+            raise ModelError("no such model")
+
+        app = create_client_app(
+            lambda where: Users.from_rows([("a", "court")]),
+            embedder=broken,
+            cache_directory=tmp_path,
+        )
+        assert self.prepare(app, context()).error.code == wire.ClientErrorCode.EMBEDDER_UNAVAILABLE
+
+    def test_an_unreadable_file_is_a_code(self, tmp_path: Path) -> None:
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
+        reply = self.prepare(app, context({"data": str(tmp_path / "missing.jsonl")}))
+        assert reply.error.code == wire.ClientErrorCode.DATA_UNAVAILABLE
+
+    def test_handlers_stand_beside_those_of_the_app(self, tmp_path: Path) -> None:
+        app = ClientApp()
+
+        @app.query("mine")
+        def mine(message: Message, where: Context) -> Message:
+            return Message(RecordDict(), reply_to=message)
+
+        add_handlers(
+            app,
+            lambda where: Users.from_rows([("a", "court")]),
+            embedder=hash_embedder,
+            cache_directory=tmp_path,
+        )
+        request = Message(RecordDict(), dst_node_id=5, message_type="query.mine")
+        assert app(request, context()).has_content()
+        assert wire.unpack_roster(self.prepare(app, context())).num_users == 1
+
+    def test_a_request_it_cannot_read_is_a_code(self, tmp_path: Path) -> None:
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
+        request = Message(RecordDict(), dst_node_id=5, message_type=wire.PREPARE)
+        assert app(request, context()).error.code == wire.ClientErrorCode.BAD_REQUEST

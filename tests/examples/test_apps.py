@@ -1,0 +1,56 @@
+"""Every app of the repository carries settings that its strategy accepts, all of them, once."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.simulation import load_app, resolve_config
+from flower_privsyn.strategies import CLIENT_KEYS, PrivateEvolutionConfig
+
+ROOT = Path(__file__).parents[2]
+APPS = [
+    ROOT / "examples" / "quickstart",
+    ROOT / "examples" / "own-data",
+    ROOT / "examples" / "existing-federation" / "after",
+    ROOT / "baselines" / "pre-text",
+]
+NAMED = [(app, file.stem) for app in APPS for file in sorted((app / "conf").glob("*.toml"))]
+
+
+@pytest.mark.parametrize("app", APPS, ids=lambda app: app.name)
+def test_settings_are_complete_and_accepted(app: Path) -> None:
+    values = resolve_config(load_app(app))
+    PrivateEvolutionConfig.from_run_config(values)
+    keys = {field.name.replace("_", "-") for field in fields(PrivateEvolutionConfig)}
+    assert set(values) - CLIENT_KEYS == keys
+
+
+@pytest.mark.parametrize(("app", "name"), NAMED, ids=lambda value: getattr(value, "name", value))
+def test_named_settings_are_accepted(app: Path, name: str) -> None:
+    values = resolve_config(load_app(app), config_name=name)
+    config = PrivateEvolutionConfig.from_run_config(values)
+    if "as-printed" in name:
+        printed = PrivateEvolutionConfig.pre_text_as_printed(
+            epsilon="1.29" if "1.29" in name else "7.58"
+        )
+        for key in ("noise_multiplier", "accountant", "num_candidates", "survivor_weights"):
+            assert getattr(config, key) == getattr(printed, key)
+        assert config.threshold == pytest.approx(printed.threshold, rel=1e-7)
+        assert (config.lookahead, config.num_rounds, config.delta) == (4, 11, 3e-6)
+
+
+def test_the_app_before_is_plain_flower() -> None:
+    app = load_app(ROOT / "examples" / "existing-federation" / "before")
+    assert not app.uses_run_directory
+    sources = "".join(path.read_text() for path in (app.path / "word_model").glob("*.py"))
+    assert "privsyn" not in sources
+
+
+@pytest.mark.parametrize(
+    "data", sorted(ROOT.glob("examples/**/data/users.jsonl")), ids=lambda p: p.parts[-4]
+)
+def test_shipped_text_says_where_it_comes_from(data: Path) -> None:
+    assert "public domain" in (data.parent / "README.md").read_text()

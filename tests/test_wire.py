@@ -1,0 +1,126 @@
+"""What travels: it arrives as it was sent, and nothing else is accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from flower_privsyn import wire
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism, PoissonSampling
+from flower_privsyn.queries import NearestNeighborHistogram
+
+DATA = wire.DataRequest(
+    embedding_model="all-MiniLM-L6-v2",
+    embedding_precision="float32",
+    max_tokens=64,
+    max_samples=8,
+    newer_than="",
+    held_out_fraction=0.1,
+    seed=3,
+)
+
+
+def message(content: RecordDict, kind: str = "query.nearest_neighbor_histogram") -> Message:
+    return Message(content, dst_node_id=7, message_type=kind)
+
+
+def ask(**changes: Any) -> wire.Ask:
+    values: dict[str, Any] = {
+        "round_number": 4,
+        "query": NearestNeighborHistogram(max_samples=5, clip="l2"),
+        "broadcast": {"candidates": np.eye(3, dtype=np.float32)},
+        "data": DATA,
+        "sampling": PoissonSampling(rate=0.25, population=40),
+        "sampling_key": b"k" * 32,
+        **changes,
+    }
+    return wire.Ask(**values)
+
+
+class TestRequests:
+    def test_a_question_arrives_as_it_was_sent(self) -> None:
+        sent = ask(
+            noise="shares",
+            mechanism=GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0),
+            shares_required=9,
+            sampling=FullParticipation(population=40),
+            broadcast={
+                "candidates": np.arange(6, dtype=np.float32).reshape(2, 3),
+                "seed": np.array([7], dtype=np.int64),
+            },
+        )
+        record = wire.broadcast_record(sent.broadcast, precision="float16")
+        got = wire.unpack_ask(message(wire.pack_ask(sent, record)), NearestNeighborHistogram)
+        for name, array in sent.broadcast.items():
+            assert np.array_equal(got.broadcast[name], array)
+            assert got.broadcast[name].dtype == array.dtype
+        assert (got.query, got.data, got.sampling, got.mechanism, got.shares_required) == (
+            sent.query, sent.data, sent.sampling, sent.mechanism, 9,
+        )  # fmt: skip
+
+    def test_preparation_arrives(self) -> None:
+        assert wire.unpack_prepare(message(wire.pack_prepare(DATA), wire.PREPARE)) == DATA
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("protocol", 2),
+            ("query", "similarity"),
+            ("noise", "none"),
+            ("sampling", "{}"),
+            ("mechanism", '{"mechanism": "laplace"}'),
+            ("max-tokens", "many"),
+        ],
+    )
+    def test_a_changed_request_is_refused(self, key: str, value: object) -> None:
+        sent = ask()
+        content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
+        content.config_records["privsyn.request"][key] = value  # type: ignore[assignment]
+        with pytest.raises(wire.WireError):
+            wire.unpack_ask(message(content), NearestNeighborHistogram)
+
+    def test_a_request_without_its_parts_is_refused(self) -> None:
+        with pytest.raises(wire.WireError, match=r"lacks privsyn\.request"):
+            wire.unpack_prepare(message(RecordDict(), wire.PREPARE))
+
+
+class TestReplies:
+    def roster(self, **changes: Any) -> RecordDict:
+        values = {"num_users": 3, "embedder": "ab" * 32, "dimension": 384, **changes}
+        return RecordDict({"privsyn.roster": ConfigRecord(values)})
+
+    def test_a_roster_arrives(self) -> None:
+        roster = wire.Roster(num_users=3, embedder="ab" * 32, dimension=384)
+        assert wire.unpack_roster(message(wire.pack_roster(roster))) == roster
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"num_users": -1},
+            {"num_users": 2**50},
+            {"dimension": 0},
+            {"embedder": "dear diary, today"},
+            {"num_users": 2.0},
+            {"loss": 0.3},
+        ],
+    )
+    def test_an_absurd_roster_is_refused(self, changes: dict[str, Any]) -> None:
+        with pytest.raises(wire.WireError):
+            wire.unpack_roster(message(self.roster(**changes)))
+
+    def test_what_is_not_agreed_is_found(self) -> None:
+        content = self.roster(words=5)
+        content["train_metrics"] = MetricRecord({"loss": 0.1})
+        found = wire.unexpected_records(message(content))
+        assert found == ["privsyn.roster.words", "train_metrics"]
+        leak = Message(Error(code=1000, reason="a diary"), reply_to=message(RecordDict()))
+        assert wire.unexpected_records(leak) == ["error text"]
+
+    def test_every_code_has_its_sentence(self) -> None:
+        assert set(wire.CLIENT_ERROR_TEXT) == set(wire.ClientErrorCode)
+        for code in wire.ClientErrorCode:
+            reply = wire.error_reply(code, message(RecordDict()))
+            assert wire.unexpected_records(reply) == []
