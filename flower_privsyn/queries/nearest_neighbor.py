@@ -38,7 +38,8 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
     One blocked float32 matrix product finds the best candidate of each record and every other one
     within the product's rounding error; those near ties are decided in float64. The result is
     therefore the float64 brute force's, exactly, whatever the block size, the BLAS or the number
-    of threads. Equal distances go to the lowest index.
+    of threads (unless a record is 1e8 times longer than every candidate, where the brute force
+    itself loses the difference). Equal distances go to the lowest index.
 
     Args:
         records: (n, d) float32, finite.

@@ -78,17 +78,24 @@ class TestNearestCandidates:
         )
         assert np.array_equal(alone, whole)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=200, deadline=None)
     @given(
-        hnp.arrays(np.float32, (6, 5), elements=st.floats(-(2.0**59), 2.0**59, width=32)),
-        hnp.arrays(np.float32, (4, 5), elements=st.floats(-(2.0**59), 2.0**59, width=32)),
+        hnp.arrays(np.int64, (6, 5), elements=st.integers(-999, 999)),
+        hnp.arrays(np.int64, (4, 5), elements=st.integers(-999, 999)),
+        st.integers(-30, 50),
     )
     def test_equals_brute_force_at_any_scale(
-        self, records: np.ndarray, candidates: np.ndarray
+        self, records: np.ndarray, candidates: np.ndarray, exponent: int
     ) -> None:
-        assert np.array_equal(
-            nearest_candidates(records, candidates), brute_force(records, candidates)
-        )
+        # One scale for both: where records are 1e8 times longer than candidates, it is the brute
+        # force that cannot tell the candidates apart.
+        left, right = ((x * 2.0**exponent).astype(np.float32) for x in (records, candidates))
+        assert np.array_equal(nearest_candidates(left, right), brute_force(left, right))
+
+    def test_far_records_are_told_apart_better_than_by_brute_force(self) -> None:
+        records = np.array([[2.0**53, 0.0]], dtype=np.float32)
+        candidates = np.array([[0.0, 1.0], [1.0, 1.0]], dtype=np.float32)
+        assert nearest_candidates(records, candidates).tolist() == [1]
 
     def test_largest_floats(self) -> None:
         candidates = np.array([[1.0, 0.0], [-3e38, 3e38]], dtype=np.float32)
