@@ -127,6 +127,10 @@ def _report(outcome: Any) -> int:
         if not outcome.unexpected:
             return _complain(outcome.error, _REFUSED)
         return _complain(f"{outcome.error}\nThe log is {log}", _FAILED)
+    if not (outcome.path / "config.json").is_file():
+        # An app that keeps no run directory: there is only Flower's word and its log.
+        print(f"The app finished. The log is {log}")
+        return 0
     facts = inspect_run(outcome.path)
     print(f"Run directory: {outcome.path}")
     if facts["releases"]:

@@ -118,7 +118,7 @@ class RunDirectory:
                     "versions": _versions(),
                     "created": now(),
                 }
-                with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(FileNotFoundError):  # a run of plain `flwr run`
                     launch = run.path / LAUNCH_FILE
                     document["launch"] = json.loads(launch.read_text(encoding="utf-8"))
                 run._write_state({"status": "running", "error": None, "started": now()})

@@ -178,6 +178,13 @@ def test_bad_data_is_named_before_flower_starts(
     assert not (tmp_path / "r").exists()
 
 
+def test_an_app_without_a_run_directory_ends_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._report(simulation.Outcome(path=tmp_path, error=None)) == 0
+    assert "finished" in capsys.readouterr().out
+
+
 def test_own_data_without_data(capsys: pytest.CaptureFixture[str]) -> None:
     app = Path(__file__).parents[1] / "examples" / "own-data"
     assert cli.main(["run", str(app)]) == 2

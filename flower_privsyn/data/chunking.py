@@ -73,7 +73,7 @@ def chunk_users(
 
     References:
         Hou et al., "PrE-Text: Training Language Models on Private Federated Data in the Age of
-        LLMs", ICML 2024, section 5: samples of at most 64 tokens, at most 8 (16 for code) each.
+        LLMs", ICML 2024: samples of at most 64 tokens, at most 8 (16 for code) each.
     """
     if max_tokens < 1:
         raise ConfigError(f"max-tokens must be at least 1, got {max_tokens}.")

@@ -2,7 +2,7 @@
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from word_model.task import read_texts, train
+from word_model.task import read_rows, train
 
 app = ClientApp()
 
@@ -10,9 +10,10 @@ app = ClientApp()
 @app.train()
 def train_on_text(message: Message, context: Context) -> Message:
     """One local update."""
-    texts = read_texts(
-        int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    )
+    node, nodes = context.node_config["partition-id"], context.node_config["num-partitions"]
+    rows = read_rows()
+    mine = set(list(dict.fromkeys(user for user, _ in rows))[int(node) :: int(nodes)])
+    texts = [text for user, text in rows if user in mine]
     (model,) = message.content.array_records["arrays"].to_numpy_ndarrays()
     model, pairs = train(model, texts)
     content = RecordDict(

@@ -13,12 +13,10 @@ VOCABULARY = json.loads((Path(__file__).parent / "data" / "vocabulary.json").rea
 INDEX = {word: index for index, word in enumerate(VOCABULARY)}
 
 
-def read_texts(partition_id: int, num_partitions: int) -> list[str]:
-    """The texts of the users of one node."""
+def read_rows() -> list[tuple[str, str]]:
+    """(user, text) of everybody."""
     rows = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
-    users = list(dict.fromkeys(row["client_id"] for row in rows))
-    mine = set(users[partition_id::num_partitions])
-    return [row["text"] for row in rows if row["client_id"] in mine]
+    return [(row["client_id"], row["text"]) for row in rows]
 
 
 def new_model() -> np.ndarray:
