@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -18,10 +20,13 @@ PACKAGE = ROOT / "flower_privsyn"
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
     """Names inside the sdist and inside the wheel built from it."""
     target = tmp_path_factory.mktemp("dist")
+    # The build backend looks for its own program on the path.
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(ROOT)],
         check=True,
         capture_output=True,
+        env={**os.environ, "PATH": path},
     )
     (sdist,) = target.glob("*.tar.gz")
     (wheel,) = target.glob("*.whl")
