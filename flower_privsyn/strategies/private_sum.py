@@ -239,7 +239,7 @@ class PrivateSumStrategy(Strategy):
             self._progress = self._run.progress()
             logger.info("run directory: %s", self._run.path)
             self.check()
-            self._meet(grid)
+            self._prepare_nodes(grid)
             with self._open_ledger():
                 broadcast = self._continue() if settings.resume else self._begin()
                 result = Result()
@@ -352,7 +352,7 @@ class PrivateSumStrategy(Strategy):
         last = number >= self._settings.num_rounds
         arrays = None
         if released is None:
-            self._lose(number, "discarded")
+            self._skip_round(number, "discarded")
         else:
             following = self._finish_round(released, last=last)
             if following is not None:
@@ -470,7 +470,7 @@ class PrivateSumStrategy(Strategy):
 
     # ------------------------------------------------------------------ meeting the nodes
 
-    def _meet(self, grid: Grid) -> None:
+    def _prepare_nodes(self, grid: Grid) -> None:
         """Wait for the planned nodes, have them prepare, and learn the public roster."""
         settings = self._settings
         nodes = self._wait_for_nodes(grid)
@@ -672,7 +672,7 @@ class PrivateSumStrategy(Strategy):
             release = self._stored_release(number)
             if release is None:
                 logger.warning("round %d was interrupted: it is charged and left out", number)
-                self._lose(number, "interrupted")
+                self._skip_round(number, "interrupted")
             else:
                 self._finish_round(release, last=number >= total)
         self._rounds_before = reached
@@ -706,7 +706,7 @@ class PrivateSumStrategy(Strategy):
         )
         return following
 
-    def _lose(self, number: int, outcome: str) -> None:
+    def _skip_round(self, number: int, outcome: str) -> None:
         if number < self._settings.num_rounds:
             self.keep(number)
         self.run.finish_round(number, {"outcome": outcome})
