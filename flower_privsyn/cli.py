@@ -79,7 +79,9 @@ def _run(arguments: argparse.Namespace) -> int:
         path = runs.default_run_directory(app.name)
     else:
         path = runs.new_run_path(Path("runs"), app.name)
+    simulation.check_settings(app, values)
     simulation.check_data(app, values)
+    runs.RunDirectory(path).refuse_existing()
     sys.stderr.write(f"Running {app.name} in {path}\n")
     with _following(path) as follow:
         outcome = simulation.run_app(app, path, values, follow=follow)
@@ -161,6 +163,10 @@ def _number(value: float | None) -> str:
 # -------------------------------------------------------------------- inspect
 
 
+_LOST = ("interrupted", "discarded")
+"""Outcomes of a round that gave no release to work with."""
+
+
 def inspect_run(path: str | Path) -> dict[str, Any]:
     """What is known about a run, from its files alone.
 
@@ -168,7 +174,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         path: The run directory.
 
     Returns:
-        path, app, status, error, created, rounds_finished, releases, users, delta,
+        path, app, status, error, created, rounds_finished, rounds_lost, releases, users, delta,
         epsilon_release, epsilon_server, epsilon_budget, synthetic_texts, samples, files (name to
         bytes). The epsilons are cumulative, from the ledger; None before the first release and
         for a run that is not private. The status is `interrupted` for a run that is recorded as
@@ -202,6 +208,11 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "error": run.error,
         "created": run.document.get("created"),
         "rounds_finished": [number for number in run.finished_rounds() if number > 0],
+        "rounds_lost": [
+            number
+            for number in run.finished_rounds()
+            if number > 0 and (run.round_state(number) or {}).get("outcome") in _LOST
+        ],
         "releases": len(releases),
         "users": last.get("num_users"),
         "delta": last.get("delta", opened.get("delta")),
@@ -244,7 +255,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
     if facts["status"] in {"interrupted", "failed"}:
         row("continue", f"privsyn resume {facts['path']}")
     row("created", facts["created"])
-    row("rounds", len(facts["rounds_finished"]))
+    lost = len(facts["rounds_lost"])
+    finished = str(len(facts["rounds_finished"]))
+    row("rounds", f"{finished} ({lost} of them without a release)" if lost else finished)
     row("users", "-" if facts["users"] is None else facts["users"])
     if facts["releases"]:
         row("privacy", _epsilons(facts))

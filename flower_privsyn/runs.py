@@ -53,6 +53,12 @@ from flower_privsyn.progress import Progress
 RUNS_FOLDER = "PRIVSYN_RUNS"
 """Environment variable: where runs go that were given no run directory."""
 
+RUN_DIRECTORY = "PRIVSYN_RUN_DIRECTORY"
+"""Environment variable: the run directory of an app that names none, under `privsyn run`."""
+
+RESUME = "PRIVSYN_RESUME"
+"""Environment variable: "1" when `privsyn resume` started that app."""
+
 LAUNCH_FILE = ".flower/launch.json"
 """What `privsyn run` was asked to start, relative to the run directory."""
 
@@ -173,7 +179,7 @@ class RunDirectory:
         if self.config_file.exists():
             raise RunDirectoryError(
                 f"{self.path} already holds a run; resume it with `privsyn resume {self.path}` "
-                "or choose another --run-dir."
+                "(or resume=True where the app sets run_dir in code), or choose another --run-dir."
             )
 
     def refuse_finished(self) -> None:
@@ -463,6 +469,19 @@ def _warnings_to(progress: Progress) -> Iterator[None]:
 
 
 # -------------------------------------------------------------------- places and processes
+
+
+def unnamed_run(app_name: str) -> tuple[Path, bool]:
+    """Where a strategy that names no run directory runs, and whether it continues a run there.
+
+    Under `privsyn run` and `privsyn resume` that is the directory of the command, else a new one.
+
+    Args:
+        app_name: Name for a new folder.
+    """
+    if path := os.environ.get(RUN_DIRECTORY):
+        return Path(path), os.environ.get(RESUME) == "1"
+    return default_run_directory(app_name), False
 
 
 def default_run_directory(app_name: str) -> Path:

@@ -51,6 +51,8 @@ from flower_privsyn.processes import (
 from flower_privsyn.progress import read_progress
 from flower_privsyn.runs import (
     LAUNCH_FILE,
+    RESUME,
+    RUN_DIRECTORY,
     RunDirectory,
     lock_file,
 )
@@ -129,6 +131,26 @@ def load_app(path: str | Path) -> App:
         defaults=_flatten(app.get("config", {}), file),
         client=str(components["clientapp"]),
     )
+
+
+def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
+    """Check the settings of a strategy of this library before Flower is started.
+
+    Args:
+        app: The app; one that declares every key of a strategy is taken to configure it.
+        values: Settings from `resolve_config`.
+
+    Raises:
+        ConfigError: A value is out of range or contradicts another one.
+    """
+    from dataclasses import fields
+
+    from flower_privsyn.strategies import CLIENT_KEYS, PrivateEvolutionConfig
+
+    keys = {field.name.replace("_", "-") for field in fields(PrivateEvolutionConfig)}
+    if keys <= set(app.defaults):
+        others = set(values) - keys - CLIENT_KEYS
+        PrivateEvolutionConfig.from_run_config(values, other_keys=others)
 
 
 def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
@@ -360,7 +382,8 @@ def resume_run(run_path: Path, *, follow: Follower | None = None) -> Outcome:
             RunDirectory.open(run_path)  # says what is missing
         raise RunDirectoryError(
             f"The run in {run_path} was not started by `privsyn run`; resume it with "
-            f"`flwr run APP --run-config 'run-dir=\"{run_path}\" resume=true'`."
+            f"`flwr run APP --run-config 'run-dir=\"{run_path}\" resume=true'`, or where the app "
+            "sets run_dir in code, with resume=True there."
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{run_path / LAUNCH_FILE} is damaged.") from error
@@ -368,7 +391,7 @@ def resume_run(run_path: Path, *, follow: Follower | None = None) -> Outcome:
     changed = f"{app.path} has changed since the run began: "
     for key, value in values.items():
         _checked(app, key, value, source=changed)
-    if begun and "resume" not in values:
+    if begun and app.uses_run_directory and "resume" not in values:
         raise RunDirectoryError(
             f"{app.name} cannot resume: its [tool.flwr.app.config] declares no `resume`."
         )
@@ -441,7 +464,7 @@ def _launch(
 
         starting: dict[str, Any] = {"name": "start Flower", "started": begun, "finished": None}
         show(starting)
-        with _flower(run_path, launch) as flower:
+        with _flower(run_path, {**launch, "resume": resume}) as flower:
             flower.submit(app, values, launch["federation-config"])
             starting["finished"] = time.time()
             status = flower.wait(run_path, lambda: show(starting))
@@ -487,6 +510,8 @@ class _Flower:
         self.logs: subprocess.Popen[bytes] | None = None
         self.known: dict[int, ProcessInfo] = {}
         self.run_id = ""
+        self.run_path = run_path
+        self.resume = bool(launch.get("resume"))
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.environment = self._environment(str(launch.get("working-directory", Path.cwd())))
 
@@ -507,6 +532,8 @@ class _Flower:
             "PYTHONUNBUFFERED": "1",
             "PATH": os.pathsep.join([*_program_folders(), os.environ.get("PATH", os.defpath)]),
             WORKING_DIRECTORY: working_directory,
+            RUN_DIRECTORY: str(self.run_path),
+            RESUME: "1" if self.resume else "0",
             RUN_MARK: self.mark,
         }
         for name in ("NO_PROXY", "no_proxy"):
@@ -542,6 +569,7 @@ class _Flower:
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--database", str(self.home / "state.db")),
         ]
+        self.log.touch(mode=0o600)  # what an app prints is its owner's business
         with self.log.open("ab") as log:
             log.write(f"---- {now()} privsyn starts Flower on port {port}\n".encode())
             log.flush()

@@ -185,6 +185,19 @@ def test_an_app_without_a_run_directory_ends_well(
     assert "finished" in capsys.readouterr().out
 
 
+def test_contradicting_settings_are_named_before_flower_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = Path(__file__).parents[1] / "examples" / "quickstart"
+    run = str(tmp_path / "r")
+    settings = ["--set", "epsilon=8.0", "--set", "noise-multiplier=2.0"]
+    assert cli.main(["run", str(app), "--run-dir", run, *settings]) == 2
+    error = capsys.readouterr().err
+    assert "--set epsilon=-1" in error
+    assert "Running" not in error
+    assert not (tmp_path / "r").exists()
+
+
 def test_own_data_without_data(capsys: pytest.CaptureFixture[str]) -> None:
     app = Path(__file__).parents[1] / "examples" / "own-data"
     assert cli.main(["run", str(app)]) == 2

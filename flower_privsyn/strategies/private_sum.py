@@ -35,7 +35,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, Query
-from flower_privsyn.runs import RunDirectory, default_run_directory
+from flower_privsyn.runs import RunDirectory, unnamed_run
 from flower_privsyn.strategies.settings import PrivateSumConfig
 
 logger = logging.getLogger("flwr.privsyn")
@@ -227,21 +227,20 @@ class PrivateSumStrategy(Strategy):
                 f"num_rounds = {num_rounds} differs from num-rounds = {settings.num_rounds}, for "
                 "which the noise is computed: set it in the configuration"
             )
-        path = (
-            user_path(settings.run_dir)
-            if settings.run_dir
-            else default_run_directory(type(self).__name__)
-        )
-        self._run = RunDirectory.start(path, config=settings.to_dict(), resume=settings.resume)
+        if settings.run_dir:
+            path, resume = user_path(settings.run_dir), settings.resume
+        else:
+            path, resume = unnamed_run(type(self).__name__)
+        self._run = RunDirectory.start(path, config=settings.to_dict(), resume=resume)
         with self._run.session():
-            if settings.resume:
+            if resume:
                 self._refuse_changes()
             self._progress = self._run.progress()
             logger.info("run directory: %s", self._run.path)
             self.check()
             self._prepare_nodes(grid)
             with self._open_ledger():
-                broadcast = self._continue() if settings.resume else self._begin()
+                broadcast = self._continue() if resume else self._begin()
                 result = Result()
                 remaining = settings.num_rounds - self._rounds_before
                 if remaining > 0 and broadcast is not None:

@@ -130,7 +130,7 @@ class PrivateSumConfig:
             raise ConfigError(
                 f"give either epsilon or noise-multiplier, not both and not neither; got epsilon = "
                 f"{self.epsilon} and noise-multiplier = {self.noise_multiplier} (in a run "
-                "configuration a negative value means not given)"
+                "configuration a negative value means not given: --set epsilon=-1)"
             )
         if self.epsilon is not None:
             check_number("epsilon", self.epsilon, low=0, low_open=True)

@@ -162,6 +162,31 @@ def test_superlink_and_supernode_processes(
 
 
 @pytest.mark.timeout(600)
+def test_an_app_configured_in_code_gets_the_run_directory_of_the_command(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    server = app / "six" / "server_app.py"
+    project = app / "pyproject.toml"
+    head, _, config = project.read_text().partition("[tool.flwr.app.config]\n")
+    public = next(line for line in config.splitlines() if line.startswith("public-text"))
+    project.write_text(head + '[tool.flwr.app.config]\nnum-nodes = 2\nbehaviour = "honest"\n')
+    source = server.read_text()
+    start = source.index("    config = ")
+    stop = source.index("    PrivateEvolution(config")
+    in_code = f"""    config = PrivateEvolutionConfig(
+        epsilon=5.0, num_rounds=2, num_candidates=24, lookahead=1, output="survivors",
+        expand_samples=0, public_text={public.partition(" = ")[2]},
+    )
+"""
+    server.write_text(source[:start] + in_code + source[stop:])
+    assert simulate(app, tmp_path / "run") is None
+    assert [line["round"] for line in ledger(tmp_path / "run") if line["event"] == "release"] == [
+        1,
+        2,
+    ]
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.timeout(600)
 def test_a_node_that_fails_says_nothing_about_its_text(app: Path, tmp_path: Path) -> None:
     error = simulate(app, tmp_path / "run", behaviour="leak", num_users=6)
     assert error is not None
