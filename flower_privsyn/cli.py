@@ -208,11 +208,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "error": run.error,
         "created": run.document.get("created"),
         "rounds_finished": [number for number in run.finished_rounds() if number > 0],
-        "rounds_lost": [
-            number
-            for number in run.finished_rounds()
-            if number > 0 and (run.round_state(number) or {}).get("outcome") in _LOST
-        ],
+        "rounds_lost": run.rounds_with_outcome(*_LOST),
         "releases": len(releases),
         "users": last.get("num_users"),
         "delta": last.get("delta", opened.get("delta")),

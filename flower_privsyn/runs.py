@@ -289,11 +289,12 @@ class RunDirectory:
         Raises:
             ValueError: The number is negative.
         """
-        folder = self._round_path(number)
+        folder = self.round_path(number)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _round_path(self, number: int) -> Path:
+    def round_path(self, number: int) -> Path:
+        """The folder of one round, which may not exist."""
         if number < 0:
             raise ValueError(f"A round number cannot be negative, got {number}.")
         return self.path / "rounds" / f"{number:04d}"
@@ -311,7 +312,7 @@ class RunDirectory:
     def round_state(self, number: int) -> dict[str, Any] | None:
         """What `finish_round` recorded; None while the round has not finished."""
         try:
-            state = json.loads((self._round_path(number) / "state.json").read_text("utf-8"))
+            state = json.loads((self.round_path(number) / "state.json").read_text("utf-8"))
         except (OSError, ValueError):
             return None
         return state if isinstance(state, dict) and state.get("status") == "finished" else None
@@ -323,6 +324,14 @@ class RunDirectory:
             return []
         numbers = [int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()]
         return [number for number in sorted(numbers) if self.round_state(number) is not None]
+
+    def rounds_with_outcome(self, *outcomes: str) -> list[int]:
+        """Numbers of the finished rounds whose recorded `outcome` is one of these, ascending."""
+        return [
+            number
+            for number in self.finished_rounds()
+            if (self.round_state(number) or {}).get("outcome") in outcomes
+        ]
 
     # ---------------------------------------------------------------- state
 

@@ -39,7 +39,7 @@ from flower_privsyn.errors import (
     MissingExtraError,
     RunDirectoryError,
 )
-from flower_privsyn.files import WORKING_DIRECTORY, located, now, write_json
+from flower_privsyn.files import WORKING_DIRECTORY, now, write_json
 from flower_privsyn.processes import (
     RUN_MARK,
     ProcessInfo,
@@ -170,25 +170,14 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
     """
     if app.client != _READY_CLIENT:
         return
-    source = str(values.get("data", ""))
-    if not source:
+    if not values.get("data"):
         raise ConfigError(
             "data is empty: name a file of users, such as --set data=users.jsonl with one "
             '{"client_id": ..., "text": ...} per line.'
         )
-    from flower_privsyn.data import load_users
+    from flower_privsyn.data import load_configured
 
-    columns = {
-        key: str(values[f"{key}-column"])
-        for key in ("client", "text", "date")
-        if f"{key}-column" in values
-    }
-    users = load_users(
-        located(source),
-        client_column=columns.get("client", "client_id"),
-        text_column=columns.get("text", "text"),
-        date_column=columns.get("date", "date"),
-    )
+    users = load_configured(values)
     if newer_than := str(values.get("newer-than", "")):
         users.newer_than(newer_than)
 

@@ -20,7 +20,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_privsyn import wire
-from flower_privsyn.data import Users, chunk_users, load_users
+from flower_privsyn.data import Users, chunk_users, load_configured
 from flower_privsyn.embedding import Embedder, EmbeddingCache, cached_embed, load_embedder
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.files import located
@@ -138,23 +138,8 @@ def users_of_node(context: Context) -> Users:
     Raises:
         DataError: nothing names the data, or they cannot be read.
     """
-    own, run = context.node_config, context.run_config
-    source = own.get("data") or run.get("data")
-    if not source:
-        raise DataError(
-            "no data: set `data` to a file of users in the node's configuration "
-            "(--node-config 'data=\"/path/users.jsonl\"') or in the run's"
-        )
-
-    def column(key: str, default: str) -> str:
-        return str(own.get(key) or run.get(key) or default)
-
-    users = load_users(
-        located(str(source)),
-        client_column=column("client-column", "client_id"),
-        text_column=column("text-column", "text"),
-        date_column=column("date-column", "date"),
-    )
+    own = context.node_config
+    users = load_configured(own, context.run_config)
     if "data" in own or "num-partitions" not in own:
         return users
     return users.deal(

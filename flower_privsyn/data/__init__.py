@@ -1,8 +1,16 @@
 """From a node's files to its users, and from their documents to samples."""
 
 from flower_privsyn.data.chunking import Samples, chunk_users
-from flower_privsyn.data.load import load_users
+from flower_privsyn.data.load import load_configured, load_users
 from flower_privsyn.data.public_text import public_texts
-from flower_privsyn.data.users import Users
+from flower_privsyn.data.users import Users, parse_cutoff
 
-__all__ = ["Samples", "Users", "chunk_users", "load_users", "public_texts"]
+__all__ = [
+    "Samples",
+    "Users",
+    "chunk_users",
+    "load_configured",
+    "load_users",
+    "parse_cutoff",
+    "public_texts",
+]

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ import numpy as np
 from flower_privsyn._hub import hub_unreachable
 from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
+from flower_privsyn.files import located
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -65,6 +66,35 @@ def load_users(
     else:
         users = _from_dataset(source, columns, split)
     return users if cutoff is None else users.newer_than(cutoff)
+
+
+def load_configured(*configurations: Mapping[str, Any]) -> Users:
+    """Read the users that a configuration names.
+
+    Args:
+        configurations: Looked up in order; the first value that is not empty counts. Keys: `data`
+            (what `load_users` takes; a path is relative to where the command was typed),
+            `client-column`, `text-column`, `date-column`.
+
+    Raises:
+        DataError: None of them has `data`, or the users cannot be read.
+    """
+
+    def setting(key: str, default: str = "") -> str:
+        return str(next(filter(None, (c.get(key) for c in configurations)), default))
+
+    source = setting("data")
+    if not source:
+        raise DataError(
+            "no data: set `data` to a file of users in the node's configuration "
+            "(--node-config 'data=\"/path/users.jsonl\"') or in the run's"
+        )
+    return load_users(
+        located(source),
+        client_column=setting("client-column", "client_id"),
+        text_column=setting("text-column", "text"),
+        date_column=setting("date-column", "date"),
+    )
 
 
 class _Columns:

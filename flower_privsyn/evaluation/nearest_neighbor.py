@@ -81,11 +81,7 @@ def evaluate_run(
             f"held-out-fraction = {fraction:g} in {run.path}: the run held nobody out, so there "
             "is no private text to compare with"
         )
-    released = [
-        number
-        for number in run.finished_rounds()
-        if (run.round_state(number) or {}).get("outcome") == "released"
-    ]
+    released = run.rounds_with_outcome("released")
     if not released:
         raise ConfigError(f"no round of the run in {run.path} has been released")
     if embedder is None:

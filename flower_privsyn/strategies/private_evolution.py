@@ -468,10 +468,7 @@ class PrivateEvolution(PrivateSumStrategy):
         ids: list[str] = []
         parents: list[tuple[str, ...]] = []
         seen: set[str] = set()
-        for number in self.run.finished_rounds():
-            state = self.run.round_state(number) or {}
-            if state.get("outcome") != "released":
-                continue
+        for number in self.run.rounds_with_outcome("released"):
             table = pq.read_table(
                 self._population_file(number), columns=["id", "text", "parent", "survived"]
             )

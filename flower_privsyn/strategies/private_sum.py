@@ -630,21 +630,14 @@ class PrivateSumStrategy(Strategy):
     # ------------------------------------------------------------------ rounds on disk
 
     def _open_ledger(self) -> PrivacyLedger:
-        settings = self._settings
-        if self.run.ledger_file.exists():
-            self._ledger = PrivacyLedger.open(
-                self.run.ledger_file,
-                delta=settings.delta,
-                epsilon_budget=settings.epsilon,
-                accountant=settings.accountant,
-            )
-        else:
-            self._ledger = PrivacyLedger.create(
-                self.run.ledger_file,
-                delta=settings.delta,
-                epsilon_budget=settings.epsilon,
-                accountant=settings.accountant,
-            )
+        settings, path = self._settings, self.run.ledger_file
+        enter = PrivacyLedger.open if path.exists() else PrivacyLedger.create
+        self._ledger = enter(
+            path,
+            delta=settings.delta,
+            epsilon_budget=settings.epsilon,
+            accountant=settings.accountant,
+        )
         return self._ledger
 
     def _begin(self) -> Broadcast:
@@ -682,10 +675,10 @@ class PrivateSumStrategy(Strategy):
     def _refuse_missing_lines(self, ledger: PrivacyLedger) -> None:
         """A ledger that was removed or cut must not make a resumed run look cheaper."""
         charged = set(ledger.rounds_charged)
+        released = set(self.run.rounds_with_outcome("released"))
         for number in range(1, self._settings.num_rounds + 1):
-            state = self.run.round_state(number) or {}
-            stored = (self.run.path / "rounds" / f"{number:04d}" / "release.npy").exists()
-            if (stored or state.get("outcome") == "released") and number not in charged:
+            stored = (self.run.round_path(number) / "release.npy").exists()
+            if (stored or number in released) and number not in charged:
                 raise LedgerError(
                     f"{self.run.ledger_file} has no line for round {number}, which was released: "
                     "the ledger was removed or cut, and the run cannot continue"
@@ -720,7 +713,7 @@ class PrivateSumStrategy(Strategy):
             np.save(file, header)
 
     def _stored_release(self, number: int) -> ReleasedSum | None:
-        path = self.run.round_dir(number) / "release.npy"
+        path = self.run.round_path(number) / "release.npy"
         if not path.exists():
             return None
         with path.open("rb") as file:

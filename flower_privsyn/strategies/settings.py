@@ -9,9 +9,9 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from datetime import date
 from typing import Any, Literal, Self
 
+from flower_privsyn.data import parse_cutoff
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     FixedSizeSampling,
@@ -185,12 +185,7 @@ class PrivateSumConfig:
         check_number("node-timeout", self.node_timeout, low=0, low_open=True)
         check_number("round-timeout", self.round_timeout, low=0, low_open=True)
         if self.newer_than:
-            try:
-                date.fromisoformat(self.newer_than)
-            except ValueError:
-                raise ConfigError(
-                    f"newer-than must be an ISO date such as 2025-03-01, got {self.newer_than!r}"
-                ) from None
+            parse_cutoff(self.newer_than)
         if self.resume and not self.run_dir:
             raise ConfigError("resume = true needs run-dir, the folder of the run to continue")
 
