@@ -5,9 +5,9 @@ from __future__ import annotations
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.backends import TextGenerator
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
-from flower_privsyn.generation.pretrained import Precision
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.generation.vllm_backend import VLLMGenerator
+from flower_privsyn.models.pretrained import Precision
 
 
 def load_generator(

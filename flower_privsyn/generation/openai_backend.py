@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 from flower_privsyn.errors import GenerationError, MissingExtraError
 from flower_privsyn.generation import streams
-from flower_privsyn.generation.adapters import adapter_digest
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     check_integer,
     check_texts,
 )
+from flower_privsyn.models.adapters import adapter_digest
 
 if TYPE_CHECKING:
     import httpx

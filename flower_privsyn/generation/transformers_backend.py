@@ -20,14 +20,14 @@ import numpy as np
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
-from flower_privsyn.generation.adapters import AdapterSwitch
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     check_integer,
     check_texts,
 )
-from flower_privsyn.generation.pretrained import Precision, load_pretrained
+from flower_privsyn.models.adapters import AdapterSwitch
+from flower_privsyn.models.pretrained import Precision, load_pretrained
 
 if TYPE_CHECKING:
     import torch

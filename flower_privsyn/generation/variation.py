@@ -19,7 +19,7 @@ from flower_privsyn.generation.backends import (
     check_temperature_and_top_p,
     check_texts,
 )
-from flower_privsyn.generation.pretrained import Precision, load_pretrained
+from flower_privsyn.models.pretrained import Precision, load_pretrained
 
 if TYPE_CHECKING:
     import torch

@@ -14,14 +14,14 @@ from typing import Any
 
 from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
 from flower_privsyn.generation import streams
-from flower_privsyn.generation.adapters import adapter_digest
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     check_integer,
     check_texts,
 )
-from flower_privsyn.generation.pretrained import shorten
+from flower_privsyn.models.adapters import adapter_digest
+from flower_privsyn.models.pretrained import shorten
 
 
 class VLLMGenerator:

@@ -210,7 +210,7 @@ def test_temperature_zero_and_small_top_p_take_the_likely(roberta: Path, texts: 
 
 
 def test_bfloat16_where_the_cpu_has_it(roberta: Path, texts: list[str]):
-    from flower_privsyn.generation.pretrained import _cpu_multiplies_bfloat16
+    from flower_privsyn.models.pretrained import _cpu_multiplies_bfloat16
 
     fill = MaskFill(roberta)
     expected = torch.bfloat16 if _cpu_multiplies_bfloat16() else torch.float32

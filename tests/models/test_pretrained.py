@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from flower_privsyn.errors import MissingExtraError, ModelError
-from flower_privsyn.generation.pretrained import choose_device, choose_dtype, load_pretrained
+from flower_privsyn.models.pretrained import choose_device, choose_dtype, load_pretrained
 
 
 def _load(name: str | Path, kind: str = "causal"):
