@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
@@ -31,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import append_json_lines, located, read_json_lines
+from flower_privsyn.files import located
 from flower_privsyn.population import Population
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
@@ -407,11 +406,9 @@ class PrivateEvolution(PrivateSumStrategy):
     def _expand(self, seeds: Population) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Expand until `expand_samples` texts are kept; what an earlier attempt kept counts."""
         from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
+        from flower_privsyn.strategies.synthesis import expand_resumably
 
         config = self.config
-        records = list(read_json_lines(self._expanded_file))
-        known = {record["text"] for record in records}
-        repeated = 0
         expand = Expand(
             _need(self._generator),
             prompt=load_prompt(located(config.prompt)),
@@ -422,38 +419,18 @@ class PrivateEvolution(PrivateSumStrategy):
                 top_p=config.top_p,
             ),
         )
-
-        def keep(texts: Sequence[str], parents: Sequence[tuple[int, ...]]) -> None:
-            nonlocal repeated
-            fresh = [
-                {
-                    "text": text,
-                    "round": config.num_rounds,
-                    "parent": [seeds.ids[i] for i in group],
-                    "source": "expanded",
-                }
-                for text, group in zip(texts, parents, strict=True)
-                if text not in known
-            ]
-            repeated += len(texts) - len(fresh)
-            known.update(record["text"] for record in fresh)
-            append_json_lines(self._expanded_file, fresh)
-            records.extend(fresh)
-
-        with self.progress.stage("Expand survivors", config.expand_samples) as stage:
-            stage.update(len(records))
-            result = expand.run(
-                seeds.texts,
-                num_samples=max(0, config.expand_samples - len(records)),
-                # Another seed than an earlier attempt, which would write the same texts again.
-                seed=self._seed_of(0, 2 + len(records)),
-                progress=stage.update,
-                on_batch=keep,
-            )
-        dropped = dict(result.dropped)
-        if repeated:
-            dropped["duplicate of an earlier attempt"] = repeated
-        return records, dropped
+        return expand_resumably(
+            expand,
+            seeds.texts,
+            ids=seeds.ids,
+            num_samples=config.expand_samples,
+            kept=self._expanded_file,
+            seed_after=lambda kept: self._seed_of(0, 2 + kept),
+            round_number=config.num_rounds,
+            source="expanded",
+            stage="Expand survivors",
+            progress=self.progress,
+        )
 
     @property
     def _expanded_file(self) -> Path:
