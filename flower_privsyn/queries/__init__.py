@@ -1,17 +1,37 @@
 """What one user answers, one file per question. Pure numpy, no noise, no input or output."""
 
+from flower_privsyn.queries.kernel_mean import (
+    KernelMean,
+    features,
+    mean_features,
+    mean_scores,
+    median_bandwidth,
+    squared_mmd,
+    witness_scores,
+)
 from flower_privsyn.queries.nearest_neighbor import NearestNeighborHistogram, nearest_candidates
 from flower_privsyn.queries.query import GRID, Broadcast, Cohort, Query
+from flower_privsyn.queries.similarity import MeanSimilarity, expand_scores, project_scores
 
 #: Every question a client app answers. A new method adds its query here and nowhere else.
-QUERIES: tuple[type[Query], ...] = (NearestNeighborHistogram,)
+QUERIES: tuple[type[Query], ...] = (NearestNeighborHistogram, MeanSimilarity, KernelMean)
 
 __all__ = [
     "GRID",
     "QUERIES",
     "Broadcast",
     "Cohort",
+    "KernelMean",
+    "MeanSimilarity",
     "NearestNeighborHistogram",
     "Query",
+    "expand_scores",
+    "features",
+    "mean_features",
+    "mean_scores",
+    "median_bandwidth",
     "nearest_candidates",
+    "project_scores",
+    "squared_mmd",
+    "witness_scores",
 ]

@@ -1,0 +1,366 @@
+"""Mean cosine similarity of a user's texts to every candidate: POPri's question.
+
+Hou et al., "Private Federated Learning using Preference-Optimized Synthetic Data" (POPri, ICML
+2025), Algorithm 1: each user scores every candidate by the mean cosine similarity to the user's
+own texts and clips the vector of scores to norm 1.
+
+The scores of one user are the image of one d-vector. With C (m, d) the centred unit candidates and
+u (d,) the mean of the user's unit records they are C u, so the sum over all users lies in the
+column span of C, of dimension d at most. With the symmetric root A = (C'C)^(1/2) (d, d),
+
+    |A u| = |C u|      and      C A^+ is an isometry from the row space of C onto that span,
+
+hence a user may answer with A u, clipped, in place of C u, clipped: the norms are equal, and the
+server gets the one from the other. `answer_space = "span"` does; see `expand_scores`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.queries.query import (
+    BLOCK_BYTES,
+    Broadcast,
+    Cohort,
+    Float64Array,
+    IntArray,
+    Query,
+)
+from flower_privsyn.queries.user_means import unit_rows, user_means
+
+Centre = Literal["prompt", "all", "none"]
+
+#: Root mean square of a user's centred cosines below which the user has no preference: float32
+#: embeddings of equal texts differ by less.
+_NO_PREFERENCE = 1e-6
+
+#: Directions of the candidates shorter than this share of the longest one are left out by the
+#: server. `_NO_PREFERENCE` times 1e-5, so that no user's scores lose more than 1e-5 by it.
+_RELATIVE_CUT = 1e-11
+
+#: Relative shrinking of an expanded sum, far above the rounding of the expansion.
+_EXPANSION_SLACK = 2.0**-20
+
+#: Rows of C that one step of the factorisation holds.
+_FACTOR_ROWS = 4096
+
+#: Factorisations kept: many nodes of one process are asked about the same candidates.
+_KEPT_SPANS = 4
+
+
+@dataclass(frozen=True)
+class _Span:
+    """The symmetric root of C'C, and its pseudo-inverse; both (d, d) float64."""
+
+    root: Float64Array
+    inverse: Float64Array
+
+
+_spans: OrderedDict[bytes, _Span] = OrderedDict()
+_spans_lock = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanSimilarity(Query):
+    """Mean cosine similarity of a user's records to each candidate, centred, of norm 1 at most.
+
+    The broadcast holds "candidates", (m, d) float32, and with `centre="prompt"` also "prompt",
+    (m,) integers: the group of each candidate. Groups may have any size and any order.
+
+    Formal guarantee:
+        Unit: user. Whatever a user's records are, the contribution has L2 norm at most 1, in both
+        answer spaces and with both scales, so the sensitivity is 1 under zero-out and add/remove
+        and 2 under replace-one. The number of records of a user needs no bound.
+
+    Centring is a public linear map, applied before the scaling:
+        "prompt": each user's mean over the candidates of one prompt is subtracted. Only the order
+            within a prompt is used later, so what is removed carries no information and would
+            use up the norm.
+        "all": each user's mean over all candidates is subtracted (the authors' code).
+        "none": raw cosines (the paper). They are nearly constant over candidates, so most of the
+            norm is spent on their common mean.
+
+    Scaling:
+        "clip": vectors longer than 1 are scaled to 1, shorter ones are left as they are (the
+            paper). The norm of a centred vector is sqrt(m) times the spread of the user's cosines:
+            with thousands of candidates it usually exceeds 1 and this equals "unit"; with few
+            candidates, or for a user to whom all are equally near, it stays below 1 and that user
+            counts for less.
+        "unit": every vector is scaled to norm 1 (the authors' code), so that every user with a
+            preference counts the same. A user whose centred cosines have a root mean square below
+            1e-6 has none and contributes zero.
+
+    Attributes:
+        centre: "prompt", "all" or "none".
+        scale: "clip" or "unit".
+        max_samples: records of one user that count, the first ones; 0 for all of them.
+        answer_space: "candidates": the m scores. "span": d numbers from which the server computes
+            the same m scores (`expand_scores`); at equal privacy the noise in the scores is that of
+            "candidates" projected onto the span, with m / d times less variance on average.
+
+    References:
+        Hou et al. 2025 (POPri), Algorithm 1, the clients' scores.
+    """
+
+    name: ClassVar[str] = "mean_similarity"
+
+    centre: Centre = "prompt"
+    scale: Literal["clip", "unit"] = "clip"
+    max_samples: int = 0
+    answer_space: Literal["candidates", "span"] = "candidates"
+
+    def __post_init__(self) -> None:
+        """Validate the parameters."""
+        if isinstance(self.max_samples, bool) or not isinstance(self.max_samples, int):
+            raise ConfigError(f"max-samples must be an integer >= 0, got {self.max_samples!r}")
+        if self.max_samples < 0:
+            raise ConfigError(f"max-samples must be >= 0, got {self.max_samples}")
+        for key, value, allowed in (
+            ("centre", self.centre, ("prompt", "all", "none")),
+            ("scale", self.scale, ("clip", "unit")),
+            ("answer-space", self.answer_space, ("candidates", "span")),
+        ):
+            if value not in allowed:
+                choices = ", ".join(f'"{choice}"' for choice in allowed)
+                raise ConfigError(f"{key} must be one of {choices}, got {value!r}")
+
+    @property
+    def clip_norm(self) -> float:
+        """1, with both scales and in both answer spaces."""
+        return 1.0
+
+    @property
+    def max_records(self) -> int | None:
+        """The cap on records, or None: the clip alone bounds a user."""
+        return self.max_samples or None
+
+    def check(self, broadcast: Broadcast, *, dimension: int) -> None:
+        """Refuse candidates of the wrong form, and groups that are not one integer each."""
+        arrays = dict(broadcast)
+        prompt = arrays.pop("prompt", None)
+        super().check(arrays, dimension=dimension)
+        if (prompt is None) == (self.centre == "prompt"):
+            raise ValueError(
+                f'{self.name} with centre = "{self.centre}" is asked '
+                f"{'with' if self.centre == 'prompt' else 'without'} the prompt of each candidate, "
+                f"got {sorted(broadcast)}"
+            )
+        if prompt is not None:
+            _groups(prompt, len(arrays["candidates"]))
+
+    def answer_length(self, broadcast: Broadcast) -> int:
+        """One number per candidate, or in the span one per dimension of the embedding."""
+        m, dimension = broadcast["candidates"].shape
+        return int(dimension if self.answer_space == "span" else m)
+
+    def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
+        """Each user's centred mean cosines, (num_users, m), or their span form, (num_users, d).
+
+        With `scale="unit"` they are scaled to norm 1 here; the clip does the rest.
+        """
+        m, dimension = broadcast["candidates"].shape
+        users = user_means(cohort, unit_rows, width=dimension)
+        if self.answer_space == "span":
+            scores = users @ _span(broadcast, self.centre).root
+        else:
+            scores = users @ _centred(broadcast, self.centre).T
+        if self.scale == "unit":
+            norms = np.sqrt(np.einsum("nk,nk->n", scores, scores))
+            decided = norms > _NO_PREFERENCE * np.sqrt(m)
+            scores[~decided] = 0.0
+            scores[decided] /= norms[decided, None]
+        return scores
+
+    def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
+        """Sum of the clipped scores, without the (users, candidates) matrix.
+
+        The cohort is summed in the span, where every user's vector is a point of the grid and the
+        sum is exact, and the sum is expanded once: n d^2 + m d^2 operations in place of n m d. It
+        equals the sum of `contribution` to 1e-5 relative. A small cohort is summed directly, which
+        is cheaper than factorising the candidates.
+        """
+        m, dimension = broadcast["candidates"].shape
+        few = cohort.num_users <= dimension and 8 * m * cohort.num_users <= BLOCK_BYTES
+        if self.answer_space == "span" or few:
+            return super().answer(cohort, broadcast)
+        total = replace(self, answer_space="span").answer(cohort, broadcast)
+        scores = _expand(total, broadcast, self.centre)
+        # The expansion is an isometry up to rounding; shrunk by more than that, no user's share of
+        # the result is longer than the clip norm.
+        return scores * (1.0 - _EXPANSION_SLACK)
+
+
+def expand_scores(
+    release: npt.NDArray[Any],
+    candidates: npt.NDArray[Any],
+    *,
+    prompt: npt.NDArray[Any] | None = None,
+    centre: Centre = "prompt",
+) -> Float64Array:
+    """Scores of all candidates from a release with `answer_space="span"`.
+
+    The candidates must be those that the users received, after any rounding on the way.
+
+    At zero noise the result is the sum of the users' clipped scores. With noise N(0, sigma^2 I) in
+    the release it is that sum plus noise of covariance sigma^2 P, P the orthogonal projection onto
+    the span of the centred candidates: exactly what is left of N(0, sigma^2 I) added to the m
+    scores after the part outside the span, where the true sum cannot lie, is taken out. The
+    variance per candidate is sigma^2 rank / m on average, rank <= min(m, d).
+
+    Why the roots computed by the users and by the server need not agree to the last bit: the
+    symmetric root is a continuous function of C, also where C has no full rank, and the map back
+    never lengthens a vector. With roots A on a user's side and B here the result is off by at most
+    |A - B| |u| per user, however small the shortest directions are.
+
+    Args:
+        release: (d,) the noisy sum.
+        candidates: (m, d) as broadcast.
+        prompt: (m,) integer group of each candidate, for `centre="prompt"`.
+        centre: as in the query.
+
+    Returns:
+        (m,) float64, in the unit of the release (a sum over users).
+
+    Raises:
+        ValueError: shapes do not fit, a value is not finite, or `prompt` and `centre` disagree.
+    """
+    broadcast = _checked(candidates, prompt, centre)
+    release = np.asarray(release, dtype=np.float64)
+    if release.shape != (candidates.shape[1],) or not np.isfinite(release).all():
+        raise ValueError(
+            f"the release must be ({candidates.shape[1]},) and finite, got {release.shape}"
+        )
+    return _expand(release, broadcast, centre)
+
+
+def project_scores(
+    scores: npt.NDArray[Any],
+    candidates: npt.NDArray[Any],
+    *,
+    prompt: npt.NDArray[Any] | None = None,
+    centre: Centre = "prompt",
+) -> Float64Array:
+    """Take the noise outside the span of the centred candidates out of released scores.
+
+    For releases with `answer_space="candidates"`: the orthogonal projection onto the span, where
+    the true sum lies. Post-processing, so free. The result has the same distribution as
+    `expand_scores` of a release in the span with the same noise.
+
+    Args:
+        scores: (m,) the noisy sum.
+        candidates: (m, d) as broadcast.
+        prompt: (m,) integer group of each candidate, for `centre="prompt"`.
+        centre: as in the query.
+
+    Returns:
+        (m,) float64.
+
+    Raises:
+        ValueError: shapes do not fit, a value is not finite, or `prompt` and `centre` disagree.
+    """
+    broadcast = _checked(candidates, prompt, centre)
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.shape != (len(candidates),) or not np.isfinite(scores).all():
+        raise ValueError(f"scores must be ({len(candidates)},) and finite, got {scores.shape}")
+    inverse = _span(broadcast, centre).inverse
+    return _expand(inverse @ (_centred(broadcast, centre).T @ scores), broadcast, centre)
+
+
+def _checked(
+    candidates: npt.NDArray[Any], prompt: npt.NDArray[Any] | None, centre: Centre
+) -> Broadcast:
+    broadcast = (
+        {"candidates": candidates}
+        if prompt is None
+        else {
+            "candidates": candidates,
+            "prompt": prompt,
+        }
+    )
+    dimension = candidates.shape[1] if candidates.ndim == 2 else 0
+    MeanSimilarity(centre=centre).check(broadcast, dimension=dimension)
+    return broadcast
+
+
+def _expand(total: Float64Array, broadcast: Broadcast, centre: Centre) -> Float64Array:
+    coefficients = _span(broadcast, centre).inverse @ total
+    scores: Float64Array = _centred(broadcast, centre) @ coefficients
+    return scores
+
+
+def _groups(prompt: npt.NDArray[Any], num_candidates: int) -> IntArray:
+    """Groups numbered from 0, (m,)."""
+    if prompt.shape != (num_candidates,) or prompt.dtype.kind not in "iu":
+        raise ValueError(
+            f"prompt must be ({num_candidates},) integers, one group per candidate, got "
+            f"{prompt.dtype} of shape {prompt.shape}"
+        )
+    groups: IntArray = np.unique(prompt, return_inverse=True)[1].reshape(-1)
+    return groups
+
+
+def _centred(broadcast: Broadcast, centre: Centre) -> Float64Array:
+    """C: unit candidates, centred; (m, d) float64. C u are a user's centred cosines."""
+    rows = unit_rows(broadcast["candidates"])
+    if centre == "all":
+        rows -= rows.mean(axis=0)
+    elif centre == "prompt":
+        groups = _groups(broadcast["prompt"], len(rows))
+        order = np.argsort(groups, kind="stable")
+        counts = np.bincount(groups)
+        first = np.cumsum(counts) - counts
+        means = np.add.reduceat(rows[order], first, axis=0) / counts[:, None]
+        rows -= means[groups]
+    return rows
+
+
+def _span(broadcast: Broadcast, centre: Centre) -> _Span:
+    """The root of C'C and its pseudo-inverse, kept for the next call about these candidates."""
+    key = _fingerprint(broadcast, centre)
+    with _spans_lock:
+        kept = _spans.get(key)
+        if kept is not None:
+            _spans.move_to_end(key)
+            return kept
+    span = _factorise(_centred(broadcast, centre))
+    with _spans_lock:
+        _spans[key] = span
+        while len(_spans) > _KEPT_SPANS:
+            _spans.popitem(last=False)
+    return span
+
+
+def _fingerprint(broadcast: Mapping[str, npt.NDArray[Any]], centre: Centre) -> bytes:
+    digest = hashlib.sha256(centre.encode())
+    for name in sorted(broadcast):
+        array = np.ascontiguousarray(broadcast[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.data)
+    return digest.digest()
+
+
+def _factorise(centred: Float64Array) -> _Span:
+    """The symmetric root by an orthogonal factorisation of C.
+
+    Rooting the product C'C would lose half the digits of the short directions.
+    """
+    dimension = centred.shape[1]
+    triangle: Float64Array = np.empty((0, dimension))
+    for start in range(0, len(centred), _FACTOR_ROWS):
+        block = np.concatenate((triangle, centred[start : start + _FACTOR_ROWS]))
+        triangle = np.asarray(np.linalg.qr(block, mode="r"))  # (min(rows, d), d)
+    _, lengths, directions = np.linalg.svd(triangle, full_matrices=False)
+    kept = lengths > _RELATIVE_CUT * lengths.max(initial=0.0)
+    inverse_lengths = np.where(kept, 1.0 / np.where(kept, lengths, 1.0), 0.0)
+    root = (directions.T * lengths) @ directions
+    inverse = (directions.T * inverse_lengths) @ directions
+    return _Span(root=root, inverse=inverse)

@@ -1,0 +1,54 @@
+"""One mean per user over transformed records, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.queries.query import Cohort, Float32Array, Float64Array
+
+#: Records transformed at a time.
+_BLOCK_RECORDS = 1024
+
+
+def user_means(
+    cohort: Cohort,
+    transform: Callable[[Float32Array], npt.NDArray[Any]],
+    *,
+    width: int,
+) -> Float64Array:
+    """Mean of `transform` over each user's records; zero for a user without records.
+
+    Args:
+        cohort: the users.
+        transform: maps (k, d) float32 records to (k, width) rows, row by row.
+        width: of the transformed rows.
+
+    Returns:
+        (num_users, width) float64, accumulated in float64.
+    """
+    means = np.zeros((cohort.num_users, width), dtype=np.float64)
+    for start in range(0, len(cohort.records), _BLOCK_RECORDS):
+        owners = cohort.owners[start : start + _BLOCK_RECORDS]
+        rows = transform(cohort.records[start : start + _BLOCK_RECORDS])
+        first = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
+        # A user whose records span two blocks is met once in each.
+        means[owners[first]] += np.add.reduceat(rows, first, axis=0, dtype=np.float64)
+    counts = np.bincount(cohort.owners, minlength=cohort.num_users)
+    means /= np.maximum(counts, 1)[:, None]
+    return means
+
+
+def unit_rows(vectors: npt.NDArray[Any]) -> Float64Array:
+    """Rows scaled to L2 norm 1, in float64; zero rows stay zero.
+
+    Args:
+        vectors: (n, d) real, finite, of float32's range.
+    """
+    rows = vectors.astype(np.float64)
+    norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+    rows /= np.where(norms > 0.0, norms, 1.0)[:, None]
+    return rows
