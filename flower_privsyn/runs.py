@@ -77,6 +77,7 @@ _VERSIONED = (
 )
 _LOGGERS = ("flower_privsyn", "flwr.privsyn")
 _LOCK_POLL_SECONDS = 0.2
+_DEAD_HOLDER_SECONDS = 10.0
 _WATCH_SECONDS = 0.5
 
 
@@ -545,7 +546,9 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
     Args:
         path: The lock file; created where it does not exist.
         what: What is being locked, for the error message.
-        wait_seconds: How long to wait for another process to let go, >= 0.
+        wait_seconds: How long to wait for another process to let go, >= 0. A holder that is
+            dead is waited for in any case: the kernel releases the lock when the last thread or
+            half-made child of it is gone, moments after the process itself is seen to be dead.
 
     Returns:
         The open file. Closing it, or the end of the process, releases the lock.
@@ -559,7 +562,7 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
         raise RunDirectoryError("Runs need a system with file locks: Linux or macOS.") from error
 
     file = path.open("a+", encoding="utf-8")
-    deadline = time.monotonic() + wait_seconds
+    begun = time.monotonic()
     while True:
         try:
             # flock, not lockf: a POSIX record lock is lost when any descriptor of the file is
@@ -567,9 +570,11 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if time.monotonic() >= deadline:
+            holder = _read_holder(path)
+            dead = holder is not None and not is_alive(*holder)
+            waits = max(wait_seconds, _DEAD_HOLDER_SECONDS) if dead else wait_seconds
+            if time.monotonic() >= begun + waits:
                 file.close()
-                holder = _read_holder(path)
                 who = f"process {holder[0]}" if holder else "another process"
                 raise RunDirectoryError(
                     f"{what[:1].upper()}{what[1:]} is in use by {who}; "

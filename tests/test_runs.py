@@ -238,6 +238,27 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
     assert run.status == "running"
 
 
+_DIE_WITH_A_CHILD = """
+import os, sys, time
+from flower_privsyn.runs import RunDirectory
+run = RunDirectory.open(sys.argv[1])
+run.lock()
+if os.fork() == 0:  # as a child between fork and exec, or a thread that is still ending
+    time.sleep(1.5)
+    os._exit(0)
+os._exit(0)
+"""
+
+
+def test_a_lock_that_outlives_its_dead_holder_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    run.unlock()
+    subprocess.run([sys.executable, "-c", _DIE_WITH_A_CHILD, str(tmp_path)], check=True)
+    run.lock()
+    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    run.unlock()
+
+
 _WATCH = """
 import sys, time
 from flower_privsyn.runs import watch_supervisor
