@@ -83,7 +83,10 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
             block[:, :-1] = records[start:stop]
             np.matmul(block, right, out=product)
             lengths = np.sqrt(np.einsum("nd,nd->n", block, block, dtype=np.float64))
-            tolerance = unit * lengths * math.hypot(largest, 0.5 * largest**2)
+            bound = lengths * math.hypot(largest, 0.5 * largest**2)
+            # Beyond float32 a partial sum may overflow although the product does not, and which
+            # one does depends on the other rows of the block: there only float64 decides.
+            tolerance = np.where(bound < 1e38, unit * bound, np.inf)
             nearest[start:stop] = _best_with_ties(
                 product, tolerance, records[start:stop], candidates
             )

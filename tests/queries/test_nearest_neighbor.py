@@ -104,6 +104,13 @@ class TestNearestCandidates:
             nearest_candidates(records, candidates), brute_force(records, candidates)
         )
 
+    def test_votes_of_a_huge_record_do_not_depend_on_the_other_rows(self) -> None:
+        candidates = np.array([[-3, 1, -1], *[[-1, -1, -1]] * 7], dtype=np.float32)
+        records = np.full((2, 3), 1e38, dtype=np.float32)
+        together = nearest_candidates(records, candidates)
+        assert np.array_equal(together[:1], nearest_candidates(records[:1], candidates))
+        assert np.array_equal(together, brute_force(records, candidates))
+
     @pytest.mark.parametrize(
         "candidates",
         [
