@@ -117,6 +117,7 @@ class PrivateSumStrategy(Strategy):
         self._asked: dict[int, int] = {}  # node -> most users that may be in its answer
         self._asked_query: Query | None = None
         self._sent: Broadcast | None = None
+        self._ended = False  # the method asks nothing more, although rounds are left
 
     # ------------------------------------------------------------------ what a method gives
 
@@ -149,7 +150,8 @@ class PrivateSumStrategy(Strategy):
             last: no further round follows; return None.
 
         Returns:
-            What the next round sends, or None after the last.
+            What the next round sends. None after the last round, and before it to end the run
+            early: the rounds that are left are neither asked nor charged.
         """
 
     @abstractmethod
@@ -179,6 +181,13 @@ class PrivateSumStrategy(Strategy):
         if self._progress is None:
             raise RuntimeError("the strategy has not been started")
         return self._progress
+
+    @property
+    def expected_users(self) -> float:
+        """Users that take part in a round on average, public; available from `start` on."""
+        if self._sampling is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._sampling.expected_users
 
     @property
     def noise_multiplier(self) -> float:
@@ -290,6 +299,9 @@ class PrivateSumStrategy(Strategy):
         settings, sampling = self._settings, self._sampling
         if sampling is None or self._ledger is None:
             raise RuntimeError("the strategy has not been started")
+        if self._ended:
+            # Flower's loop goes on to the number of rounds it was given; nobody is asked in them.
+            return []
         # A method may ask another question in every round; noise and ledger follow its clip norm.
         query = self._asked_query = self.query
         mechanism = self._mechanism = GaussianMechanism(
@@ -344,6 +356,8 @@ class PrivateSumStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Release the noisy sum of a round and hand it to `update`."""
+        if self._ended:
+            return None, None
         number = self._rounds_before + server_round
         counts: Counter[str] = Counter()
         released = self._release(number, replies, counts)
@@ -668,7 +682,8 @@ class PrivateSumStrategy(Strategy):
             else:
                 self._finish_round(release, last=number >= total)
         self._rounds_before = reached
-        if self._rounds_before >= total:
+        ended = bool((self.run.round_state(reached) or {}).get("ended"))
+        if self._rounds_before >= total or ended:
             return None
         return self.restore(self._rounds_before + 1)
 
@@ -692,9 +707,15 @@ class PrivateSumStrategy(Strategy):
     def _finish_round(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
         self._store_release(release)
         following = self.update(release, last=last)
+        self._ended = following is None and not last
         self.run.finish_round(
             release.round_number,
-            {"num_users": release.num_users, "noise_std": release.noise_std, "outcome": "released"},
+            {
+                "num_users": release.num_users,
+                "noise_std": release.noise_std,
+                "outcome": "released",
+                **({"ended": True} if self._ended else {}),
+            },
         )
         return following
 
