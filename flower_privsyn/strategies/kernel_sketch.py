@@ -1,0 +1,439 @@
+"""Kernel sketch: users are asked once, and every later round is scored from that one release.
+
+Ours. A user's answer is the mean of kernel features of its texts; the noisy sum over users is a
+sketch of their distribution. Whatever is compared with it afterwards, in however many rounds, is
+post-processing: POPri's pairs, or private evolution's survivors.
+
+Papers:
+    Rahimi, Recht: "Random Features for Large-Scale Kernel Machines" (NIPS 2007).
+    Balog, Tolstikhin, Schölkopf: "Differentially Private Database Release via Kernel Mean
+    Embeddings" (ICML 2018).
+    Chen, Welling, Smola: "Super-Samples from Kernel Herding" (UAI 2010), for survivors.
+    Hou, Wang, Zhu, Lazar, Fanti: POPri (ICML 2025), Algorithm 1, for preferences.
+    Hou et al.: PrE-Text (ICML 2024), Algorithms 1 and 2, for evolution and expansion.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.files import located
+from flower_privsyn.population import Population
+from flower_privsyn.privacy import RandomSource
+from flower_privsyn.queries import Broadcast, KernelMean
+from flower_privsyn.strategies.preference_rounds import (
+    PreferenceConfig,
+    PreferenceRounds,
+    PreferenceTrainer,
+    PublicSide,
+    best,
+)
+from flower_privsyn.strategies.private_sum import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.strategies.settings import check_choice, check_integer, check_number
+from flower_privsyn.strategies.sketch import Sketch, sketch_query
+
+if TYPE_CHECKING:
+    from flower_privsyn.embedding import Embedder
+    from flower_privsyn.generation import TextGenerator, Variation
+
+logger = logging.getLogger("flwr.privsyn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSketchConfig(PreferenceConfig):
+    """Settings of `KernelSketch`.
+
+    `num_rounds` counts releases, as everywhere: one by default, with the whole budget. Refinement
+    rounds are not releases and have no price.
+
+    Attributes:
+        refine: what the sketch is used for: "preference" trains the generator as POPri does;
+            "evolution" evolves public text as private evolution does, and expands the survivors.
+        objective: "witness": how much more the users' texts resemble a candidate than the current
+            population does, so that what is covered is not rewarded again; "mean": how much they
+            resemble it, POPri's objective.
+        refinement_rounds: rounds of preferences or of evolution, >= 0; 0 writes the synthetic
+            texts with the public model.
+        num_candidates: for "evolution", texts that survive a round, >= 1.
+        variations: for "evolution", variations of each survivor that compete with it in the next
+            round, >= 1. The first round draws `num_candidates` x (1 + `variations`) public texts.
+        variation_model: for "evolution", the masked language model that varies texts.
+        mask_fraction: share of a text's tokens masked in one step, in (0, 1].
+        mask_steps: how often a text is masked and filled, >= 1.
+    """
+
+    num_rounds: int = 1
+    checkpoint: Literal["last", "sketch-mmd"] = "sketch-mmd"
+    refine: Literal["preference", "evolution"] = "preference"
+    objective: Literal["witness", "mean"] = "witness"
+    refinement_rounds: int = 20
+    num_candidates: int = 1024
+    variations: int = 1
+    variation_model: str = "privsyn-mlm"
+    mask_fraction: float = 0.3
+    mask_steps: int = 2
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        check_choice("refine", self.refine, ("preference", "evolution"))
+        check_choice("objective", self.objective, ("witness", "mean"))
+        check_integer("refinement-rounds", self.refinement_rounds, low=0)
+        for key in ("num_candidates", "variations", "mask_steps"):
+            check_integer(key.replace("_", "-"), getattr(self, key), low=1)
+        check_number("mask-fraction", self.mask_fraction, low=0, high=1, low_open=True)
+
+    @property
+    def needs_training(self) -> bool:
+        """Evolution changes texts, not the generator."""
+        return self.refine == "preference" and self.refinement_rounds > 0
+
+
+@final
+class KernelSketch(PrivateSumStrategy):
+    """Release one kernel mean, then refine synthetic text against it for free.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            config = KernelSketchConfig(epsilon=1.0, refinement_rounds=10)
+            KernelSketch(config).start(grid)
+        ```
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases (one by default) of
+        the sum of kernel means of L2 sensitivity 1, composed with the sampling in use. Refinement,
+        of any number of rounds, is post-processing of public text and those releases.
+
+    Args:
+        config: the settings.
+        embedder: in place of `config.embedding_model`; nodes must use the same.
+        generator: in place of `config.generator`.
+        variation: in place of mask-filling with `config.variation_model`.
+        trainer: in place of `flower_privsyn.training.train_preferences`.
+        random: source of noise and coins; only tests pass one.
+    """
+
+    def __init__(
+        self,
+        config: KernelSketchConfig,
+        *,
+        embedder: Embedder | None = None,
+        generator: TextGenerator | None = None,
+        variation: Variation | None = None,
+        trainer: PreferenceTrainer | None = None,
+        random: RandomSource | None = None,
+    ) -> None:
+        super().__init__(config, random=random)
+        self.config = config
+        self._embedder = embedder
+        self._generator = generator
+        self._variation = variation
+        self._trainer = trainer
+        self._public: PublicSide | None = None
+        self._rounds: PreferenceRounds | None = None
+        self._kernel = KernelMean(
+            num_features=config.num_features,
+            bandwidth=config.bandwidth or 1.0,
+            max_samples=config.max_samples,
+        )
+
+    @property
+    def query(self) -> KernelMean:
+        """The kernel mean; its bandwidth is settled by `check`."""
+        return self._kernel
+
+    @property
+    def rounds(self) -> PreferenceRounds:
+        """Candidates and adapters of the refinement; available from `start` on."""
+        if self._rounds is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._rounds
+
+    # ------------------------------------------------------------------ the release
+
+    def check(self) -> None:
+        """Load the models and the public text, and settle the kernel."""
+        config = self.config
+        public = self._public = PublicSide.load(
+            config,
+            embedder=self._embedder,
+            generator=self._generator,
+            check_training=config.needs_training and self._trainer is None,
+        )
+        if config.refine == "evolution" and self._variation is None:
+            from flower_privsyn.generation import MaskFill
+
+            self._variation = MaskFill(
+                located(config.variation_model),
+                mask_fraction=config.mask_fraction,
+                num_steps=config.mask_steps,
+                temperature=config.temperature,
+                top_p=config.top_p,
+                max_tokens=config.max_tokens,
+            )
+        self._rounds = PreferenceRounds(
+            config,
+            public,
+            root=self.run.path / "refinement",
+            progress=self.progress,
+            trainer=self._trainer,
+        )
+        self._kernel = sketch_query(self.run.path, config, public=public, progress=self.progress)
+
+    def embedder_identity(self) -> tuple[str, int]:
+        """Fingerprint and dimension of the embedding model."""
+        embedder = self._need_public().embedder
+        return embedder.fingerprint, embedder.dimension
+
+    def first_broadcast(self) -> Broadcast:
+        """The length of the embeddings: all else the users need is in the query."""
+        return self._kernel.broadcast(self._need_public().embedder.dimension)
+
+    def update(
+        self,
+        release: ReleasedSum,  # noqa: ARG002 - it is kept by the base class
+        *,
+        last: bool,
+    ) -> Broadcast | None:
+        """Nothing: the release is on disk, and is read when all are there."""
+        return None if last else self.first_broadcast()
+
+    def restore(self, round_number: int) -> Broadcast:  # noqa: ARG002
+        """The same question in every round."""
+        return self.first_broadcast()
+
+    def keep(self, round_number: int) -> None:
+        """Nothing: what a round sends does not depend on the ones before."""
+
+    def sketch(self) -> Sketch | None:
+        """All releases of the run together; None when every round was lost.
+
+        Under Poisson sampling the users in a sum are not released, so their expected number stands
+        for them: the mean stays unbiased, with the sampling's variance added.
+        """
+        releases = []
+        for number in self.run.rounds_with_outcome("released"):
+            release = self._stored_release(number)
+            if release is not None:
+                users = self.expected_users if release.num_users is None else release.num_users
+                releases.append((release.values, float(users), release.noise_std))
+        return Sketch.combine(self._kernel, releases)
+
+    # ------------------------------------------------------------------ refinement
+
+    def finish(self) -> dict[str, Any]:
+        """Refine against the sketch, then write the synthetic texts."""
+        sketch = self.sketch()
+        if sketch is None:
+            logger.warning("nothing was released: the result is made from public text alone")
+            return self.rounds.corpus(self.run, round_number=1)
+        sketch.save(self.run.path)
+        if self.config.refinement_rounds == 0:
+            return self.rounds.corpus(self.run, round_number=1)
+        if self.config.refine == "preference":
+            return self._prefer(sketch)
+        return self._evolve(sketch)
+
+    def _prefer(self, sketch: Sketch) -> dict[str, Any]:
+        """POPri's rounds, scored from the sketch."""
+        config, rounds = self.config, self.rounds
+        last = config.refinement_rounds
+        distances: dict[int, float] = {}
+        for number in range(1, config.refinement_rounds + 1):
+            candidates = rounds.candidates(number)
+            distances[number] = sketch.squared_mmd(candidates.embeddings)
+            if rounds.stops(distances):
+                last = number - 1
+                logger.info(
+                    "refinement ends before round %d: the responses have not come nearer for %d "
+                    "rounds",
+                    number,
+                    config.patience,
+                )
+                break
+            record = rounds.learn(number, self._scores(sketch, candidates.embeddings))
+            logger.info(
+                "refinement round %d: squared distance %.6f, %d pairs",
+                number,
+                distances[number],
+                record["pairs"],
+            )
+        chosen = last + 1
+        if config.checkpoint == "sketch-mmd":
+            distances[chosen] = sketch.squared_mmd(rounds.candidates(chosen).embeddings)
+            chosen = best(distances)
+        figures = rounds.corpus(self.run, round_number=chosen)
+        return {
+            **figures,
+            "squared_mmd": {str(number): value for number, value in distances.items()},
+            "writer": f"the adapter that wrote in refinement round {chosen}",
+        }
+
+    def _scores(
+        self, sketch: Sketch, embeddings: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float64]:
+        """One score per candidate; the candidates of the round are its population."""
+        if self.config.objective == "mean":
+            return sketch.mean_scores(embeddings)
+        return sketch.witness_scores(embeddings, embeddings)
+
+    def _evolve(self, sketch: Sketch) -> dict[str, Any]:
+        """Private evolution's rounds, with survivors chosen from the sketch.
+
+        Survivors compete with their variations, so that no round can lose what an earlier one
+        found: scoring is free and without new noise.
+        """
+        config = self.config
+        evolution = SketchEvolution(
+            sketch,
+            folder=self.run.path / "refinement",
+            objective=config.objective,
+            num_candidates=config.num_candidates,
+        )
+        distances: dict[int, float] = {}
+        for number in range(1, config.refinement_rounds + 1):
+            survivors = evolution.survivors(number)
+            if survivors is None:
+                survivors = evolution.choose(number, self._pool(evolution, number))
+            distances[number] = evolution.distance(survivors)
+            logger.info("refinement round %d: squared distance %.6f", number, distances[number])
+            if self.rounds.stops(distances):
+                break
+        chosen = best(distances) if config.checkpoint == "sketch-mmd" else max(distances)
+        survivors = evolution.survivors(chosen)
+        if survivors is None:
+            raise RuntimeError(f"the survivors of round {chosen} are gone")
+        figures = self.rounds.corpus(
+            self.run,
+            round_number=chosen,
+            seeds=survivors.texts,
+            ids=survivors.ids,
+            source="expanded",
+        )
+        return {
+            **figures,
+            "survivors": len(survivors),
+            "squared_mmd": {str(number): value for number, value in distances.items()},
+        }
+
+    def _pool(self, evolution: SketchEvolution, number: int) -> Population:
+        """What competes in a round: public texts in the first, then survivors and variations."""
+        config, public = self.config, self._need_public()
+        if number == 1:
+            chooser = np.random.default_rng(self.rounds.seed("pool"))
+            size = min(len(public.seeds), config.num_candidates * (1 + config.variations))
+            drawn = np.sort(chooser.choice(len(public.seeds), size=size, replace=False))
+            texts = [public.seeds[index] for index in drawn]
+            fresh = Population.create(
+                texts,
+                round_number=1,
+                source="public",
+                parents=[(f"public:{index}",) for index in drawn],
+            )
+            return fresh.with_embeddings(self._embed(number, fresh.texts))
+        parents, variation = evolution.survivors(number - 1), self._variation
+        if parents is None or parents.embeddings is None or variation is None:
+            raise RuntimeError(f"round {number} begins before round {number - 1} has survivors")
+        known = set(parents.texts)
+        texts, origins = [], []
+        total = config.variations * len(parents)
+        with self.progress.stage(f"Refinement round {number}: vary survivors", total) as stage:
+            for copy in range(config.variations):
+                varied = variation.vary(
+                    parents.texts,
+                    seed=self.rounds.seed("variation", number, copy),
+                    progress=stage.update,
+                )
+                for text, parent in zip(varied, parents.ids, strict=True):
+                    if text.strip() and text not in known:
+                        known.add(text)
+                        texts.append(text)
+                        origins.append((parent,))
+        fresh = Population.create(texts, round_number=number, source="variation", parents=origins)
+        return Population(
+            parents.texts + fresh.texts,
+            parents.ids + fresh.ids,
+            parents.parents + fresh.parents,
+            parents.source + fresh.source,
+            np.concatenate((parents.embeddings, self._embed(number, fresh.texts))),
+        )
+
+    def _embed(self, number: int, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        embedder = self._need_public().embedder
+        if not texts:
+            return np.empty((0, embedder.dimension), dtype=np.float32)
+        with self.progress.stage(f"Refinement round {number}: embed", len(texts)) as stage:
+            return embedder.embed(texts, progress=stage.update)
+
+    def _need_public(self) -> PublicSide:
+        if self._public is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._public
+
+
+class SketchEvolution:
+    """Survivors on disk, chosen by a sketch: `<folder>/0001/population.parquet`.
+
+    Args:
+        sketch: what survivors are to resemble.
+        folder: the folder of the rounds.
+        objective: "witness" chooses the texts that together resemble the users' texts (kernel
+            herding); "mean" those that do so one by one.
+        num_candidates: survivors of a round.
+    """
+
+    def __init__(
+        self,
+        sketch: Sketch,
+        *,
+        folder: Path,
+        objective: Literal["witness", "mean"],
+        num_candidates: int,
+    ) -> None:
+        self._sketch = sketch
+        self._folder = folder
+        self._objective = objective
+        self._num_candidates = num_candidates
+
+    def survivors(self, number: int) -> Population | None:
+        """The survivors of a round, with their embeddings; None before it."""
+        import pyarrow.parquet as pq
+
+        file = self._file(number)
+        if not file.exists():
+            return None
+        survived = pq.read_table(file, columns=["survived"]).column("survived").to_numpy()
+        return Population.from_parquet(file).take(np.flatnonzero(survived))
+
+    def choose(self, number: int, pool: Population) -> Population:
+        """Let `num_candidates` texts of a pool survive, and write the round down."""
+        if pool.embeddings is None:
+            raise ValueError("the pool must be embedded")
+        if self._objective == "witness":
+            chosen = self._sketch.herd(pool.embeddings, self._num_candidates)
+        else:
+            scores = self._sketch.mean_scores(pool.embeddings)
+            chosen = np.argsort(-scores, kind="stable")[: self._num_candidates]
+        survived = np.zeros(len(pool), dtype=np.bool_)
+        survived[chosen] = True
+        self._file(number).parent.mkdir(parents=True, exist_ok=True)
+        pool.to_parquet(self._file(number), survived=survived.tolist())
+        return pool.take(np.flatnonzero(survived))
+
+    def distance(self, survivors: Population) -> float:
+        """Squared distance of survivors to the released mean."""
+        if survivors.embeddings is None:
+            raise ValueError("the survivors must be embedded")
+        return self._sketch.squared_mmd(survivors.embeddings)
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{number:04d}" / "population.parquet"
