@@ -166,12 +166,16 @@ def features(embeddings: npt.NDArray[Any], *, query: KernelMean) -> Float32Array
     for start in range(0, n, _BLOCK_ROWS):
         block = embeddings[start : start + _BLOCK_ROWS]
         rows = result[start : start + _BLOCK_ROWS]
-        with np.errstate(over="ignore", invalid="ignore"):
-            angles = block.astype(np.float32) @ weights.T  # (rows, D / 2)
-            np.cos(angles, out=rows[:, :half])
-            np.sin(angles, out=rows[:, half : 2 * half])
+        # Projected in float64: a float32 product rounds a row differently with other rows beside
+        # it, and what one user adds must not depend on the others.
+        with np.errstate(over="ignore"):
+            angles = (block.astype(np.float64) @ weights.T).astype(np.float32)  # (rows, D / 2)
+        too_long = ~np.isfinite(angles).all(axis=1)
+        angles[too_long] = 0.0
+        np.cos(angles, out=rows[:, :half])
+        np.sin(angles, out=rows[:, half : 2 * half])
         rows[:, : 2 * half] *= scale
-        rows[~np.isfinite(angles).all(axis=1), : 2 * half] = 0.0
+        rows[too_long, : 2 * half] = 0.0
         if query.embedding_weight > 0:
             rows[:, 2 * half :] = math.sqrt(query.embedding_weight) * unit_rows(block)
     return result

@@ -34,9 +34,10 @@ def user_means(
     for start in range(0, len(cohort.records), _BLOCK_RECORDS):
         owners = cohort.owners[start : start + _BLOCK_RECORDS]
         rows = transform(cohort.records[start : start + _BLOCK_RECORDS])
+        rows = rows.astype(np.float64, copy=False)
         first = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
         # A user whose records span two blocks is met once in each.
-        means[owners[first]] += np.add.reduceat(rows, first, axis=0, dtype=np.float64)
+        means[owners[first]] += np.add.reduceat(rows, first, axis=0)
     counts = np.bincount(cohort.owners, minlength=cohort.num_users)
     means /= np.maximum(counts, 1)[:, None]
     return means
