@@ -1,0 +1,557 @@
+"""Mean similarities: the authors' formula, the algebraic sum, the span, bounds for every input."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import GaussianMechanism, InsecureRandom, NeighboringRelation
+from flower_privsyn.queries import (
+    GRID,
+    QUERIES,
+    Cohort,
+    MeanSimilarity,
+    expand_scores,
+    project_scores,
+    similarity,
+)
+from flower_privsyn.testing import check_query, random_cohort
+
+CENTRES = ("prompt", "all", "none")
+SPACES = ("candidates", "span")
+
+
+def unit(generator: np.random.Generator, n: int, d: int) -> np.ndarray:
+    rows = generator.standard_normal((n, d)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def ask(candidates: np.ndarray, prompt: np.ndarray, centre: str) -> dict[str, np.ndarray]:
+    return {"candidates": candidates, **({"prompt": prompt} if centre == "prompt" else {})}
+
+
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
+    norms = np.linalg.norm(left.astype(np.float64)) * np.linalg.norm(right.astype(np.float64))
+    return float(left.astype(np.float64) @ right.astype(np.float64)) / norms if norms else 0.0
+
+
+def scores_by_definition(
+    cohort: Cohort, candidates: np.ndarray, prompt: np.ndarray, *, centre: str, scale: str
+) -> np.ndarray:
+    """(num_users, m): one user, one text, one candidate at a time."""
+    result = np.zeros((cohort.num_users, len(candidates)))
+    for user in range(cohort.num_users):
+        texts = cohort.records[cohort.owners == user]
+        if len(texts) == 0:
+            continue
+        row = np.array([np.mean([cosine(c, t) for t in texts]) for c in candidates])
+        if centre == "all":
+            row = row - row.mean()
+        if centre == "prompt":
+            for group in np.unique(prompt):
+                row[prompt == group] -= row[prompt == group].mean()
+        norm = np.linalg.norm(row)
+        if scale == "unit":
+            row = row / norm if norm > 1e-6 * np.sqrt(len(row)) else 0.0 * row
+        elif norm > 1:
+            row = row / norm
+        result[user] = row
+    return result
+
+
+@pytest.fixture(scope="module")
+def real() -> tuple[Cohort, np.ndarray, np.ndarray]:
+    """MiniLM embeddings of bundled passages: a cohort, candidates, and their prompts."""
+    from flower_privsyn.data.public_text import public_texts
+    from flower_privsyn.embedding import load_embedder
+
+    embedder = load_embedder()
+    texts = public_texts(tokenizer=embedder.tokenizer)
+    texts = texts[:: len(texts) // 200][:200]
+    vectors = embedder.embed(texts)
+    candidates, private = vectors[:110], vectors[110:]
+    counts = np.array([1, 3, 0, 5, 2, 1, 4, 0, 6, 3] * 4)[:36]
+    counts = counts[np.cumsum(counts) <= len(private)]
+    owners = np.repeat(np.arange(len(counts)), counts)
+    records = private[: len(owners)].copy()
+    records[1:4] = records[1]  # a user with one text three times
+    prompt = np.random.default_rng(0).permutation(np.arange(len(candidates)) // 7)
+    return Cohort(records, owners, len(counts)), candidates, prompt
+
+
+class TestTheFormulas:
+    def test_the_authors_code_by_hand(self) -> None:
+        # Cosines of user 0: (1, 0, -1); of user 1: (0, 1, 0), less their mean 1/3.
+        candidates = np.array([[1, 0], [0, 1], [-1, 0]], dtype=np.float32)
+        cohort = Cohort(np.eye(2, dtype=np.float32), np.array([0, 1]), 2)
+        expected = np.array([1, 0, -1]) / np.sqrt(2) + np.array([-1, 2, -1]) / np.sqrt(6)
+        query = MeanSimilarity(centre="all", scale="unit")
+        assert np.allclose(query.answer(cohort, {"candidates": candidates}), expected, atol=1e-5)
+
+    @pytest.mark.parametrize("space", SPACES)
+    def test_the_authors_code_at_zero_noise(
+        self, real: tuple[Cohort, np.ndarray, np.ndarray], space: str
+    ) -> None:
+        # Their client: z-scores of summed cosines, then clipped to norm 1; z-scored vectors are
+        # far longer than 1, so every user ends at norm exactly 1.
+        cohort, candidates, _ = real
+        expected = np.zeros(len(candidates))
+        for user in range(cohort.num_users):
+            texts = cohort.records[cohort.owners == user]
+            if len(texts):
+                summed = np.array([sum(cosine(c, t) for t in texts) for c in candidates])
+                z = (summed - summed.mean()) / summed.std()
+                expected += z / np.linalg.norm(z)
+        query = MeanSimilarity(centre="all", scale="unit", answer_space=space)
+        answer = query.answer(cohort, {"candidates": candidates})
+        if space == "span":
+            answer = expand_scores(answer, candidates, centre="all")
+        assert np.abs(answer - expected).max() <= 1e-5 * np.abs(expected).max()
+
+    def test_the_paper_clips_raw_cosines(self) -> None:
+        candidates = np.array([[2, 0, 0], [0, 3, 0], [0, 0, 0]], dtype=np.float32)
+        records = np.array([[5, 0, 0], [0, 0, 7], [3, 4, 0]], dtype=np.float32)
+        cohort = Cohort(records, np.array([0, 0, 1]), 2)
+        query = MeanSimilarity(centre="none")
+        # Means (1/2, 0, 0) and (0.6, 0.8, 0): neither is longer than 1.
+        assert np.allclose(
+            query.contribution(cohort, {"candidates": candidates}),
+            [[0.5, 0, 0], [0.6, 0.8, 0]],
+            atol=1e-6,
+        )
+        many = {"candidates": np.repeat(candidates[:1], 16, axis=0)}
+        assert np.allclose(
+            query.contribution(cohort, many), [[0.25] * 16, [0.25] * 16], atol=1e-6
+        )  # norms 2 and 2.4 before
+
+    def test_unit_counts_a_weak_preference_in_full_and_clip_does_not(self) -> None:
+        candidates = np.array([[1, 0.01], [1, -0.01]], dtype=np.float32)
+        cohort = Cohort(np.array([[0, 1]], dtype=np.float32), np.array([0]), 1)
+        ask_all = {"candidates": candidates}
+        clipped = MeanSimilarity(centre="all", scale="clip").answer(cohort, ask_all)
+        scaled = MeanSimilarity(centre="all", scale="unit").answer(cohort, ask_all)
+        assert np.allclose(clipped, [0.01, -0.01], atol=1e-5)
+        assert np.allclose(scaled, np.array([1, -1]) / np.sqrt(2), atol=1e-5)
+
+    @pytest.mark.parametrize("centre", CENTRES)
+    @pytest.mark.parametrize("scale", ["clip", "unit"])
+    def test_contributions_follow_the_definition(self, centre: str, scale: str) -> None:
+        generator = np.random.default_rng(1)
+        candidates = 3 * unit(generator, 23, 6)
+        prompt = generator.integers(-2, 4, size=23)
+        cohort = random_cohort(num_users=17, max_records=4, dimension=6, seed=2, empty=0.2)
+        expected = scores_by_definition(cohort, candidates, prompt, centre=centre, scale=scale)
+        query = MeanSimilarity(centre=centre, scale=scale)
+        broadcast = ask(candidates, prompt, centre)
+        assert np.allclose(query.contribution(cohort, broadcast), expected, atol=1e-6)
+        assert np.allclose(query.answer(cohort, broadcast), expected.sum(axis=0), atol=1e-5)
+
+    def test_prompts_may_have_any_numbers_sizes_and_order(self) -> None:
+        generator = np.random.default_rng(3)
+        candidates = unit(generator, 12, 5)
+        prompt = np.array([7, -1, 7, 7, 1000, -1, 7, 7, -1, 7, 7, 7], dtype=np.int16)
+        cohort = random_cohort(num_users=9, max_records=3, dimension=5, seed=4, empty=0.0)
+        query = MeanSimilarity()
+        answer = query.answer(cohort, {"candidates": candidates, "prompt": prompt})
+        for group in (7, -1, 1000):
+            assert abs(answer[prompt == group].sum()) < 1e-6
+        assert abs(answer[4]) < 1e-12  # the only candidate of its prompt
+        order = generator.permutation(12)
+        shuffled = query.answer(cohort, {"candidates": candidates[order], "prompt": prompt[order]})
+        assert np.allclose(shuffled, answer[order], atol=1e-6)
+
+    def test_the_cap_keeps_the_first_records(self) -> None:
+        cohort = random_cohort(num_users=8, max_records=6, dimension=5, seed=5)
+        candidates = {"candidates": unit(np.random.default_rng(6), 7, 5)}
+        capped = MeanSimilarity(centre="all", max_samples=2).answer(cohort, candidates)
+        first = MeanSimilarity(centre="all").answer(cohort.cap(2), candidates)
+        assert np.array_equal(capped, first)
+        assert not np.allclose(capped, MeanSimilarity(centre="all").answer(cohort, candidates))
+
+
+class TestTheCohortForm:
+    @pytest.mark.parametrize("centre", CENTRES)
+    @pytest.mark.parametrize("scale", ["clip", "unit"])
+    def test_equals_the_direct_form_on_real_embeddings(
+        self, real: tuple[Cohort, np.ndarray, np.ndarray], centre: str, scale: str
+    ) -> None:
+        cohort, candidates, prompt = real
+        broadcast = ask(candidates, prompt, centre)
+        query = MeanSimilarity(centre=centre, scale=scale)
+        direct = query.contribution(cohort, broadcast).sum(axis=0)
+        answer = query.answer(cohort, broadcast)
+        assert np.linalg.norm(answer - direct) <= 1e-5 * np.linalg.norm(direct)
+        assert np.abs(answer - direct).max() <= 1e-5 * np.abs(direct).max()
+
+    @pytest.mark.parametrize("centre", CENTRES)
+    @pytest.mark.parametrize("scale", ["clip", "unit"])
+    @pytest.mark.parametrize("space", SPACES)
+    def test_holds_what_every_query_must_hold(self, centre: str, scale: str, space: str) -> None:
+        generator = np.random.default_rng(7)
+        candidates, prompt = unit(generator, 300, 24), generator.integers(0, 40, size=300)
+        cohort = random_cohort(num_users=150, max_records=6, dimension=24, seed=8)
+        query = MeanSimilarity(centre=centre, scale=scale, answer_space=space)
+        check_query(query, cohort, ask(candidates, prompt, centre), tolerance=1e-5)
+
+    @settings(max_examples=200, deadline=None)
+    @given(
+        data=st.data(),
+        centre=st.sampled_from(CENTRES),
+        scale=st.sampled_from(["clip", "unit"]),
+        space=st.sampled_from(SPACES),
+    )
+    def test_equals_the_direct_form_on_any_small_numbers(
+        self, data: st.DataObject, centre: str, scale: str, space: str
+    ) -> None:
+        # Small whole numbers make equal rows, zero rows, constant candidates and low rank common;
+        # owners leave some users empty and give some one text.
+        whole = st.integers(-2, 2).map(float)
+        m = data.draw(st.integers(1, 9))
+        candidates = data.draw(hnp.arrays(np.float32, (m, 3), elements=whole))
+        if data.draw(st.booleans()):
+            candidates = np.repeat(candidates[:1], m, axis=0)
+        prompt = data.draw(hnp.arrays(np.int64, m, elements=st.integers(0, 3)))
+        n = data.draw(st.integers(0, 8))
+        records = data.draw(hnp.arrays(np.float32, (n, 3), elements=whole))
+        owners = np.sort(data.draw(hnp.arrays(np.int64, n, elements=st.integers(0, 4))))
+        cohort = Cohort(records, owners, 5)
+        broadcast = ask(candidates, prompt, centre)
+        query = MeanSimilarity(centre=centre, scale=scale, answer_space=space)
+        query.check(broadcast, dimension=3)
+        with np.errstate(all="raise", under="ignore"):
+            answer = query.answer(cohort, broadcast)
+            contributions = query.contribution(cohort, broadcast)
+        assert np.linalg.norm(contributions, axis=1).max() <= 1.0
+        direct = scores_by_definition(cohort, candidates, prompt, centre=centre, scale=scale)
+        total = np.linalg.norm(direct, axis=1).sum()
+        if space == "span":
+            answer = expand_scores(
+                answer, candidates, prompt=broadcast.get("prompt"), centre=centre
+            )
+        assert np.linalg.norm(answer - direct.sum(axis=0)) <= 1e-5 * total + 1e-7
+
+    @pytest.mark.parametrize("space", SPACES)
+    @pytest.mark.parametrize("scale", ["clip", "unit"])
+    def test_no_preference_no_contribution(self, space: str, scale: str) -> None:
+        # Equal candidates, in float32 and after a different rounding of the same direction.
+        generator = np.random.default_rng(9)
+        one = unit(generator, 1, 16)
+        candidates = np.concatenate([one * np.float32(1 + k / 7) for k in range(40)])
+        cohort = random_cohort(num_users=30, max_records=3, dimension=16, seed=10, empty=0.0)
+        for centre in ("prompt", "all"):
+            query = MeanSimilarity(centre=centre, scale=scale, answer_space=space)
+            broadcast = ask(candidates, np.arange(40) % 4, centre)
+            with np.errstate(all="raise", under="ignore"):
+                answer = query.answer(cohort, broadcast)
+            assert np.abs(answer).max() <= (0.0 if scale == "unit" else 1e-4)
+
+    def test_users_without_text_or_with_zero_vectors_add_nothing(self) -> None:
+        records = np.zeros((2, 3), np.float32)
+        cohort = Cohort(records, np.array([1, 1]), 4)
+        nobody = Cohort(records[:0], np.zeros(0, np.int64), 0)
+        for space in SPACES:
+            query = MeanSimilarity(centre="all", scale="unit", answer_space=space)
+            broadcast = {"candidates": np.eye(3, dtype=np.float32)}
+            with np.errstate(all="raise"):
+                assert not query.answer(cohort, broadcast).any()
+                assert not query.answer(nobody, broadcast).any()
+                assert query.contribution(cohort, broadcast).shape == (4, 3)
+
+    @pytest.mark.parametrize("space", SPACES)
+    def test_does_not_depend_on_how_users_are_dealt(
+        self, space: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cohort = random_cohort(num_users=600, max_records=9, dimension=16, seed=11, empty=0.2)
+        generator = np.random.default_rng(12)
+        broadcast = ask(unit(generator, 50, 16), generator.integers(0, 9, size=50), "prompt")
+        query = MeanSimilarity(answer_space=space)
+        together = query.answer(cohort, broadcast)
+        monkeypatch.setattr("flower_privsyn.queries.user_means._BLOCK_RECORDS", 7)
+        monkeypatch.setattr(similarity, "_BLOCK_USERS", 5)
+        for users in (1, 3, 17):
+            dealt = sum(query.answer(block, broadcast) for block in cohort.blocks(users))
+            # In the span, where users are added, a coordinate may at most fall on the other side
+            # of a grid point now and then.
+            assert np.abs(dealt - together).max() <= (3 * GRID if space == "span" else 1e-8)
+
+    def test_no_matrix_of_users_and_candidates_is_held(self) -> None:
+        cohort = random_cohort(num_users=20_000, max_records=1, dimension=8, seed=13)
+        candidates = unit(np.random.default_rng(14), 4_000, 8)
+        query = MeanSimilarity(centre="all")
+        tracemalloc.start()
+        query.answer(cohort, {"candidates": candidates})
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 20e6  # the float64 matrix would be 640 MB, one block of it 67 MB
+
+    def test_factorisations_are_told_apart_and_few_are_kept(self) -> None:
+        cohort = random_cohort(num_users=5, max_records=3, dimension=6, seed=15, empty=0.0)
+        generator = np.random.default_rng(16)
+        candidates, prompt = unit(generator, 20, 6), generator.integers(0, 4, size=20)
+        answers = [
+            MeanSimilarity(centre=centre, answer_space="span").answer(
+                cohort, ask(candidates, p, centre)
+            )
+            for centre, p in (("prompt", prompt), ("prompt", prompt[::-1]), ("all", prompt))
+        ]
+        assert not np.allclose(answers[0], answers[1])
+        assert not np.allclose(answers[0], answers[2])
+        query = MeanSimilarity(centre="none", answer_space="span")
+        for _ in range(9):
+            query.answer(cohort, {"candidates": unit(generator, 20, 6)})
+        assert len(similarity._spans) <= similarity._KEPT_SPANS
+
+
+class TestTheSpan:
+    @pytest.mark.parametrize("centre", CENTRES)
+    @pytest.mark.parametrize("scale", ["clip", "unit"])
+    def test_gives_the_same_scores_at_zero_noise(
+        self, real: tuple[Cohort, np.ndarray, np.ndarray], centre: str, scale: str
+    ) -> None:
+        cohort, candidates, prompt = real
+        broadcast = ask(candidates, prompt, centre)
+        query = MeanSimilarity(centre=centre, scale=scale)
+        span = MeanSimilarity(centre=centre, scale=scale, answer_space="span")
+        assert span.answer_length(broadcast) == candidates.shape[1]
+        released = span.answer(cohort, broadcast)
+        expected = query.contribution(cohort, broadcast).sum(axis=0)
+        scores = expand_scores(released, candidates, prompt=broadcast.get("prompt"), centre=centre)
+        assert np.linalg.norm(scores - expected) <= 1e-5 * np.linalg.norm(expected)
+        # The projection of noise-free scores is themselves: the true sum lies in the span.
+        kept = project_scores(expected, candidates, prompt=broadcast.get("prompt"), centre=centre)
+        assert np.linalg.norm(kept - expected) <= 1e-5 * np.linalg.norm(expected)
+
+    def test_every_user_has_the_same_norm_in_both_spaces(
+        self, real: tuple[Cohort, np.ndarray, np.ndarray]
+    ) -> None:
+        cohort, candidates, prompt = real
+        broadcast = ask(candidates, prompt, "prompt")
+        norms = [
+            np.linalg.norm(MeanSimilarity(answer_space=s).statistic(cohort, broadcast), axis=1)
+            for s in SPACES
+        ]
+        assert np.allclose(norms[0], norms[1], rtol=1e-9)
+
+    def test_noise_is_projected_onto_the_span(self) -> None:
+        generator = np.random.default_rng(17)
+        m, d, draws, sigma = 12, 5, 200_000, 3.0
+        candidates, prompt = unit(generator, m, d), np.arange(m) // 3
+        centred = candidates - candidates.reshape(-1, 3, d).mean(axis=1).repeat(3, axis=0)
+        projection = centred @ np.linalg.pinv(centred)
+        basis = np.column_stack(
+            [expand_scores(row, candidates, prompt=prompt) for row in np.eye(d)]
+        )  # linear
+        noise = sigma * basis @ generator.standard_normal((d, draws))
+        covariance = noise @ noise.T / draws
+        # 5 standard errors of the largest entry: sigma^2 sqrt(2 / draws)
+        assert (
+            np.abs(covariance - sigma**2 * projection).max()
+            < 5 * sigma**2 * (2 / draws) ** 0.5 + 1e-4
+        )
+        assert np.trace(covariance) / m == pytest.approx(sigma**2 * d / m, rel=0.02)
+        for _ in range(20):
+            raw = generator.standard_normal(m)
+            assert np.allclose(
+                project_scores(raw, candidates, prompt=prompt), projection @ raw, atol=1e-5
+            )
+
+    def test_less_noise_at_the_same_multiplier_through_the_mechanism(
+        self, real: tuple[Cohort, np.ndarray, np.ndarray]
+    ) -> None:
+        cohort, candidates, _ = real
+        candidates = candidates[:, :16]  # m = 110 candidates in 16 dimensions
+        cohort = Cohort(np.ascontiguousarray(cohort.records[:, :16]), cohort.owners, 36)
+        broadcast = {"candidates": candidates}
+        errors = {}
+        for space in SPACES:
+            query = MeanSimilarity(centre="none", answer_space=space)
+            mechanism = GaussianMechanism(
+                noise_multiplier=2.0,
+                l2_sensitivity=query.sensitivity(NeighboringRelation.ZERO_OUT),
+            )
+            exact = query.answer(cohort, broadcast)
+            squares = []
+            for seed in range(400):
+                noisy = mechanism.release(exact, random=InsecureRandom(seed))
+                if space == "span":
+                    noisy = expand_scores(noisy, candidates, centre="none")
+                truth = MeanSimilarity(centre="none").answer(cohort, broadcast)
+                squares.append(np.mean((noisy - truth) ** 2))
+            errors[space] = np.mean(squares)
+        assert errors["candidates"] == pytest.approx(4.0, rel=0.05)
+        assert errors["span"] == pytest.approx(4.0 * 16 / 110, rel=0.08)
+
+    @pytest.mark.parametrize("spectrum", ["full", "low rank", "ill-conditioned"])
+    def test_roots_that_differ_by_rounding_do_not_matter(
+        self, spectrum: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The users root C'C with another algorithm and a perturbation far above that of any
+        # machine; the server does not know.
+        generator = np.random.default_rng(18)
+        d, m = 24, 400
+        candidates = unit(generator, m, d)
+        if spectrum == "low rank":
+            candidates = candidates[generator.integers(0, 9, size=m)]
+        if spectrum == "ill-conditioned":
+            candidates = (candidates * np.logspace(0, -7, d)).astype(np.float32)
+        prompt = np.arange(m) // 10
+        broadcast = {"candidates": candidates, "prompt": prompt}
+        cohort = random_cohort(num_users=200, max_records=3, dimension=d, seed=19, empty=0.0)
+        exact = MeanSimilarity().contribution(cohort, broadcast).sum(axis=0)
+
+        def other_root(centred: np.ndarray) -> similarity._Span:
+            gram = centred.T @ centred
+            noise = 1e-13 * np.abs(gram).max() * generator.standard_normal((d, d))
+            values, vectors = np.linalg.eigh(gram + noise + noise.T)
+            root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+            return similarity._Span(root=root, inverse=np.full((d, d), np.nan))
+
+        similarity._spans.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(similarity, "_factorise", other_root)
+            answer = MeanSimilarity(answer_space="span").answer(cohort, broadcast)
+        similarity._spans.clear()
+        scores = expand_scores(answer, candidates, prompt=prompt)
+        assert np.linalg.norm(scores - exact) <= 2e-5 * np.linalg.norm(exact)
+
+    def test_a_server_that_forgets_the_rounding_on_the_way_is_close(self) -> None:
+        # float16 candidates at the users, float32 ones at the server: a mistake, not a disaster.
+        generator = np.random.default_rng(20)
+        candidates = unit(generator, 300, 32)
+        received = candidates.astype(np.float16).astype(np.float32)
+        cohort = random_cohort(num_users=100, max_records=3, dimension=32, seed=21)
+        query = MeanSimilarity(centre="all", answer_space="span")
+        answer = query.answer(cohort, {"candidates": received})
+        right = expand_scores(answer, received, centre="all")
+        wrong = expand_scores(answer, candidates, centre="all")
+        assert 0 < np.linalg.norm(wrong - right) <= 2e-3 * np.linalg.norm(right)
+
+    def test_more_dimensions_than_candidates(self) -> None:
+        generator = np.random.default_rng(22)
+        candidates = unit(generator, 6, 40)
+        cohort = random_cohort(num_users=50, max_records=3, dimension=40, seed=23)
+        broadcast = {"candidates": candidates}
+        answer = MeanSimilarity(centre="all", answer_space="span").answer(cohort, broadcast)
+        expected = MeanSimilarity(centre="all").answer(cohort, broadcast)
+        assert np.allclose(expand_scores(answer, candidates, centre="all"), expected, atol=1e-4)
+
+    def test_unusable_releases_are_named(self) -> None:
+        candidates, prompt = np.eye(3, dtype=np.float32), np.zeros(3, np.int64)
+        with pytest.raises(ValueError, match=r"release must be \(3,\)"):
+            expand_scores(np.zeros(4), candidates, prompt=prompt)
+        with pytest.raises(ValueError, match="finite"):
+            expand_scores(np.array([1, np.nan, 0]), candidates, prompt=prompt)
+        with pytest.raises(ValueError, match="scores must be"):
+            project_scores(np.zeros(2), candidates, prompt=prompt)
+        with pytest.raises(ValueError, match="with the prompt"):
+            expand_scores(np.zeros(3), candidates)
+        with pytest.raises(ValueError, match="without the prompt"):
+            project_scores(np.zeros(3), candidates, prompt=prompt, centre="all")
+
+
+class TestTheBound:
+    @settings(max_examples=150, deadline=None)
+    @given(
+        data=st.data(),
+        centre=st.sampled_from(CENTRES),
+        scale=st.sampled_from(["clip", "unit"]),
+        space=st.sampled_from(SPACES),
+    )
+    def test_any_client_input_is_bounded(
+        self, data: st.DataObject, centre: str, scale: str, space: str
+    ) -> None:
+        values = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from(
+            [3e38, -3e38, 1e-45, 0.0]
+        )
+        n = data.draw(st.integers(0, 9))
+        records = data.draw(hnp.arrays(np.float32, (n, 3), elements=values))
+        owners = np.sort(data.draw(hnp.arrays(np.int64, n, elements=st.integers(0, 2))))
+        candidates = data.draw(
+            hnp.arrays(np.float32, (6, 3), elements=st.floats(-(2.0**126), 2.0**126, width=32))
+        )
+        query = MeanSimilarity(centre=centre, scale=scale, answer_space=space)
+        broadcast = ask(candidates, np.arange(6) % 2, centre)
+        cohort = Cohort(records, owners, 3)
+        contributions = query.contribution(cohort, broadcast)
+        assert np.isfinite(contributions).all()
+        assert np.linalg.norm(contributions, axis=1).max() <= query.clip_norm
+        without = query.answer(cohort.select(np.array([True, False, True])), broadcast)
+        moved = np.linalg.norm(query.answer(cohort, broadcast) - without)
+        assert moved <= query.sensitivity(NeighboringRelation.ZERO_OUT)
+
+    @pytest.mark.parametrize("space", SPACES)
+    @pytest.mark.parametrize("scale", ["clip", "unit"])
+    def test_the_bound_is_attained(self, space: str, scale: str) -> None:
+        generator = np.random.default_rng(24)
+        candidates = unit(generator, 500, 16)
+        cohort = Cohort(unit(generator, 1, 16), np.zeros(1, np.int64), 1)
+        query = MeanSimilarity(centre="all", scale=scale, answer_space=space)
+        moved = np.linalg.norm(query.answer(cohort, {"candidates": candidates}))
+        assert 0.999 <= moved <= query.sensitivity(NeighboringRelation.ZERO_OUT) == 1.0
+        assert query.sensitivity(NeighboringRelation.REPLACE_ONE) == 2.0
+
+    @pytest.mark.parametrize("space", SPACES)
+    def test_one_user_moves_a_large_sum_by_one_at_most(self, space: str) -> None:
+        cohort = random_cohort(num_users=3000, max_records=2, dimension=16, seed=25, empty=0.0)
+        generator = np.random.default_rng(26)
+        broadcast = ask(unit(generator, 700, 16), generator.integers(0, 70, size=700), "prompt")
+        query = MeanSimilarity(scale="unit", answer_space=space)
+        everyone = query.answer(cohort, broadcast)
+        for user in (0, 1500, 2999):
+            kept = np.arange(3000) != user
+            moved = np.linalg.norm(everyone - query.answer(cohort.select(kept), broadcast))
+            assert 0.999 <= moved <= 1.0
+
+    def test_contributions_lie_on_the_grid(self) -> None:
+        cohort = random_cohort(num_users=40, max_records=8, dimension=4, seed=27)
+        query = MeanSimilarity(centre="none", answer_space="span")
+        rows = query.contribution(cohort, {"candidates": np.eye(4, dtype=np.float32)})
+        assert np.array_equal(rows, np.rint(rows / GRID) * GRID)
+
+
+class TestWhatIsAsked:
+    @pytest.mark.parametrize(
+        ("arguments", "named"),
+        [
+            ({"centre": "median"}, "centre"),
+            ({"scale": "none"}, "scale"),
+            ({"answer_space": "subspace"}, "answer-space"),
+            ({"max_samples": -1}, "max-samples"),
+            ({"max_samples": 2.0}, "max-samples"),
+            ({"max_samples": True}, "max-samples"),
+        ],
+    )
+    def test_bad_parameters_are_named(self, arguments: dict[str, object], named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            MeanSimilarity(**arguments)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("centre", "broadcast", "named"),
+        [
+            ("prompt", {"candidates": np.eye(3)}, "with the prompt"),
+            ("all", {"candidates": np.eye(3), "prompt": np.zeros(3, int)}, "without the prompt"),
+            ("prompt", {"candidates": np.eye(3), "prompt": np.zeros(3)}, "float64"),
+            ("prompt", {"candidates": np.eye(3), "prompt": np.zeros(2, int)}, r"\(3,\) integers"),
+            ("prompt", {"candidates": np.eye(3), "prompt": np.zeros((3, 1), int)}, r"\(3, 1\)"),
+            ("prompt", {"prompt": np.zeros(3, int)}, "candidates"),
+            ("all", {"candidates": np.eye(4)}, r"\(m, 3\)"),
+            ("all", {"candidates": np.full((2, 3), np.inf)}, "finite"),
+            ("all", {"candidates": np.eye(3), "labels": np.zeros(3, int)}, "labels"),
+        ],
+    )
+    def test_bad_broadcasts_are_refused(
+        self, centre: str, broadcast: dict[str, np.ndarray], named: str
+    ) -> None:
+        with pytest.raises(ValueError, match=named):
+            MeanSimilarity(centre=centre).check(broadcast, dimension=3)
+
+    def test_travels(self) -> None:
+        query = MeanSimilarity(centre="all", scale="unit", max_samples=5, answer_space="span")
+        assert MeanSimilarity.from_wire(query.to_wire()) == query
+        assert MeanSimilarity in QUERIES
