@@ -19,7 +19,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_privsyn.privacy import GaussianMechanism, Sampling, mechanism_from_dict
-from flower_privsyn.queries import Broadcast, Query
+from flower_privsyn.queries import Broadcast, Query, TrainableModel
 
 PROTOCOL = 1
 PREPARE = "query.prepare"
@@ -46,7 +46,7 @@ CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
     ClientErrorCode.INTERNAL: "the client app failed; its own log says why",
     ClientErrorCode.BAD_REQUEST: "the client app does not understand the request",
     ClientErrorCode.DATA_UNAVAILABLE: "the node's text could not be loaded; its own log says why",
-    ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's embedding model could not be loaded",
+    ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's model could not be loaded",
 }
 
 
@@ -70,7 +70,10 @@ class DataRequest:
         max_samples: samples of one user that take part, or 0 for all of them.
         newer_than: ISO date; only text dated after it takes part; "" for all.
         held_out_fraction: share of users kept out of the run for evaluation.
-        seed: public seed of the cap's subset and of the held-out split.
+        seed: public seed of the cap's subset, of the held-out split and of the order in which a
+            user's samples are trained on.
+        trains: the language model whose updates are the records, cut by its own tokenizer; None
+            where embeddings are, and the embedding model has the tokenizer.
     """
 
     embedding_model: str
@@ -80,6 +83,7 @@ class DataRequest:
     newer_than: str
     held_out_fraction: float
     seed: int
+    trains: TrainableModel | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +92,8 @@ class Roster:
 
     Attributes:
         num_users: users hosted; they form the public roster.
-        embedder: fingerprint of the embedding model in use.
-        dimension: dimension of its vectors.
+        embedder: fingerprint of the model that makes the records.
+        dimension: numbers in a record: of an embedding, or the parameters that are trained.
     """
 
     num_users: int
@@ -160,7 +164,7 @@ def unpack_roster(message: Message) -> Roster:
     _only(message, {_ROSTER})
     values = {"num_users": int, "embedder": str, "dimension": int}
     _check_keys(record, values, _ROSTER)
-    if not 0 <= record["num_users"] <= 2**40 or not 0 < record["dimension"] <= 2**20:  # type: ignore[operator]
+    if not 0 <= record["num_users"] <= 2**40 or not 0 < record["dimension"] <= 2**40:  # type: ignore[operator]
         raise WireError("the roster holds an absurd number")
     if not re.fullmatch(r"[0-9A-Za-z-]{1,80}", str(record["embedder"])):
         raise WireError("the roster's embedder is no fingerprint")
@@ -311,6 +315,7 @@ def unexpected_records(message: Message) -> list[str]:
 
 def _request_record(data: DataRequest) -> ConfigRecord:
     fields: dict[str, Any] = {key.replace("_", "-"): value for key, value in asdict(data).items()}
+    fields["trains"] = json.dumps(data.trains.to_dict() if data.trains else None)
     return ConfigRecord({"protocol": PROTOCOL, **fields})
 
 
@@ -321,6 +326,7 @@ def _data_request(record: ConfigRecord) -> DataRequest:
             "install the same flower-privsyn on both sides"
         )
     try:
+        trains = json.loads(str(record["trains"]))
         return DataRequest(
             embedding_model=str(record["embedding-model"]),
             embedding_precision=str(record["embedding-precision"]),
@@ -329,6 +335,7 @@ def _data_request(record: ConfigRecord) -> DataRequest:
             newer_than=str(record["newer-than"]),
             held_out_fraction=float(record["held-out-fraction"]),  # type: ignore[arg-type]
             seed=int(record["seed"]),  # type: ignore[arg-type]
+            trains=None if trains is None else TrainableModel.from_dict(trains),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError("the request's data settings cannot be read") from error

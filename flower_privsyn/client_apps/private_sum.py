@@ -11,21 +11,23 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_privsyn import wire
-from flower_privsyn.data import Users, chunk_users, load_configured
+from flower_privsyn.data import Samples, Users, chunk_users, load_configured
 from flower_privsyn.embedding import Embedder, EmbeddingCache, cached_embed, load_embedder
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.files import located
 from flower_privsyn.privacy import RandomSource, SecureRandom
-from flower_privsyn.queries import QUERIES, Cohort, Query
+from flower_privsyn.queries import QUERIES, Cohort, Query, TrainableModel
 
 logger = logging.getLogger("flower_privsyn.client")
 
@@ -34,8 +36,53 @@ UserLoader = Callable[[Context], Users]
 #: From a model name and a precision to an embedder.
 EmbedderLoader = Callable[[str, str], Embedder]
 
-#: Cohorts kept in one process between messages, so that a round costs only the vote.
+#: Users kept in one process between messages, so that a round costs only the vote.
 _KEPT_BYTES = 4 * 2**30
+
+
+class Records(Protocol):
+    """A node's users as they are kept between messages, ready to be asked about."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+
+    def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
+        """The records of the users who take part, whole users at a time.
+
+        Args:
+            ask: the question, which has passed its query's `check`.
+            chosen: (num_users,) who takes part.
+
+        Yields:
+            Cohorts; a user who is in none of them contributes nothing.
+        """
+
+
+class RecordSource(Protocol):
+    """A model that turns samples into records."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What server and nodes must agree on."""
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in a record."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The fast tokenizer that documents are cut with."""
+
+    def read(self, samples: Samples, user_ids: Sequence[str]) -> Records:
+        """Take in the samples of a node's users."""
+
+
+class Trainer(Protocol):
+    """What trains models on the node: `flower_privsyn.client_apps.training.LocalTraining`."""
+
+    def source(self, model: TrainableModel) -> RecordSource:
+        """Load a model whose updates are asked for."""
 
 
 class _ClientError(Exception):
@@ -51,6 +98,7 @@ def create_client_app(
     *,
     embedder: EmbedderLoader | None = None,
     cache_directory: str | Path | None = None,
+    trainer: Trainer | None = None,
     random: RandomSource | None = None,
 ) -> ClientApp:
     """Build the ClientApp that serves every strategy of this package.
@@ -62,6 +110,8 @@ def create_client_app(
             sentence-transformers models.
         cache_directory: where embeddings of the node's own text are kept. Default:
             `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`.
+        trainer: for strategies that train models on the nodes; see
+            `flower_privsyn.client_apps.training`. Without it such requests are refused.
         random: source of noise shares; only tests pass one.
 
     Returns:
@@ -69,7 +119,14 @@ def create_client_app(
         other actions too, call `add_handlers` on an app of your own.
     """
     app = ClientApp()
-    add_handlers(app, load, embedder=embedder, cache_directory=cache_directory, random=random)
+    add_handlers(
+        app,
+        load,
+        embedder=embedder,
+        cache_directory=cache_directory,
+        trainer=trainer,
+        random=random,
+    )
     return app
 
 
@@ -79,6 +136,7 @@ def add_handlers(
     *,
     embedder: EmbedderLoader | None = None,
     cache_directory: str | Path | None = None,
+    trainer: Trainer | None = None,
     random: RandomSource | None = None,
 ) -> None:
     """Add this package's handlers to an existing ClientApp; arguments as `create_client_app`."""
@@ -86,6 +144,7 @@ def add_handlers(
         load=load or users_of_node,
         load_embedder=embedder or _default_embedder,
         cache_directory=Path(cache_directory) if cache_directory else None,
+        trainer=trainer,
         random=random or SecureRandom(),
     )
 
@@ -158,10 +217,53 @@ def default_cache_directory() -> Path:
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """A node's users as records, in memory between messages."""
+class _Embeddings:
+    """Records that stay the same from round to round."""
 
     cohort: Cohort
+
+    @property
+    def nbytes(self) -> int:
+        return self.cohort.records.nbytes
+
+    def cohorts(
+        self,
+        ask: wire.Ask,  # noqa: ARG002 - the same whatever is asked
+        chosen: npt.NDArray[np.bool_],
+    ) -> Iterator[Cohort]:
+        yield self.cohort.select(chosen)
+
+
+@dataclass(frozen=True)
+class _Embedding:
+    """An embedding model and the node's cache, as a source of records."""
+
+    embedder: Embedder
+    cache_directory: Path
+
+    @property
+    def fingerprint(self) -> str:
+        return self.embedder.fingerprint
+
+    @property
+    def dimension(self) -> int:
+        return self.embedder.dimension
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.embedder.tokenizer
+
+    def read(self, samples: Samples, user_ids: Sequence[str]) -> _Embeddings:
+        cache = EmbeddingCache(self.cache_directory)
+        records = cached_embed(self.embedder, samples.texts, cache)
+        return _Embeddings(Cohort(records, samples.owners, len(user_ids)))
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A node's users, in memory between messages."""
+
+    records: Records
     user_ids: tuple[str, ...]
     fingerprint: str
     dimension: int
@@ -176,11 +278,13 @@ class _Node:
         load: UserLoader,
         load_embedder: EmbedderLoader,
         cache_directory: Path | None,
+        trainer: Trainer | None,
         random: RandomSource,
     ) -> None:
         self._load = load
         self._load_embedder = load_embedder
         self._cache_directory = cache_directory
+        self._trainer = trainer
         self._random = random
         self._embedders: dict[tuple[str, str], Embedder] = {}
         self._kept: OrderedDict[tuple[object, ...], _Prepared] = OrderedDict()
@@ -190,14 +294,20 @@ class _Node:
         """Travel to another process without locks, models or private records."""
         return (
             _rebuild_node,
-            (self._load, self._load_embedder, self._cache_directory, self._random),
+            (
+                self._load,
+                self._load_embedder,
+                self._cache_directory,
+                self._trainer,
+                self._random,
+            ),
         )
 
     def prepare(self, message: Message, context: Context) -> Message:
-        """Load and embed the node's text; report the roster."""
+        """Load the node's text and what answers are made with; report the roster."""
         prepared = self._prepared(wire.unpack_prepare(message), context)
         roster = wire.Roster(
-            num_users=prepared.cohort.num_users,
+            num_users=len(prepared.user_ids),
             embedder=prepared.fingerprint,
             dimension=prepared.dimension,
         )
@@ -209,9 +319,11 @@ class _Node:
             ask = wire.unpack_ask(message, query_class)
         except PrivsynError as error:
             raise wire.WireError(str(error)) from None
+        if (ask.query.records == "updates") != (ask.data.trains is not None):
+            raise wire.WireError(f"{ask.query.name} is not asked about {ask.query.records}")
         prepared = self._prepared(ask.data, context)
         try:
-            ask.query.check(ask.broadcast, dimension=prepared.cohort.records.shape[1])
+            ask.query.check(ask.broadcast, dimension=prepared.dimension)
         except ValueError as error:
             raise wire.WireError(str(error)) from None
         chosen = ask.sampling.participants(
@@ -219,18 +331,21 @@ class _Node:
             key=ask.sampling_key,
             count=ask.sample_count if ask.sample_count >= 0 else None,
         )
-        cohort = prepared.cohort.select(np.asarray(chosen, dtype=np.bool_))
-        total = ask.query.answer(cohort, ask.broadcast)
+        num_users = int(chosen.sum())
+        # Contributions lie on a grid, so that the sum does not depend on how it is put together.
+        total = np.zeros(ask.query.answer_length(ask.broadcast), dtype=np.float64)
+        for cohort in prepared.records.cohorts(ask, chosen):
+            total += ask.query.answer(cohort, ask.broadcast)
         if ask.noise == "shares":
             if ask.mechanism is None:
                 raise wire.WireError("the request asks for noise shares without saying of what")
             total = ask.mechanism.share(
                 total,
-                num_shares=cohort.num_users,
+                num_shares=num_users,
                 of=ask.shares_required,
                 random=self._random,
             )
-        answer = wire.Answer(total=total, num_users=cohort.num_users)
+        answer = wire.Answer(total=total, num_users=num_users)
         return wire.reply(wire.pack_answer(answer), message)
 
     def _prepared(self, request: wire.DataRequest, context: Context) -> _Prepared:
@@ -250,14 +365,14 @@ class _Node:
             self._kept[key] = prepared
             while (
                 len(self._kept) > 1
-                and sum(p.cohort.records.nbytes for p in self._kept.values()) > _KEPT_BYTES
+                and sum(p.records.nbytes for p in self._kept.values()) > _KEPT_BYTES
             ):
                 self._kept.popitem(last=False)
         return prepared
 
     def _prepare(self, request: wire.DataRequest, context: Context) -> _Prepared:
         try:
-            embedder = self._embedder(request)
+            source = self._source(request)
         except PrivsynError as error:
             logger.error("%s", error)
             raise _ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
@@ -271,37 +386,48 @@ class _Node:
                 )
             samples = chunk_users(
                 users,
-                tokenizer=embedder.tokenizer,
+                tokenizer=source.tokenizer,
                 max_tokens=request.max_tokens,
                 max_samples=request.max_samples or None,
                 seed=request.seed,
             )
-            cache = EmbeddingCache(self._cache_directory or default_cache_directory())
-            records = cached_embed(embedder, samples.texts, cache)
+            records = source.read(samples, users.user_ids)
         except (DataError, ConfigError) as error:
             # Our own sentences name files, lines and keys, never text.
             logger.error("%s", error)
             raise _ClientError(wire.ClientErrorCode.DATA_UNAVAILABLE) from None
         return _Prepared(
-            cohort=Cohort(records, samples.owners, len(users)),
+            records=records,
             user_ids=tuple(users.user_ids),
-            fingerprint=embedder.fingerprint,
-            dimension=embedder.dimension,
+            fingerprint=source.fingerprint,
+            dimension=source.dimension,
         )
 
-    def _embedder(self, request: wire.DataRequest) -> Embedder:
+    def _source(self, request: wire.DataRequest) -> RecordSource:
+        if request.trains is not None:
+            if self._trainer is None:
+                raise wire.WireError(
+                    "this client app trains no models: make it with "
+                    "flower_privsyn.client_apps.training.create_training_app"
+                )
+            return self._trainer.source(request.trains)
         key = (request.embedding_model, request.embedding_precision)
         if key not in self._embedders:
             self._embedders[key] = self._load_embedder(*key)
-        return self._embedders[key]
+        return _Embedding(self._embedders[key], self._cache_directory or default_cache_directory())
 
 
 def _rebuild_node(
     load: UserLoader,
     load_embedder: EmbedderLoader,
     cache_directory: Path | None,
+    trainer: Trainer | None,
     random: RandomSource,
 ) -> _Node:
     return _Node(
-        load=load, load_embedder=load_embedder, cache_directory=cache_directory, random=random
+        load=load,
+        load_embedder=load_embedder,
+        cache_directory=cache_directory,
+        trainer=trainer,
+        random=random,
     )

@@ -9,12 +9,23 @@ from flower_privsyn.queries.kernel_mean import (
     squared_mmd,
     witness_scores,
 )
+from flower_privsyn.queries.model_delta import (
+    ModelDelta,
+    TrainableModel,
+    bit_share,
+    next_clip_norm,
+)
 from flower_privsyn.queries.nearest_neighbor import NearestNeighborHistogram, nearest_candidates
 from flower_privsyn.queries.query import GRID, Broadcast, Cohort, Query
 from flower_privsyn.queries.similarity import MeanSimilarity, expand_scores, project_scores
 
 #: Every question a client app answers. A new method adds its query here and nowhere else.
-QUERIES: tuple[type[Query], ...] = (NearestNeighborHistogram, MeanSimilarity, KernelMean)
+QUERIES: tuple[type[Query], ...] = (
+    NearestNeighborHistogram,
+    MeanSimilarity,
+    KernelMean,
+    ModelDelta,
+)
 
 __all__ = [
     "GRID",
@@ -23,14 +34,18 @@ __all__ = [
     "Cohort",
     "KernelMean",
     "MeanSimilarity",
+    "ModelDelta",
     "NearestNeighborHistogram",
     "Query",
+    "TrainableModel",
+    "bit_share",
     "expand_scores",
     "features",
     "mean_features",
     "mean_scores",
     "median_bandwidth",
     "nearest_candidates",
+    "next_clip_norm",
     "project_scores",
     "squared_mmd",
     "witness_scores",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,9 @@ class Query(ABC):
 
     name: ClassVar[str]
 
+    #: What a record of the cohort is: the embedding of a text, or a user's update of a model.
+    records: ClassVar[Literal["embeddings", "updates"]] = "embeddings"
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that replaces the clipping."""
         super().__init_subclass__(**kwargs)
@@ -187,7 +190,10 @@ class Query(ABC):
     def _clip(self, rows: Float64Array) -> Float64Array:
         """Scale rows to norm `clip_norm` at most, then round toward zero to the grid."""
         clipped: Float64Array = clip_rows(rows, norm=self.clip_norm)
-        return np.trunc(clipped / GRID) * GRID
+        clipped /= GRID
+        np.trunc(clipped, out=clipped)
+        clipped *= GRID
+        return clipped
 
     @final
     def sensitivity(self, relation: NeighboringRelation) -> float:

@@ -34,7 +34,7 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
 )
 from flower_privsyn.progress import Progress
-from flower_privsyn.queries import Broadcast, Query
+from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.runs import RunDirectory, unnamed_run
 from flower_privsyn.strategies.settings import PrivateSumConfig
 
@@ -492,7 +492,7 @@ class PrivateSumStrategy(Strategy):
             Message(wire.pack_prepare(request), dst_node_id=node, message_type=wire.PREPARE)
             for node in nodes
         ]
-        with self.progress.stage("Nodes embed their text", total=None):
+        with self.progress.stage("Nodes read their text", total=None):
             replies = list(grid.send_and_receive(messages, timeout=settings.round_timeout))
         roster, problems = self._roster_of(replies, asked=set(nodes))
         users = sum(roster.values())
@@ -555,6 +555,8 @@ class PrivateSumStrategy(Strategy):
                 problems[
                     f"another embedding model or precision than the server's "
                     f"{settings.embedding_model} ({settings.embedding_precision})"
+                    if self.trains is None
+                    else f"another model or tokenizer than the server's {self.trains.name}"
                 ] += 1
                 continue
             roster[node] = entry.num_users
@@ -578,7 +580,12 @@ class PrivateSumStrategy(Strategy):
 
     @abstractmethod
     def embedder_identity(self) -> tuple[str, int]:
-        """Fingerprint and dimension of the server's embedding model."""
+        """Fingerprint and dimension of the server's embedding model, or of `trains`."""
+
+    @property
+    def trains(self) -> TrainableModel | None:
+        """The model whose updates the query is about; None where it is about embeddings."""
+        return None
 
     def _wait_for_nodes(self, grid: Grid) -> list[int]:
         """Block until `num_nodes` nodes are connected.
@@ -639,6 +646,7 @@ class PrivateSumStrategy(Strategy):
             newer_than=settings.newer_than,
             held_out_fraction=settings.held_out_fraction,
             seed=settings.seed,
+            trains=self.trains,
         )
 
     # ------------------------------------------------------------------ rounds on disk

@@ -1,0 +1,305 @@
+"""Model deltas: how local training moves the parameters of a shared model, one vector per user.
+
+DP-FedAvg's question. McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent
+Language Models" (ICLR 2018), Algorithm 1; adaptive clipping: Andrew, Thakkar, McMahan, Ramaswamy,
+"Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021), Algorithm 1.
+
+The training itself needs a model library and is the client app's work
+(`flower_privsyn.training.local`). Here an update is what an embedding is to other queries: the
+record of a user, one float32 vector, of which the server learns a clipped and noised sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import clip_rows
+from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, Query
+
+_LARGEST = 1e12
+_TRAINABLE = ("full", "lora", "layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainableModel:
+    """A causal language model and which of its parameters are trained.
+
+    Attributes:
+        name: a bundled short name, a folder, or a hub name; server and nodes may know the same
+            model by different names, their fingerprints are compared.
+        trainable: "full": every parameter; "lora": low-rank adapters on all linear layers but the
+            output; "layers": the parameters that `layers` names.
+        layers: for "layers": patterns of parameter names separated by commas, such as
+            "lm_head.*,model.layers.3.*"; "" otherwise.
+        lora_rank: for "lora": rank of the adapters, >= 1.
+        lora_alpha: for "lora": their scale times their rank, >= 1.
+        precision: "float32", or "bfloat16": activations and products of local training in
+            bfloat16, twice as fast on CPUs that have it; parameters and updates stay float32.
+    """
+
+    name: str
+    trainable: Literal["full", "lora", "layers"] = "full"
+    layers: str = ""
+    lora_rank: int = 4
+    lora_alpha: int = 8
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        """Validate the parameters."""
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise ConfigError(f"model must name a causal language model, got {self.name!r}")
+        if self.trainable not in _TRAINABLE:
+            listed = ", ".join(f'"{choice}"' for choice in _TRAINABLE)
+            raise ConfigError(f"trainable must be one of {listed}, got {self.trainable!r}")
+        if (self.trainable == "layers") != bool(self.patterns):
+            raise ConfigError(
+                'trainable-layers and trainable = "layers" go together, got trainable-layers = '
+                f'"{self.layers}" and trainable = "{self.trainable}"'
+            )
+        _check_integer("lora-rank", self.lora_rank, low=1)
+        _check_integer("lora-alpha", self.lora_alpha, low=1)
+        if self.precision not in ("float32", "bfloat16"):
+            raise ConfigError(
+                f'local-precision must be one of "float32", "bfloat16", got {self.precision!r}'
+            )
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns in `layers`."""
+        return tuple(part.strip() for part in self.layers.split(",") if part.strip())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The model as it stands in messages."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, description: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` described.
+
+        Raises:
+            ConfigError: a value is out of range.
+            TypeError: a key is unknown or missing.
+        """
+        return cls(**description)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDelta(Query):
+    """How far a user's local training moves the model, clipped as a whole.
+
+    A user trains the broadcast parameters x on their own text by stochastic gradient descent and
+    answers with y - x, all tensors together. Users count equally, whatever they wrote. Answers are
+    in multiples of `unit`, so that small clip norms lose nothing to the grid of contributions.
+
+    Formal guarantee:
+        Unit: user. Without the bit the answer is the update scaled down to norm C = `clip_to`, so
+        zeroing a user moves the sum by at most C. With the bit (adaptive clipping) the answer is
+
+            (clip(y - x, C),  (b / a) C s),    s = +1 where |y - x| <= C and -1 elsewhere,
+
+        with b = `bit_share` and a = sqrt(1 - b^2). Whatever the update, its norm is at most
+        sqrt(C^2 + (b / a)^2 C^2) = C / a: update and bit share one bound, which is this query's
+        clip norm, and one noise. The bit is a sign, half of a 0/1 bit to either side of zero: a
+        0/1 bit as far apart would move the sum by 2 (b / a) C when its user is zeroed, a sign by
+        half of that. This is the half shift of Andrew et al., who add noise z_delta C to the
+        updates and sigma_b to the sum of the bits s / 2, where z^-2 = z_delta^-2 +
+        (2 sigma_b)^-2 for the noise multiplier z that is accounted: here z_delta = z / a and
+        sigma_b = z / (2 b), which satisfy the equation for every b (`noise_split`). A user
+        without an update (no text, or one that is not finite) answers the zero vector, the bit
+        included.
+
+    Attributes:
+        clip_to: C, bound on the L2 norm of the update, in parameters, > 0.
+        bit_share: b, the part of the bound that the bit takes, in [0, 0.9]; 0 asks for no bit.
+            At 0.2 the updates carry 2 % more noise than without it.
+        learning_rate: of local stochastic gradient descent, > 0.
+        epochs: passes over the user's samples, >= 1.
+        batch_size: samples per step, >= 1.
+        max_steps: steps after which training ends, or 0 for all of the epochs.
+
+    References:
+        McMahan et al. 2018 (DP-FedAvg), Algorithm 1: UserUpdateFedAvg, flat clipping; Andrew et
+        al. 2021, Algorithm 1 and theorem 1.
+    """
+
+    name: ClassVar[str] = "model_delta"
+    records: ClassVar[Literal["embeddings", "updates"]] = "updates"
+
+    clip_to: float
+    bit_share: float = 0.0
+    learning_rate: float = 0.1
+    epochs: int = 1
+    batch_size: int = 4
+    max_steps: int = 0
+
+    def __post_init__(self) -> None:
+        """Validate the parameters."""
+        _check_number("clip-norm", self.clip_to, low=1e-12, high=_LARGEST)
+        _check_number("clip-bit-share", self.bit_share, low=0.0, high=0.9)
+        if 0 < self.bit_share < 1e-4:
+            raise ConfigError(
+                f"clip-bit-share must be 0 (no bit) or at least 0.0001, got {self.bit_share}"
+            )
+        _check_number("local-learning-rate", self.learning_rate, low=0.0, high=_LARGEST, open=True)
+        _check_integer("local-epochs", self.epochs, low=1)
+        _check_integer("local-batch-size", self.batch_size, low=1)
+        _check_integer("local-steps", self.max_steps, low=0)
+
+    @property
+    def unit(self) -> float:
+        """What an answer of 1 means in parameters: the clip norm where it is below 1, else 1."""
+        return min(self.clip_to, 1.0)
+
+    @property
+    def clip_norm(self) -> float:
+        """The bound on update and bit together, C / a, in multiples of `unit`."""
+        return self.clip_to / self.unit / math.sqrt(1.0 - self.bit_share**2)
+
+    @property
+    def max_records(self) -> int:
+        """A user has one update."""
+        return 1
+
+    def check(self, broadcast: Broadcast, *, dimension: int) -> None:
+        """Refuse parameters of another model."""
+        parameters = broadcast.get("parameters")
+        if set(broadcast) != {"parameters"} or parameters is None:
+            raise ValueError(f"{self.name} is asked about parameters, got {sorted(broadcast)}")
+        if parameters.shape != (dimension,) or parameters.dtype != np.float32:
+            raise ValueError(
+                f"parameters must be ({dimension},) float32, got {parameters.shape} "
+                f"{parameters.dtype}"
+            )
+        if not np.isfinite(parameters).all():
+            raise ValueError("parameters must be finite")
+
+    def answer_length(self, broadcast: Broadcast) -> int:
+        """One number per parameter, and the bit if there is one."""
+        return len(broadcast["parameters"]) + (self.bit_share > 0.0)
+
+    def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
+        """Each user's update in multiples of `unit`, and the bit; (num_users, answer_length).
+
+        Args:
+            cohort: its records are updates, (n, parameters) float32, at most one per user.
+            broadcast: the parameters that were trained from.
+        """
+        updates = cohort.records / np.float64(self.unit)
+        if len(updates) == cohort.num_users and not self.bit_share:
+            return updates  # everyone's, in order: a user has one at most
+        rows = np.zeros((cohort.num_users, self.answer_length(broadcast)), dtype=np.float64)
+        if not self.bit_share:
+            rows[cohort.owners] = updates
+            return rows
+        bound = self.clip_to / self.unit
+        lengths = np.sqrt(np.einsum("np,np->n", updates, updates))
+        rows[cohort.owners, :-1] = clip_rows(updates, norm=bound)
+        rows[cohort.owners, -1] = np.where(lengths <= bound, self._bit, -self._bit)
+        return rows
+
+    @property
+    def _bit(self) -> float:
+        """What a set bit adds to the last coordinate, in multiples of `unit`."""
+        return self.bit_share * self.clip_norm
+
+    # ------------------------------------------------------------------ the server's half
+
+    def mean_update(self, total: Float64Array, num_users: float) -> Float64Array:
+        """Average update of a released sum, in parameters.
+
+        Args:
+            total: (answer_length,) the noisy sum.
+            num_users: a public constant, > 0: never how many really answered.
+        """
+        updates = total[:-1] if self.bit_share else total
+        return updates * (self.unit / num_users)
+
+    def fraction_within(self, total: Float64Array, num_users: float) -> float:
+        """Estimated fraction of users whose update was within the clip norm, in [0, 1].
+
+        Unbiased before it is cut to [0, 1]; users without an update count half.
+
+        Raises:
+            ValueError: no bit was asked for.
+        """
+        if not self.bit_share:
+            raise ValueError("the query has no bit: bit_share is 0")
+        signs = float(total[-1]) / self._bit
+        return min(1.0, max(0.0, 0.5 + 0.5 * signs / num_users))
+
+    def noise_split(self, noise_multiplier: float) -> tuple[float, float]:
+        """Noise that updates and bits carry at the noise multiplier z that is accounted.
+
+        Returns:
+            z_delta: standard deviation on the sum of updates over `clip_to`; and sigma_b: on the
+            sum of the bits (infinite without a bit). z^-2 = z_delta^-2 + (2 sigma_b)^-2.
+        """
+        kept = math.sqrt(1.0 - self.bit_share**2)
+        bit = noise_multiplier / (2.0 * self.bit_share) if self.bit_share else math.inf
+        return noise_multiplier / kept, bit
+
+
+def bit_share(noise_multiplier: float, bit_noise: float) -> float:
+    """The `bit_share` that gives the sum of the bits a noise of `bit_noise`.
+
+    Andrew et al. suggest `bit_noise` = users / 20.
+
+    Args:
+        noise_multiplier: z, of update and bit together, >= 0.
+        bit_noise: sigma_b, > z / 2.
+
+    Raises:
+        ConfigError: so little noise on the bits would leave no budget for the updates.
+    """
+    share = noise_multiplier / (2.0 * bit_noise)
+    if not share <= 0.9:
+        raise ConfigError(
+            f"a standard deviation of {bit_noise:g} on the bits at noise multiplier "
+            f"{noise_multiplier:g} leaves too little for the updates: it must be at least "
+            f"{noise_multiplier / 1.8:g}"
+        )
+    return share
+
+
+def next_clip_norm(
+    clip_norm: float, fraction_within: float, *, quantile: float, learning_rate: float
+) -> float:
+    """The geometric update of the clip norm: C exp(-eta (fraction - quantile)).
+
+    Args:
+        clip_norm: C, > 0.
+        fraction_within: estimated fraction of updates within C.
+        quantile: what the fraction should be, in [0, 1].
+        learning_rate: eta, >= 0; 0.2 in the paper.
+
+    References:
+        Andrew et al. 2021, section 2.1 and Algorithm 1.
+    """
+    following = clip_norm * math.exp(-learning_rate * (fraction_within - quantile))
+    return min(max(following, 1e-12), _LARGEST)
+
+
+def _check_number(
+    key: str,
+    value: object,
+    *,
+    low: float,
+    high: float,
+    open: bool = False,  # noqa: A002 - as in an open interval
+) -> None:
+    bracket = "(" if open else "["
+    number = float(value) if isinstance(value, int | float) else math.nan
+    inside = low < number <= high if open else low <= number <= high
+    if isinstance(value, bool) or not inside:
+        raise ConfigError(f"{key} must be a number in {bracket}{low:g}, {high:g}], got {value!r}")
+
+
+def _check_integer(key: str, value: object, *, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= 2**53:
+        raise ConfigError(f"{key} must be a whole number of at least {low}, got {value!r}")
