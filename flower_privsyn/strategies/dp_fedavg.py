@@ -1,0 +1,198 @@
+"""DP-FedAvg: federated averaging under user-level differential privacy.
+
+Papers:
+    McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models"
+    (ICLR 2018), Algorithm 1 (DP-FedAvg with fixed-size federated rounds; flat clipping).
+    Andrew, Thakkar, McMahan, Ramaswamy: "Differentially Private Learning with Adaptive Clipping"
+    (NeurIPS 2021), Algorithm 1.
+
+Algorithm 1 of McMahan et al., step by step:
+    sample users, each with probability q                       `PrivateSumConfig.sampling`
+    UserUpdateFedAvg: local gradient descent from x             `training/local.py`
+    the whole update is clipped to norm C (FlatClip)            `ModelDelta`, `Query.contribution`
+    sum with equal weights over q W, never over who answered    `ModelDelta.mean_update`
+    Gaussian noise z C                                          `PrivateSumStrategy`
+    the server's step                                           `FederatedTraining.update`
+Andrew et al.: the bit beside the update, and C for the next round   `following_clip_norm`
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self, final
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import RandomSource
+from flower_privsyn.queries import ModelDelta, next_clip_norm
+from flower_privsyn.strategies.federated_training import (
+    FederatedTraining,
+    FederatedTrainingConfig,
+)
+from flower_privsyn.strategies.private_sum import ReleasedSum
+from flower_privsyn.strategies.settings import check_number
+
+logger = logging.getLogger("flwr.privsyn")
+
+#: What PrE-Text searched for its baseline (Hou et al. 2024, appendix), 4 samples a step.
+PRE_TEXT_GRID: Final[Mapping[str, tuple[float, ...]]] = {
+    "local_learning_rate": (0.1, 0.01, 0.001),
+    "num_rounds": (10, 20, 100),
+    "clip_norm": (1.0, 0.1, 0.01, 0.001),
+}
+
+#: The ranges POPri searched for its baseline (Hou et al. 2025, appendix), 20 rounds, 2 samples a
+#: step.
+POPRI_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "local_learning_rate": (0.01, 0.06),
+    "clip_norm": (0.01, 0.4),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPFedAvgConfig(FederatedTrainingConfig):
+    """Settings of `DPFedAvg`.
+
+    Attributes:
+        adaptive_clipping: let the clip norm follow a quantile of the updates' norms; `clip_norm`
+            is the first one.
+        clip_quantile: the fraction of users whose update shall be within the clip norm, in [0, 1].
+        clip_learning_rate: how fast the clip norm moves, >= 0; 0.2 in the paper.
+        clip_bit_share: part of the bound on a user that the bit takes, in [0.0001, 0.9]. At 0.2
+            updates carry 2 % more noise, and the fraction has noise 2.5 z / users at the noise
+            multiplier z; `queries.bit_share` turns the paper's users / 20 into a share.
+
+    References:
+        Andrew et al. 2021, section 3: quantile 0.5, learning rate 0.2, first clip norm 0.1.
+    """
+
+    adaptive_clipping: bool = False
+    clip_quantile: float = 0.5
+    clip_learning_rate: float = 0.2
+    clip_bit_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        check_number("clip-quantile", self.clip_quantile, low=0, high=1)
+        check_number("clip-learning-rate", self.clip_learning_rate, low=0, high=10)
+        check_number("clip-bit-share", self.clip_bit_share, low=1e-4, high=0.9)
+        super().__post_init__()
+
+    def question(self, clip_norm: float) -> ModelDelta:
+        """The query these settings ask at a clip norm."""
+        return ModelDelta(
+            clip_to=clip_norm,
+            bit_share=self.clip_bit_share if self.adaptive_clipping else 0.0,
+            learning_rate=self.local_learning_rate,
+            epochs=self.local_epochs,
+            batch_size=self.local_batch_size,
+            max_steps=self.local_steps,
+        )
+
+    @classmethod
+    def pre_text(
+        cls,
+        *,
+        local_learning_rate: float = 0.1,
+        num_rounds: int = 20,
+        clip_norm: float = 0.1,
+        **overrides: Any,
+    ) -> Self:
+        """One cell of PrE-Text's grid for its DP-FedAvg baseline: 4 samples a step, one epoch.
+
+        Raises:
+            ConfigError: a value is not in `PRE_TEXT_GRID`.
+        """
+        chosen = {
+            "local_learning_rate": local_learning_rate,
+            "num_rounds": num_rounds,
+            "clip_norm": clip_norm,
+        }
+        for key, value in chosen.items():
+            if value not in PRE_TEXT_GRID[key]:
+                allowed = ", ".join(f"{option:g}" for option in PRE_TEXT_GRID[key])
+                raise ConfigError(
+                    f"{key.replace('_', '-')} must be one of {allowed} in PrE-Text's grid, "
+                    f"got {value!r}"
+                )
+        return cls(**{"local_batch_size": 4, **chosen, **overrides})
+
+    @classmethod
+    def popri(
+        cls, *, local_learning_rate: float = 0.03, clip_norm: float = 0.1, **overrides: Any
+    ) -> Self:
+        """POPri's DP-FedAvg baseline: 20 rounds, 2 samples a step, rate and clip in its ranges.
+
+        Raises:
+            ConfigError: a value is outside `POPRI_RANGES`.
+        """
+        chosen = {"local_learning_rate": local_learning_rate, "clip_norm": clip_norm}
+        for key, value in chosen.items():
+            low, high = POPRI_RANGES[key]
+            check_number(key.replace("_", "-"), value, low=low, high=high)
+        return cls(**{"num_rounds": 20, "local_batch_size": 2, **chosen, **overrides})
+
+
+@final
+class DPFedAvg(FederatedTraining):
+    """Train a language model on the users' own text by averaging clipped, noised updates.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            config = DPFedAvgConfig(model="privsyn-tiny", epsilon=7.0, num_users=1250, num_nodes=50)
+            DPFedAvg(config).start(grid)
+        ```
+    with `clientapp = "flower_privsyn.client_apps.training:app"`. The trained model is in
+    `<run-dir>/models/final`.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of a sum of updates
+        clipped to the clip norm of their round, composed with the sampling in use. With adaptive
+        clipping every release holds the sum of the updates and the sum of the bits under one
+        bound (`ModelDelta`), so that the bits cost nothing beside the noise multiplier that is
+        accounted; the clip norm of the next round is post-processing.
+
+    Args:
+        config: the settings.
+        random: source of noise and coins; only tests pass one.
+
+    References:
+        McMahan et al. 2018, Algorithm 1; Andrew et al. 2021, Algorithm 1.
+    """
+
+    def __init__(self, config: DPFedAvgConfig, *, random: RandomSource | None = None) -> None:
+        super().__init__(config, random=random)
+        self.config = config
+
+    def following_clip_norm(self, query: ModelDelta, release: ReleasedSum) -> float:
+        """The geometric step towards the quantile, or no step without adaptive clipping."""
+        if not query.bit_share:
+            return query.clip_to
+        return next_clip_norm(
+            query.clip_to,
+            query.fraction_within(release.values, self.expected_users),
+            quantile=self.config.clip_quantile,
+            learning_rate=self.config.clip_learning_rate,
+        )
+
+    def observed(self, query: ModelDelta, release: ReleasedSum) -> dict[str, float]:
+        """The estimated fraction of updates within the clip norm."""
+        if not query.bit_share:
+            return {}
+        return {"fraction_within": query.fraction_within(release.values, self.expected_users)}
+
+    def summary(self) -> None:
+        """Log what the run will spend, and how update and bit share it."""
+        super().summary()
+        query = self.query
+        if query.bit_share:
+            updates, bits = query.noise_split(self.noise_multiplier)
+            logger.info(
+                "\tadaptive clipping: noise multiplier %.5g on the updates, standard deviation "
+                "%.5g on the count of updates within the clip norm",
+                updates,
+                bits,
+            )

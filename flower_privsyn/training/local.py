@@ -1,0 +1,330 @@
+"""Local training on a node: one user after another, each from the same weights.
+
+Every trainable parameter is a piece of one vector, and so is every gradient. Setting the weights
+of a round, going back to them before the next user, a step of gradient descent and the update
+itself are then one operation each on that vector, and nothing is allocated per user but the
+update that is handed out.
+
+McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models" (ICLR
+2018), Algorithm 1, UserUpdateFedAvg.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
+from flower_privsyn.models.pretrained import load_pretrained, quiet_transformers, shorten
+from flower_privsyn.queries import TrainableModel
+
+#: Labels of tokens that nothing is learnt from.
+_IGNORED = -100
+
+
+class LocalModel:
+    """A causal language model that users train one after another.
+
+    The loss of a step is the mean over the predicted tokens of its samples. Every sample begins
+    with the model's first token where it has one, so that its first word is predicted as well.
+    Dropout is off: a user's update must not depend on who was trained before, nor on which node.
+    For the same reason buffers (running statistics, counters) are put back before every user;
+    they are never part of an update.
+
+    Args:
+        model: which model, and what of it is trained.
+        device: as PyTorch names it; None takes the first accelerator, else the CPU.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+        ConfigError: the model has no parameters of the names that `model` gives.
+        MissingExtraError: PyTorch, Transformers or (for LoRA) PEFT is not installed.
+    """
+
+    def __init__(self, model: TrainableModel, *, device: str | None = None) -> None:
+        self.spec = model
+        self._model, self.tokenizer = load_pretrained(
+            model.name, kind="causal", dtype="float32", device=device
+        )
+        _disable_dropout(self._model)
+        config = self._model.config.get_text_config()
+        if model.trainable == "lora":
+            self._model = _with_adapters(self._model, model)
+        named = _choose(self._model, model)
+        self._device = next(iter(named.values())).device
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
+        self.dimension = sum(parameter.numel() for parameter in named.values())
+        self._weights = torch.empty(self.dimension, device=self._device)
+        self._gradient = torch.zeros(self.dimension, device=self._device)
+        self._start = torch.empty(self.dimension, device=self._device)
+        for (_, parameter), piece in zip(
+            named.items(), self._pieces(self._weights, self._gradient), strict=True
+        ):
+            weights, gradient = piece
+            with torch.no_grad():
+                weights.copy_(parameter)
+            parameter.data, parameter.grad = weights, gradient
+        self._start.copy_(self._weights)
+        self._named = named
+        self._buffers = [
+            (buffer, buffer.clone()) for buffer in self._model.buffers() if buffer.numel()
+        ]
+        # A recurrent layer on an accelerator refuses to train in evaluation mode.
+        self._model.train()
+        begin = self.tokenizer.bos_token_id
+        self._begin: list[int] = [] if begin is None else [int(begin)]
+        positions = getattr(config, "max_position_embeddings", None)
+        self._positions = positions if isinstance(positions, int) and positions > 0 else None
+
+    def _pieces(self, *vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        """The parameters' pieces of flat vectors, as views of their shapes."""
+        begin = 0
+        for shape in self.shapes.values():
+            end = begin + int(np.prod(shape, dtype=np.int64))
+            yield tuple(vector[begin:end].view(shape) for vector in vectors)
+            begin = end
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that an update depends on besides the trained parameters' values.
+
+        Architecture, tokenizer, precision, the names and shapes of what is trained, and the values
+        of what is not. No path and no name: the broadcast brings the rest.
+        """
+        digest = hashlib.sha256()
+        settings = self._model.config.to_dict()
+        for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
+            settings.pop(key, None)
+        described = {
+            "class": type(self._model).__name__,
+            "config": settings,
+            "trained": {name: list(shape) for name, shape in self.shapes.items()},
+            "precision": self.spec.precision,
+            "lora": [self.spec.lora_rank, self.spec.lora_alpha]
+            if self.spec.trainable == "lora"
+            else None,
+            "tokenizer": self.tokenizer.backend_tokenizer.to_str(),
+            "begin": self._begin,
+        }
+        digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+        trained = {id(parameter) for parameter in self._named.values()}
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if id(tensor) not in trained:
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+                digest.update(values.numpy().tobytes())
+        return digest.hexdigest()
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of a sample that the model takes; None where there is no limit."""
+        return None if self._positions is None else self._positions - len(self._begin)
+
+    @property
+    def parameters(self) -> npt.NDArray[np.float32]:
+        """The parameters that users start from, (dimension,) float32, a copy."""
+        return self._start.cpu().numpy().copy()
+
+    def named(self, flat: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:
+        """Cut a flat vector into the parameters it holds, by their names in the model."""
+        pieces = self._pieces(torch.from_numpy(flat))
+        return {name: piece.numpy() for name, (piece,) in zip(self.shapes, pieces, strict=True)}
+
+    def start_from(self, parameters: npt.NDArray[np.float32]) -> None:
+        """Set the parameters that the next users start from.
+
+        Args:
+            parameters: (dimension,) float32.
+
+        Raises:
+            ValueError: the shape is another one.
+        """
+        if parameters.shape != (self.dimension,):
+            raise ValueError(
+                f"parameters must have shape ({self.dimension},), got {parameters.shape}"
+            )
+        self._start.copy_(torch.from_numpy(np.ascontiguousarray(parameters, dtype=np.float32)))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Samples as tokens, the first one included.
+
+        A sample that was cut to `max_tokens` inside its document may be a token longer on its
+        own; what does not fit the model is left out.
+        """
+        if not texts:
+            return []
+        rows = self.tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        return [[*self._begin, *row][: self._positions] for row in rows]
+
+    def update(
+        self,
+        samples: Sequence[Sequence[int]],
+        *,
+        learning_rate: float,
+        epochs: int,
+        batch_size: int,
+        max_steps: int = 0,
+        seed: Sequence[int] = (0,),
+    ) -> npt.NDArray[np.float32] | None:
+        """Train one user from the start parameters, and say how far they moved.
+
+        Args:
+            samples: the user's samples by `encode`.
+            learning_rate: of plain stochastic gradient descent, > 0.
+            epochs: passes over the samples, >= 1.
+            batch_size: samples per step, >= 1; the last step of a pass may have fewer.
+            max_steps: steps after which training ends, or 0 for all of the epochs.
+            seed: of the order of the samples, anew for every pass; integers >= 0.
+
+        Returns:
+            (dimension,) float32, end minus start; it may hold values that are not finite, where
+            the training diverged. None when there is nothing to predict.
+        """
+        usable = [sample for sample in samples if len(sample) > 1]
+        if not usable:
+            return None
+        self._weights.copy_(self._start)
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
+        order = np.random.default_rng(seed)
+        steps = 0
+        for _ in range(epochs):
+            ranks = order.permutation(len(usable))
+            for first in range(0, len(usable), batch_size):
+                self._gradient.zero_()
+                self._loss([usable[rank] for rank in ranks[first : first + batch_size]]).backward()  # type: ignore[no-untyped-call]
+                self._weights.add_(self._gradient, alpha=-learning_rate)
+                steps += 1
+                if steps == max_steps:
+                    return self._moved()
+        return self._moved()
+
+    def _moved(self) -> npt.NDArray[np.float32]:
+        return torch.sub(self._weights, self._start).cpu().numpy()
+
+    def _loss(self, samples: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Mean cross-entropy over the predicted tokens of a batch, in nats."""
+        width = max(len(sample) for sample in samples)
+        tokens = torch.zeros((len(samples), width), dtype=torch.long)
+        mask = torch.zeros((len(samples), width), dtype=torch.long)
+        for row, sample in enumerate(samples):  # padding follows, where no token looks
+            tokens[row, : len(sample)] = torch.tensor(sample)
+            mask[row, : len(sample)] = 1
+        targets = tokens.masked_fill(mask == 0, _IGNORED)[:, 1:].to(self._device)
+        tokens, mask = tokens.to(self._device), mask.to(self._device)
+        with torch.autocast(
+            self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"
+        ):
+            logits = self._model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+        return torch.nn.functional.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED
+        )
+
+    def save(self, folder: Path, parameters: npt.NDArray[np.float32]) -> None:
+        """Write a model folder that Transformers loads, adapters merged into the weights.
+
+        The object is of no use for training afterwards.
+
+        Args:
+            folder: made, or replaced as a whole.
+            parameters: (dimension,) float32, what the trained parameters shall be.
+        """
+        self.start_from(parameters)
+        self._weights.copy_(self._start)
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
+        for parameter in self._named.values():
+            # Pieces of one vector look like tied weights to whoever writes them.
+            parameter.data, parameter.grad = parameter.data.clone(), None
+        model = self._model.eval()
+        if self.spec.trainable == "lora":
+            model = model.merge_and_unload()
+        model.requires_grad_(False)
+        built = folder.with_name(f".{folder.name}.partial")
+        if built.exists():
+            shutil.rmtree(built)
+        built.mkdir(parents=True)
+        with quiet_transformers():
+            model.save_pretrained(built)
+            self.tokenizer.save_pretrained(built)
+        if folder.exists():
+            shutil.rmtree(folder)
+        built.rename(folder)
+
+
+def _choose(model: Any, spec: TrainableModel) -> dict[str, torch.nn.Parameter]:
+    """Leave only the trained parameters with gradients, and return them by name."""
+    if spec.trainable == "full":
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+    elif spec.trainable == "layers":
+        names = [name for name, _ in model.named_parameters()]
+        for pattern in spec.patterns:
+            if not fnmatch.filter(names, pattern):
+                raise ConfigError(
+                    f"trainable-layers: no parameter of model {spec.name!r} is named {pattern!r}; "
+                    f"names look like {names[0]!r} and {names[-1]!r}"
+                )
+        for name, parameter in model.named_parameters():
+            wanted = any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.patterns)
+            parameter.requires_grad_(wanted and parameter.is_floating_point())
+    chosen = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
+    if not chosen:
+        raise ConfigError(f"model {spec.name!r} has no parameters to train")
+    return chosen
+
+
+def _with_adapters(model: Any, spec: TrainableModel) -> Any:
+    """Put new adapters on all linear layers but the output, the same ones everywhere."""
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingExtraError(
+            f'trainable = "lora" needs PEFT ({shorten(error)}): '
+            "pip install 'flower-privsyn[training]'"
+        ) from error
+    settings = peft.LoraConfig(
+        r=spec.lora_rank,
+        lora_alpha=spec.lora_alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        # Where the broadcast brings the adapters, and the server makes them, this is all the
+        # randomness there is.
+        torch.manual_seed(0)
+        warnings.simplefilter("ignore")
+        try:
+            return peft.get_peft_model(model, settings)
+        except ValueError as error:
+            raise ModelError(
+                f"model {spec.name!r} takes no LoRA adapters: {shorten(error)}"
+            ) from error
+
+
+def _disable_dropout(model: torch.nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):  # as in attention and LSTM layers
+                setattr(module, name, 0.0)
