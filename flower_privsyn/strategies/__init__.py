@@ -1,5 +1,10 @@
 """The server's half, one file per method."""
 
+from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
+from flower_privsyn.strategies.federated_training import (
+    FederatedTraining,
+    FederatedTrainingConfig,
+)
 from flower_privsyn.strategies.kernel_sketch import KernelSketch, KernelSketchConfig
 from flower_privsyn.strategies.popri import POPri, POPriConfig
 from flower_privsyn.strategies.preference_rounds import PreferenceConfig, PreferenceTrainer
@@ -10,6 +15,10 @@ from flower_privsyn.strategies.sketch import Sketch
 
 __all__ = [
     "CLIENT_KEYS",
+    "DPFedAvg",
+    "DPFedAvgConfig",
+    "FederatedTraining",
+    "FederatedTrainingConfig",
     "KernelSketch",
     "KernelSketchConfig",
     "POPri",

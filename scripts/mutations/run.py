@@ -65,8 +65,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="one noise share dropped",
         file="flower_privsyn/client_apps/private_sum.py",
-        before="num_shares=cohort.num_users,\n                of=",
-        after="num_shares=cohort.num_users - 1,\n                of=",
+        before="num_shares=num_users,\n                of=",
+        after="num_shares=num_users - 1,\n                of=",
         tests=(f"{SUM_TESTS}::TestNoise",),
     ),
     Mutation(
