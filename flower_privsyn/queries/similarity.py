@@ -43,7 +43,8 @@ Centre = Literal["prompt", "all", "none"]
 _NO_PREFERENCE = 1e-6
 
 #: Directions of the candidates shorter than this share of the longest one are left out by the
-#: server. `_NO_PREFERENCE` times 1e-5, so that no user's scores lose more than 1e-5 by it.
+#: server; all-MiniLM-L6-v2 has two dimensions that never vary. `_NO_PREFERENCE` times 1e-5, so that
+#: no user's scores lose more than 1e-5 by it.
 _RELATIVE_CUT = 1e-11
 
 #: Relative shrinking of an expanded sum, far above the rounding of the expansion.

@@ -45,6 +45,10 @@ class Mutation:
 SUM_TESTS = "tests/strategies/test_private_sum.py"
 LEDGER_TESTS = "tests/privacy/test_ledger.py"
 ACCOUNTING = "tests/privacy/test_accounting.py"
+SIMILARITY = "flower_privsyn/queries/similarity.py"
+SIMILARITY_TESTS = "tests/queries/test_similarity.py"
+KERNEL_MEAN = "flower_privsyn/queries/kernel_mean.py"
+KERNEL_MEAN_TESTS = "tests/queries/test_kernel_mean.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -168,6 +172,98 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="        self._refuse_missing_lines(self._ledger)\n",
         after="",
         tests=(f"{SUM_TESTS}::TestResume",),
+    ),
+    Mutation(
+        name="the cohort form forgets to clip",
+        file=SIMILARITY,
+        before="total += self._clip(self._scaled(users @ root, m)).sum(axis=0)",
+        after="total += self._scaled(users @ root, m).sum(axis=0)",
+        tests=(f"{SIMILARITY_TESTS}::TestTheBound", f"{SIMILARITY_TESTS}::TestTheCohortForm"),
+    ),
+    Mutation(
+        name="scores are centred over all, not per prompt",
+        file=SIMILARITY,
+        before="        rows -= means[groups]\n",
+        after="        rows -= rows.mean(axis=0)\n",
+        tests=(f"{SIMILARITY_TESTS}::TestTheFormulas",),
+    ),
+    Mutation(
+        name="scores are clipped before they are centred",
+        file=SIMILARITY,
+        before="            scores = users @ _centred(broadcast, self.centre).T\n",
+        after='            raw = users @ _centred(broadcast, "none").T\n'
+        "            raw /= np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1.0)\n"
+        "            scores = raw - raw.mean(axis=1, keepdims=True)\n",
+        tests=(f"{SIMILARITY_TESTS}::TestTheFormulas",),
+    ),
+    Mutation(
+        name="rounding is blown up to a preference",
+        file=SIMILARITY,
+        before="decided = norms > _NO_PREFERENCE * np.sqrt(num_candidates)",
+        after="decided = norms > 0.0",
+        tests=(f"{SIMILARITY_TESTS}::TestTheCohortForm",),
+    ),
+    Mutation(
+        name="the span's root is triangular at the users",
+        file=SIMILARITY,
+        before="    root = (directions.T * lengths) @ directions\n",
+        after="    root = lengths[:, None] * directions\n",
+        tests=(
+            f"{SIMILARITY_TESTS}::TestTheSpan::test_more_dimensions_than_candidates",
+            f"{SIMILARITY_TESTS}::TestTheCohortForm",
+        ),
+    ),
+    Mutation(
+        name="directions without length are inverted",
+        file=SIMILARITY,
+        before="kept = lengths > _RELATIVE_CUT * lengths.max(initial=0.0)",
+        after="kept = lengths > 0.0",
+        tests=(
+            f"{SIMILARITY_TESTS}::TestTheSpan::test_roots_that_differ_by_rounding_do_not_matter",
+        ),
+    ),
+    Mutation(
+        name="another prompt's factorisation is used",
+        file=SIMILARITY,
+        before="    for name in sorted(broadcast):\n",
+        after='    for name in ["candidates"]:\n',
+        tests=(f"{SIMILARITY_TESTS}::TestTheCohortForm",),
+    ),
+    Mutation(
+        name="features too long by the square root of two",
+        file=KERNEL_MEAN,
+        before="math.sqrt((1.0 - query.embedding_weight) * 2.0 / query.num_features)",
+        after="math.sqrt((1.0 - query.embedding_weight) * 4.0 / query.num_features)",
+        tests=(f"{KERNEL_MEAN_TESTS}::TestFeatures",),
+    ),
+    Mutation(
+        name="frequencies multiplied by the bandwidth",
+        file=KERNEL_MEAN,
+        before="(normals / bandwidth)",
+        after="(normals * bandwidth)",
+        tests=(f"{KERNEL_MEAN_TESTS}::TestFeatures", f"{KERNEL_MEAN_TESTS}::TestFrequencies"),
+    ),
+    Mutation(
+        name="frequencies from a generator that may change",
+        file=KERNEL_MEAN,
+        before="    normals = _normals(num_features // 2 * dimension, seed=seed)\n",
+        after="    normals = np.random.default_rng(seed).standard_normal(\n"
+        "        num_features // 2 * dimension\n    )\n",
+        tests=(f"{KERNEL_MEAN_TESTS}::TestFrequencies",),
+    ),
+    Mutation(
+        name="the noise stays in the squared discrepancy",
+        file=KERNEL_MEAN,
+        before=" - len(difference) * (noise_std / num_users) ** 2",
+        after="",
+        tests=(f"{KERNEL_MEAN_TESTS}::TestScores",),
+    ),
+    Mutation(
+        name="a sketch of records, not of users",
+        file="flower_privsyn/queries/user_means.py",
+        before="    means /= np.maximum(counts, 1)[:, None]\n",
+        after="",
+        tests=(KERNEL_MEAN_TESTS, f"{SIMILARITY_TESTS}::TestTheFormulas"),
     ),
     Mutation(
         name="an exception's text leaves the client",
