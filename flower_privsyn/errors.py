@@ -41,3 +41,7 @@ class FederationError(PrivsynError):
 
 class GenerationError(PrivsynError):
     """A text generator failed or its server refused the request."""
+
+
+class TrainingError(PrivsynError):
+    """Training a model failed or gave numbers that are no use."""

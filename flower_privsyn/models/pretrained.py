@@ -87,13 +87,14 @@ def load_pretrained(
         ModelError: The model cannot be found, reached or used for this.
         MissingExtraError: PyTorch or Transformers is not installed.
     """
-    from flower_privsyn.models import resolve_model
+    from flower_privsyn.models import register_architecture, resolve_model
 
     # Names first: importing PyTorch takes seconds, and a wrong name needs none of it.
     resolved = resolve_model(name)
     try:
         if not Path(resolved).exists():
             resolved = _download(resolved)
+            register_architecture(Path(resolved))
         importlib.import_module("torch")
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
@@ -107,7 +108,7 @@ def load_pretrained(
         transformers.AutoModelForCausalLM if kind == "causal" else transformers.AutoModelForMaskedLM
     )
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             tokenizer = transformers.AutoTokenizer.from_pretrained(resolved, local_files_only=True)
             model, report = model_class.from_pretrained(
                 resolved, dtype=chosen_dtype, local_files_only=True, output_loading_info=True
@@ -161,7 +162,7 @@ def _download(name: str) -> str:
         files = {sibling.rfilename for sibling in info.siblings or ()}
         if any(file.endswith(".safetensors") for file in files):
             patterns.remove("*.bin")
-        with _quiet_transformers():
+        with quiet_transformers():
             return huggingface_hub.snapshot_download(name, allow_patterns=patterns)
     except errors.HFValidationError as error:
         raise ModelError(
@@ -196,7 +197,7 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Hide the loading bars: a run shows its own progress."""
     transformers_logging: Any = importlib.import_module("transformers.utils.logging")
     shown = transformers_logging.is_progress_bar_enabled()

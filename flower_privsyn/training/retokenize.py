@@ -1,0 +1,90 @@
+"""Texts as the evaluation of PrE-Text and POPri tokenizes them: twice.
+
+The published scripts split a text into token strings, put the tokenizer's beginning and end token
+around them, and give the strings to the tokenizer again as if they were words. A byte-level
+tokenizer writes the space before a word as a letter of its own (U+0120), and takes that letter
+apart into two tokens the second time: " show" becomes "Ġshow", and then "ĠÄ", "ł", "show". Texts
+become 2 to 3 times longer, and about half of the second tokens are those two.
+
+This is here to compare with the two papers' tables, and for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flower_privsyn.errors import ConfigError, ModelError
+
+#: Length to which the papers cut a text, in tokens of the second kind.
+PAPER_TOKENS = 64
+
+
+def retokenized(
+    tokenizer: Any, texts: Sequence[str], *, max_tokens: int = PAPER_TOKENS
+) -> list[list[int]]:
+    """Tokenize texts twice.
+
+    Args:
+        tokenizer: a fast byte-level tokenizer, such as GPT-2's or that of `privsyn-lm`.
+        texts: (n,).
+        max_tokens: longer rows are cut, >= 2.
+
+    Returns:
+        (n,) token ids, the beginning token first and, where it is not cut off, the end token last.
+
+    Raises:
+        ConfigError: max_tokens is out of range.
+        ModelError: the tokenizer is not byte-level or has no beginning or end token.
+
+    References:
+        Hou et al. 2024 (PrE-Text) and 2025 (POPri), the released downstream evaluation.
+    """
+    if max_tokens < 2:
+        raise ConfigError(f"max_tokens must be a whole number >= 2, got {max_tokens}")
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if begin is None or end is None:
+        raise ModelError("double tokenization needs a tokenizer with a beginning and an end token")
+    if tokenizer.convert_ids_to_tokens(_plain(tokenizer, " a"))[:1] not in (["Ġa"], ["Ġ"]):
+        raise ModelError(
+            "double tokenization needs a byte-level tokenizer, which writes a space as 'Ġ'"
+        )
+    known: dict[int, list[int]] = {}
+    rows = []
+    for row in tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )["input_ids"]:
+        twice = [begin]
+        for token in row:
+            if len(twice) >= max_tokens:
+                break
+            if token not in known:
+                # A word among words: the slow tokenizer of the papers puts a space before each.
+                known[token] = _plain(tokenizer, " " + tokenizer.convert_ids_to_tokens(token))
+            twice.extend(known[token])
+        rows.append([*twice, end][:max_tokens])
+    return rows
+
+
+def space_tokens(tokenizer: Any) -> tuple[int, int]:
+    """The two tokens that a space becomes: the pair that makes up half of the papers' positions.
+
+    Raises:
+        ModelError: the tokenizer does not split the letter for a space in two.
+    """
+    pieces = _plain(tokenizer, " Ġ")
+    if len(pieces) != 2:
+        raise ModelError(
+            "double tokenization needs a tokenizer that takes 'Ġ' apart into two tokens, this one "
+            f"makes {len(pieces)} of it"
+        )
+    return pieces[0], pieces[1]
+
+
+def _plain(tokenizer: Any, text: str) -> list[int]:
+    row: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return row
