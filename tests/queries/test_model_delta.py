@@ -1,0 +1,253 @@
+"""Model deltas: one bound over update and bit for every input, noise split as it is stated."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import GaussianMechanism, InsecureRandom, NeighboringRelation
+from flower_privsyn.queries import (
+    QUERIES,
+    Cohort,
+    ModelDelta,
+    TrainableModel,
+    bit_share,
+    next_clip_norm,
+)
+from flower_privsyn.testing import check_query
+
+SIZE = 40
+BROADCAST = {"parameters": np.zeros(SIZE, dtype=np.float32)}
+
+
+def cohort(updates: Any) -> Cohort:
+    """Users with one update each."""
+    rows = np.asarray(updates, dtype=np.float32)
+    return Cohort(rows, np.arange(len(rows)), len(rows))
+
+
+def random_updates(users: int, *, scale: float, seed: int = 0) -> np.ndarray:
+    """Updates of log-normal length around `scale`."""
+    generator = np.random.default_rng(seed)
+    directions = generator.standard_normal((users, SIZE))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    lengths = scale * np.exp(generator.standard_normal(users))
+    return (directions * lengths[:, None]).astype(np.float32)
+
+
+class TestBound:
+    @settings(max_examples=300, deadline=None)
+    @given(
+        hnp.arrays(np.float32, (3, SIZE), elements=st.floats(width=32)),
+        st.sampled_from([1e-6, 0.003, 0.1, 1.0, 7.5, 1e4]),
+        st.sampled_from([0.0, 0.05, 0.2, 0.9]),
+    )
+    def test_holds_for_any_update(self, updates: np.ndarray, clip: float, share: float) -> None:
+        query = ModelDelta(clip_to=clip, bit_share=share)
+        rows = query.contribution(cohort(updates), BROADCAST)
+        assert np.isfinite(rows).all()
+        assert np.linalg.norm(rows, axis=1).max() <= query.clip_norm
+        in_parameters = rows[:, :SIZE] * query.unit
+        assert np.linalg.norm(in_parameters, axis=1).max() <= clip * (1 + 1e-12)
+        # Without one user the sum moves by no more than the sensitivity.
+        total = query.answer(cohort(updates), BROADCAST)
+        without = query.answer(Cohort(updates[1:], np.array([1, 2]), 3), BROADCAST)
+        distance = float(np.linalg.norm(total - without))
+        assert distance <= query.sensitivity(NeighboringRelation.ZERO_OUT) * (1 + 1e-12)
+
+    @pytest.mark.parametrize("share", [0.0, 0.2])
+    @pytest.mark.parametrize("clip", [0.001, 0.4, 3.0])
+    def test_is_attained(self, clip: float, share: float) -> None:
+        query = ModelDelta(clip_to=clip, bit_share=share)
+        update = np.zeros((1, SIZE), dtype=np.float32)
+        update[0, 3] = 50.0 * clip
+        moved = np.linalg.norm(query.answer(cohort(update), BROADCAST))
+        assert moved >= 0.999 * query.clip_norm
+        # Replacing one user by the opposite moves it by twice that, bit apart.
+        opposite = np.linalg.norm(
+            query.answer(cohort(update), BROADCAST) - query.answer(cohort(-update), BROADCAST)
+        )
+        assert opposite <= query.sensitivity(NeighboringRelation.REPLACE_ONE)
+        assert opposite >= 0.999 * 2 * clip / query.unit
+
+    def test_an_update_within_the_bound_is_left_as_it_is(self) -> None:
+        updates = random_updates(20, scale=0.01)
+        for clip, share in ((0.5, 0.0), (0.5, 0.3), (100.0, 0.0)):
+            query = ModelDelta(clip_to=clip, bit_share=share)
+            rows = query.contribution(cohort(updates), BROADCAST)[:, :SIZE] * query.unit
+            assert np.abs(rows - updates).max() <= 2.0**-30 + 1e-8 * clip
+
+    def test_a_small_clip_norm_keeps_its_precision(self) -> None:
+        # 2^-30 in parameters would be a thousandth of a coordinate here.
+        query = ModelDelta(clip_to=1e-6)
+        updates = random_updates(5, scale=0.1)
+        expected = updates * (1e-6 / np.linalg.norm(updates, axis=1, keepdims=True))
+        got = query.contribution(cohort(updates), BROADCAST) * query.unit
+        assert np.abs(got - expected).max() < 1e-6 * 1e-7
+
+    def test_clipping_is_not_for_a_subclass(self) -> None:
+        for name in ("contribution", "_clip", "sensitivity"):
+            with pytest.raises(TypeError, match=name):
+                type("Loose", (ModelDelta,), {name: lambda self: None})
+
+    def test_only_one_update_of_a_user_counts(self) -> None:
+        query = ModelDelta(clip_to=1.0)
+        many = Cohort(
+            np.ones((3, SIZE), dtype=np.float32), np.zeros(3, dtype=np.int64), num_users=1
+        )
+        one = cohort(np.ones((1, SIZE)))
+        assert np.array_equal(query.answer(many, BROADCAST), query.answer(one, BROADCAST))
+
+
+class TestUsersWithoutAnUpdate:
+    @pytest.mark.parametrize("share", [0.0, 0.2])
+    def test_answer_the_zero_vector(self, share: float) -> None:
+        updates = np.ones((3, SIZE), dtype=np.float32)
+        updates[0, 5] = np.nan
+        updates[1, 0] = np.inf
+        silent = Cohort(updates, np.array([0, 1, 3]), num_users=5)
+        rows = ModelDelta(clip_to=1.0, bit_share=share).contribution(silent, BROADCAST)
+        assert rows.any(axis=1).tolist() == [False, False, False, True, False]
+
+    def test_an_update_of_zero_is_within_the_bound(self) -> None:
+        query = ModelDelta(clip_to=1.0, bit_share=0.2)
+        rows = query.contribution(cohort(np.zeros((1, SIZE))), BROADCAST)
+        assert not rows[0, :-1].any()
+        assert rows[0, -1] == pytest.approx(0.2 * query.clip_norm)
+
+    def test_the_sum_does_not_depend_on_how_users_are_dealt(self) -> None:
+        updates = random_updates(31, scale=0.3)
+        updates[4] = np.nan
+        for share in (0.0, 0.2):
+            query = ModelDelta(clip_to=0.25, bit_share=share)
+            check_query(query, cohort(updates), BROADCAST)
+            gaps = Cohort(updates, np.arange(31) * 2, num_users=70)
+            assert np.array_equal(
+                query.answer(gaps, BROADCAST), query.answer(cohort(updates), BROADCAST)
+            )
+
+
+class TestAdaptiveClipping:
+    @pytest.mark.parametrize("multiplier", [0.3, 1.0, 17.9])
+    @pytest.mark.parametrize("share", [0.01, 0.2, 0.7])
+    def test_noise_is_split_as_in_the_paper(self, multiplier: float, share: float) -> None:
+        # Andrew et al. 2021, theorem 1: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).
+        updates, bits = ModelDelta(clip_to=0.1, bit_share=share).noise_split(multiplier)
+        assert updates == pytest.approx((multiplier**-2 - (2 * bits) ** -2) ** -0.5, rel=1e-12)
+        assert bit_share(multiplier, bits) == pytest.approx(share, rel=1e-12)
+
+    def test_released_noise_is_the_split(self) -> None:
+        users, multiplier = 400, 2.0
+        query = ModelDelta(clip_to=0.05, bit_share=0.25)
+        mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=query.clip_norm)
+        random = InsecureRandom(3)
+        total = query.answer(cohort(random_updates(users, scale=0.05)), BROADCAST)
+        exact = query.fraction_within(total, users)
+        means, fractions = [], []
+        for _ in range(20_000):
+            noisy = mechanism.release(total, random=random)
+            means.append(query.mean_update(noisy, users)[:3])
+            fractions.append(query.fraction_within(noisy, users))
+        updates, bits = query.noise_split(multiplier)
+        assert np.std(means, axis=0) == pytest.approx(updates * 0.05 / users, rel=0.02)
+        assert np.std(fractions) == pytest.approx(bits / users, rel=0.02)
+        assert np.mean(fractions) == pytest.approx(exact, abs=4 * bits / users / math.sqrt(20_000))
+
+    def test_the_fraction_is_exact_without_noise(self) -> None:
+        updates = random_updates(200, scale=0.3)
+        lengths = np.linalg.norm(updates.astype(np.float64), axis=1)
+        for clip in (0.1, 0.3, 2.0):
+            query = ModelDelta(clip_to=clip, bit_share=0.3)
+            total = query.answer(cohort(updates), BROADCAST)
+            within = float((lengths <= clip).mean())
+            assert query.fraction_within(total, 200) == pytest.approx(within, abs=1e-6)
+
+    @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+    @pytest.mark.parametrize("first", [1e-3, 30.0])
+    def test_the_clip_norm_finds_the_quantile(self, quantile: float, first: float) -> None:
+        updates = cohort(random_updates(500, scale=0.3))
+        clip = first
+        for _ in range(400):
+            query = ModelDelta(clip_to=clip, bit_share=0.2)
+            fraction = query.fraction_within(query.answer(updates, BROADCAST), 500)
+            clip = next_clip_norm(clip, fraction, quantile=quantile, learning_rate=0.2)
+        lengths = np.linalg.norm(updates.records.astype(np.float64), axis=1)
+        assert (lengths <= clip).mean() == pytest.approx(quantile, abs=0.01)
+
+    def test_a_bit_that_would_take_everything_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="at least 9.94444"):
+            bit_share(17.9, 5.0)
+
+    def test_without_a_bit_there_is_no_fraction(self) -> None:
+        with pytest.raises(ValueError, match="no bit"):
+            ModelDelta(clip_to=1.0).fraction_within(np.zeros(SIZE), 5)
+
+
+class TestQuestion:
+    def test_arrives_as_it_was_sent(self) -> None:
+        query = ModelDelta(
+            clip_to=0.02, bit_share=0.1, learning_rate=0.3, epochs=2, batch_size=3, max_steps=7
+        )
+        assert ModelDelta.from_wire(query.to_wire()) == query
+        assert ModelDelta in QUERIES
+        model = TrainableModel(name="m", trainable="layers", layers="a.*, b")
+        assert TrainableModel.from_dict(model.to_dict()) == model
+        assert model.patterns == ("a.*", "b")
+
+    @pytest.mark.parametrize(
+        ("broadcast", "reason"),
+        [
+            ({}, "asked about parameters"),
+            ({"parameters": np.zeros(3, np.float32), "more": np.zeros(1)}, "asked about"),
+            ({"parameters": np.zeros(3, np.float32)}, "must be"),
+            ({"parameters": np.zeros(SIZE)}, "float32"),
+            ({"parameters": np.full(SIZE, np.nan, np.float32)}, "finite"),
+        ],
+    )
+    def test_other_parameters_are_refused(self, broadcast: Any, reason: str) -> None:
+        query = ModelDelta(clip_to=1.0)
+        query.check(BROADCAST, dimension=SIZE)
+        with pytest.raises(ValueError, match=reason):
+            query.check(broadcast, dimension=SIZE)
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"clip_to": 0.0}, "clip-norm"),
+            ({"clip_to": math.nan}, "clip-norm"),
+            ({"clip_to": math.inf}, "clip-norm"),
+            ({"clip_to": True}, "clip-norm"),
+            ({"bit_share": 0.95}, "clip-bit-share"),
+            ({"bit_share": 1e-6}, "clip-bit-share"),
+            ({"learning_rate": 0.0}, "local-learning-rate"),
+            ({"epochs": 0}, "local-epochs"),
+            ({"batch_size": 2.5}, "local-batch-size"),
+            ({"max_steps": -1}, "local-steps"),
+        ],
+    )
+    def test_bad_parameters_are_named(self, changes: dict[str, Any], named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            ModelDelta(**{"clip_to": 1.0, **changes})
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"name": " "}, "model must name"),
+            ({"trainable": "some"}, "trainable must be one of"),
+            ({"trainable": "layers"}, "trainable-layers"),
+            ({"layers": "a"}, "trainable-layers"),
+            ({"lora_rank": 0}, "lora-rank"),
+            ({"lora_alpha": 1.5}, "lora-alpha"),
+            ({"precision": "float16"}, "local-precision"),
+        ],
+    )
+    def test_bad_models_are_named(self, changes: dict[str, Any], named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            TrainableModel(**{"name": "m", **changes})
