@@ -267,8 +267,10 @@ def squared_mmd(
 
     |release / n - mean features|^2 less D' noise_std^2 / n^2, what the noise adds on average.
     Hence it may be negative, and its square root, or that of its positive part, is not unbiased.
-    It compares these users with these texts; as an estimate for the distributions they come from
-    it is larger by the usual 1 / n and 1 / p of a V-statistic.
+    It is unbiased for a population that does not depend on the noise: texts that were chosen by
+    scores from this very release look nearer than they are. It compares these users with these
+    texts; as an estimate for the distributions they come from it is larger by the usual 1 / n and
+    1 / p of a V-statistic.
 
     Args:
         release: (D',) the noisy sum.
