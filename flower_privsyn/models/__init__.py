@@ -1,20 +1,26 @@
 """The bundled public models: short names and the folders behind them.
 
-``privsyn-lm`` is a small causal language model, ``privsyn-mlm`` a small masked one. Each folder
-holds weights, tokenizer and a model card (``README.md``) that says what it was trained on.
-Nothing here loads them; importing this module costs nothing.
+``privsyn-lm`` is a small causal language model, ``privsyn-mlm`` a small masked one;
+``privsyn-tiny`` and ``privsyn-lstm`` are the smaller causal ones that stand for what a device
+trains. Each folder holds weights, tokenizer and a model card (``README.md``) that says what it was
+trained on. Nothing here loads them; importing this module costs nothing.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 from pathlib import Path
 
 from flower_privsyn.errors import ModelError
 
-__all__ = ["BUNDLED_MODELS", "resolve_model"]
+__all__ = ["BUNDLED_MODELS", "register_architecture", "resolve_model"]
 
-BUNDLED_MODELS: tuple[str, ...] = ("privsyn-lm", "privsyn-mlm")
+BUNDLED_MODELS: tuple[str, ...] = ("privsyn-lm", "privsyn-mlm", "privsyn-tiny", "privsyn-lstm")
+
+# Architectures that Transformers does not know, by `model_type`, and the module that tells it.
+_OWN_ARCHITECTURES = {"privsyn-lstm": "flower_privsyn.models.lstm"}
 
 # A hub name is "name" or "owner/name"; anything else that is written can only be a path.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -23,9 +29,13 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def resolve_model(name: str | Path) -> str:
     """Turn a short name, a path or a hub name into what ``from_pretrained`` takes.
 
+    A folder of an architecture of this package (the LSTM) is made known to the ``AutoModel``
+    classes on the way, so that the result loads like any other; for such a folder alone this
+    imports PyTorch.
+
     Args:
-        name: ``"privsyn-lm"`` or ``"privsyn-mlm"``; the path of a model folder; or a hub name
-            such as ``"owner/name"``. A bundled name wins over a folder of the same name.
+        name: One of ``BUNDLED_MODELS``; the path of a model folder; or a hub name such as
+            ``"owner/name"``. A bundled name wins over a folder of the same name.
 
     Returns:
         The folder of a bundled model or the path as a string; a hub name as it was given.
@@ -36,7 +46,9 @@ def resolve_model(name: str | Path) -> str:
     """
     given = str(name)
     if given in BUNDLED_MODELS:
-        return str(Path(__file__).parent / given)
+        folder = Path(__file__).parent / given
+        register_architecture(folder)
+        return str(folder)
     known = ", ".join(BUNDLED_MODELS)
     if not given.strip():
         raise ModelError(f"the model name is empty: give one of {known}, a folder or a hub name")
@@ -44,6 +56,7 @@ def resolve_model(name: str | Path) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"model folder {given!r} holds no config.json")
+        register_architecture(path)
         return str(path)
     if path.exists():
         raise ModelError(f"model path {given!r} is a file: give the folder that holds config.json")
@@ -53,3 +66,24 @@ def resolve_model(name: str | Path) -> str:
             "or a hub name such as 'owner/name'"
         )
     return given
+
+
+def register_architecture(folder: Path) -> None:
+    """Tell Transformers about a model's architecture if it is one of this package.
+
+    Without PyTorch or Transformers there is nothing to tell: whoever loads the model says what is
+    missing.
+
+    Args:
+        folder: A model folder; a ``config.json`` that cannot be read is left to the loader.
+    """
+    try:
+        model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+        module = _OWN_ARCHITECTURES[model_type]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("torch", "transformers"):
+            raise

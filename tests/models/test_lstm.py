@@ -1,0 +1,126 @@
+"""The on-device LSTM as a Transformers model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flower_privsyn.models import resolve_model
+from flower_privsyn.models.lstm import LSTMConfig, LSTMForCausalLM
+
+
+def _model(**changes) -> LSTMForCausalLM:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 50, "embedding_size": 12, "hidden_size": 20, "pad_token_id": 0} | changes
+    return LSTMForCausalLM(LSTMConfig(**shape)).eval()
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@torch.no_grad()
+def test_padding_on_either_side_changes_no_logit(num_layers: int):
+    model = _model(num_layers=num_layers)
+    texts = [torch.tensor([5, 6, 7, 8, 9]), torch.tensor([10, 11])]
+    left, right = torch.zeros(2, 6, dtype=torch.long), torch.zeros(2, 6, dtype=torch.long)
+    for row, text in enumerate(texts):
+        left[row, 6 - len(text) :] = text
+        right[row, : len(text)] = text
+    from_left = model(input_ids=left, attention_mask=(left > 0).long()).logits
+    from_right = model(input_ids=right, attention_mask=(right > 0).long()).logits
+    for row, text in enumerate(texts):
+        alone = model(input_ids=text[None]).logits[0]
+        torch.testing.assert_close(from_left[row, 6 - len(text) :], alone)
+        torch.testing.assert_close(from_right[row, : len(text)], alone)
+    # Without the mask the padding is read as text.
+    read = model(input_ids=left).logits[1, 4:]
+    assert not torch.allclose(read, model(input_ids=texts[1][None]).logits[0], atol=1e-3)
+
+
+@torch.no_grad()
+def test_no_place_sees_a_later_one():
+    model = _model()
+    text = torch.arange(1, 9)[None]
+    changed = text.clone()
+    changed[0, 5] = 30
+    before, after = model(input_ids=text).logits[0], model(input_ids=changed).logits[0]
+    torch.testing.assert_close(before[:5], after[:5])
+    assert not torch.allclose(before[5], after[5])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_saving_and_loading_gives_the_same_model(tied: bool, tmp_path: Path):
+    from transformers import AutoModelForCausalLM
+
+    model = _model(tie_word_embeddings=tied)
+    shared = model.lm_head.weight is model.model.embed_tokens.weight
+    assert shared == tied
+    model.half().save_pretrained(tmp_path)
+    loaded, report = AutoModelForCausalLM.from_pretrained(
+        resolve_model(tmp_path), dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert isinstance(loaded, LSTMForCausalLM)
+    for (name, ours), theirs in zip(
+        model.state_dict().items(), loaded.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours.float(), theirs), name
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
+
+
+def test_the_loss_is_the_mean_over_the_next_tokens_that_count():
+    model = _model()
+    ids = torch.tensor([[3, 4, 5, 6]])
+    labels = torch.tensor([[3, 4, -100, 6]])
+    output = model(input_ids=ids, labels=labels)
+    nats = -output.logits[0].log_softmax(-1)
+    torch.testing.assert_close(output.loss, (nats[0, 4] + nats[2, 6]) / 2)
+    output.loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@torch.no_grad()
+def test_it_starts_as_the_frequencies_of_tokens():
+    model = _model()
+    frequencies = torch.randn(50)
+    model.initialise(frequencies)
+    model.lm_head.weight.zero_()
+    logits = model(input_ids=torch.tensor([[1, 2, 3]])).logits
+    torch.testing.assert_close(logits, frequencies.expand_as(logits))
+    # Forget gates start open, the others do not lean.
+    for index, gate in enumerate(model.model.lstm.bias_ih_l0.chunk(4)):
+        assert torch.equal(gate, torch.full_like(gate, float(index == 1)))
+
+
+@torch.no_grad()
+def test_generate_continues_as_repeated_reading_does():
+    model = _model(eos_token_id=49)
+    prompts = torch.tensor([[0, 0, 7], [8, 9, 10]])
+    written = model.generate(
+        input_ids=prompts,
+        attention_mask=(prompts > 0).long(),
+        max_new_tokens=6,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    for row, text in ((0, [7]), (1, [8, 9, 10])):
+        for token in written[row, 3:].tolist():
+            assert token == int(model(input_ids=torch.tensor([text])).logits[0, -1].argmax())
+            text.append(token)
+
+
+def test_a_folder_loads_by_its_path_alone(tmp_path: Path):
+    """In a fresh process `resolve_model` is what makes Transformers know the architecture."""
+    _model().save_pretrained(tmp_path)
+    code = (
+        "import sys; from flower_privsyn.models import resolve_model; assert 'torch' not in "
+        "sys.modules; path = resolve_model(sys.argv[1]); from transformers import "
+        "AutoModelForCausalLM; print(type(AutoModelForCausalLM.from_pretrained(path)).__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "LSTMForCausalLM", done.stderr[-500:]
