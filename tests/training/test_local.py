@@ -1,0 +1,281 @@
+"""Local training: plain gradient descent, and nothing of one user in the next one's update."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flower_privsyn.errors import ConfigError, ModelError
+from flower_privsyn.queries import TrainableModel
+from flower_privsyn.training.local import LocalModel
+from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
+
+__all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]
+
+STEP = {"learning_rate": 0.5, "epochs": 1, "batch_size": 100}
+
+
+@pytest.fixture(params=["llama", "gpt2", "lstm"])
+def folder(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+def local(folder: Path, **changes: Any) -> LocalModel:
+    return LocalModel(TrainableModel(name=str(folder), **changes), device="cpu")
+
+
+def reference(
+    folder: Path, batches: list[list[list[int]]], *, learning_rate: float
+) -> dict[str, torch.Tensor]:
+    """Where torch's own optimiser takes Transformers' own model and loss."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    start = {name: value.clone() for name, value in model.named_parameters()}
+    model.eval()  # no dropout
+    optimiser = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    for batch in batches:
+        width = max(map(len, batch))
+        tokens = torch.full((len(batch), width), 3)
+        labels = torch.full((len(batch), width), -100)
+        for row, sample in enumerate(batch):
+            tokens[row, : len(sample)] = labels[row, : len(sample)] = torch.tensor(sample)
+        mask = (labels != -100).long()
+        optimiser.zero_grad()
+        model(input_ids=tokens, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
+        optimiser.step()
+    return {name: (value - start[name]).detach() for name, value in model.named_parameters()}
+
+
+def assert_same(model: LocalModel, update: np.ndarray, expected: dict[str, torch.Tensor]) -> None:
+    named = model.named(update)
+    assert set(named) == set(expected)
+    for name, value in expected.items():
+        assert np.abs(named[name] - value.numpy()).max() < 1e-6, name
+    assert np.abs(update).max() > 1e-3
+
+
+class TestUpdate:
+    def test_one_step_is_a_step_of_gradient_descent(self, folder: Path, texts: list[str]) -> None:
+        model = local(folder)
+        samples = model.encode(texts[:7])
+        update = model.update(samples, **STEP)
+        assert update is not None
+        assert_same(model, update, reference(folder, [samples], learning_rate=0.5))
+
+    def test_epochs_batches_and_their_order(self, folder: Path, texts: list[str]) -> None:
+        model = local(folder)
+        samples = model.encode(texts[:5])
+        order = np.random.default_rng([4, 2])
+        batches = []
+        for _ in range(2):
+            ranks = order.permutation(5)
+            batches += [[samples[rank] for rank in ranks[i : i + 2]] for i in (0, 2, 4)]
+        update = model.update(samples, learning_rate=0.2, epochs=2, batch_size=2, seed=[4, 2])
+        assert update is not None
+        assert_same(model, update, reference(folder, batches, learning_rate=0.2))
+        cut = model.update(
+            samples, learning_rate=0.2, epochs=2, batch_size=2, max_steps=4, seed=[4, 2]
+        )
+        assert cut is not None
+        assert_same(model, cut, reference(folder, batches[:4], learning_rate=0.2))
+
+    def test_does_not_depend_on_who_was_trained_before(
+        self, folder: Path, texts: list[str]
+    ) -> None:
+        model = local(folder)
+        mine = model.encode(texts[:3])
+        alone = model.update(mine, **STEP)
+        for rate in (1.0, 1e30):  # the second one diverges
+            other = model.update(
+                model.encode(texts[10:20]), learning_rate=rate, epochs=2, batch_size=3
+            )
+            assert other is not None
+            assert np.isfinite(other).all() == (rate == 1.0)
+            assert np.array_equal(model.update(mine, **STEP), alone)  # type: ignore[arg-type]
+
+    def test_buffers_are_put_back_for_every_user(
+        self, llama: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from flower_privsyn.models.pretrained import load_pretrained
+        from flower_privsyn.training import local as module
+
+        class Counting(torch.nn.Module):
+            """A layer with running statistics, as BatchNorm has."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+                self.register_buffer("mean", torch.zeros(()))
+
+            def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+                self.seen += 1
+                self.mean.lerp_(hidden.detach().mean(), 0.5)
+                return hidden * (1 + self.mean) / (1 + 0.1 * self.seen)
+
+        def load(*args: Any, **kwargs: Any) -> Any:
+            model, tokenizer = load_pretrained(*args, **kwargs)
+            norm = model.model.norm
+            model.model.norm = torch.nn.Sequential(norm, Counting())
+            return model, tokenizer
+
+        monkeypatch.setattr(module, "load_pretrained", load)
+        model = local(llama)
+        assert not any("seen" in name or "mean" in name for name in model.shapes)
+        mine = model.encode(texts[:3])
+        alone = model.update(mine, **STEP)
+        model.update(model.encode(texts[10:20]), learning_rate=0.1, epochs=2, batch_size=3)
+        assert np.array_equal(model.update(mine, **STEP), alone)  # type: ignore[arg-type]
+
+    def test_nothing_to_predict_is_no_update(self, folder: Path) -> None:
+        model = local(folder)
+        assert model.update([], **STEP) is None
+        assert model.update([[1]], **STEP) is None
+        assert model.update(model.encode([""]), **STEP) is None
+        assert model.encode([]) == []
+
+    def test_starts_from_the_parameters_it_is_given(self, llama: Path, texts: list[str]) -> None:
+        model = local(llama)
+        samples = model.encode(texts[:3])
+        public = model.parameters
+        first = model.update(samples, **STEP)
+        model.start_from(public + first)
+        second = model.update(samples, **STEP)
+        assert not np.array_equal(first, second)  # type: ignore[arg-type]
+        assert np.array_equal(model.parameters, public + first)
+        model.start_from(public)
+        assert np.array_equal(model.update(samples, **STEP), first)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="must have shape"):
+            model.start_from(public[:-1])
+
+    def test_bfloat16_is_close_to_float32(self, llama: Path, texts: list[str]) -> None:
+        updates = []
+        for precision in ("float32", "bfloat16"):
+            model = local(llama, precision=precision)
+            updates.append(model.update(model.encode(texts[:8]), **STEP))
+            assert updates[-1].dtype == np.float32
+        exact, rounded = (update.astype(np.float64) for update in updates)
+        cosine = exact @ rounded / np.linalg.norm(exact) / np.linalg.norm(rounded)
+        assert 0.99 < cosine < 1 - 1e-7
+
+    def test_samples_begin_with_the_first_token_and_fit_the_model(self, llama: Path) -> None:
+        model = local(llama)
+        begin = model.tokenizer.bos_token_id
+        short, long = model.encode(["one river", "one river " * 300])
+        assert short[0] == long[0] == begin
+        assert model.max_tokens == 255
+        assert len(long) == 256
+        assert model.tokenizer.decode(short[1:]) == "one river"
+
+
+class TestWhatIsTrained:
+    def test_adapters(self, llama: Path, texts: list[str]) -> None:
+        before = torch.random.get_rng_state()
+        model, again = (local(llama, trainable="lora", lora_rank=2) for _ in range(2))
+        assert torch.equal(torch.random.get_rng_state(), before)
+        assert np.array_equal(model.parameters, again.parameters)
+        assert all("lora_" in name for name in model.shapes)
+        assert 0 < model.dimension < 0.05 * local(llama).dimension
+        update = model.update(model.encode(texts[:4]), **STEP)
+        assert update is not None
+        # B is zero at first, so that only B moves in the first step.
+        moved = {name for name, value in model.named(update).items() if value.any()}
+        assert moved == {name for name in model.shapes if "lora_B" in name}
+
+    def test_layers(self, llama: Path, texts: list[str]) -> None:
+        model = local(llama, trainable="layers", layers="model.layers.1.*, model.norm.weight")
+        assert all(
+            name.startswith("model.layers.1.") or name == "model.norm.weight"
+            for name in model.shapes
+        )
+        whole = local(llama)
+        samples = model.encode(texts[:4])
+        some, everything = model.update(samples, **STEP), whole.update(samples, **STEP)
+        assert some is not None
+        assert everything is not None
+        expected = whole.named(everything)
+        for name, value in model.named(some).items():
+            assert np.abs(value - expected[name]).max() < 1e-6
+
+    def test_a_pattern_that_names_nothing_is_refused(self, llama: Path) -> None:
+        with pytest.raises(ConfigError, match=r"named 'layers\.7\.\*'"):
+            local(llama, trainable="layers", layers="layers.7.*")
+
+    def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError):
+            local(tmp_path / "nowhere")
+
+
+class TestFingerprint:
+    def test_is_of_what_an_update_depends_on(self, llama: Path, gpt2: Path, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        copy, other = tmp_path / "copy", tmp_path / "other"
+        shutil.copytree(llama, copy)
+        model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+        with torch.no_grad():
+            model.model.norm.weight += 0.5
+        model.save_pretrained(other)
+        AutoTokenizer.from_pretrained(llama).save_pretrained(other)
+        mine = local(llama)
+        assert mine.fingerprint == local(llama).fingerprint == local(copy).fingerprint
+        # The broadcast brings the trained values, and only those.
+        assert local(other).fingerprint == mine.fingerprint
+        lora = local(llama, trainable="lora")
+        assert local(copy, trainable="lora").fingerprint == lora.fingerprint
+        assert local(other, trainable="lora").fingerprint != lora.fingerprint
+        different = {
+            mine.fingerprint,
+            lora.fingerprint,
+            local(llama, trainable="lora", lora_alpha=16).fingerprint,
+            local(llama, trainable="layers", layers="lm_head.*,model.layers.*").fingerprint,
+            local(llama, precision="bfloat16").fingerprint,
+            local(gpt2).fingerprint,
+        }
+        assert len(different) == 6
+
+    def test_a_changed_tokenizer_shows(self, llama: Path, tmp_path: Path) -> None:
+        changed = tmp_path / "changed"
+        shutil.copytree(llama, changed)
+        file = changed / "tokenizer.json"
+        file.write_text(
+            file.read_text()
+            .replace('"add_prefix_space":false', '"add_prefix_space":true')
+            .replace('"add_prefix_space": false', '"add_prefix_space": true')
+        )
+        assert local(changed).fingerprint != local(llama).fingerprint
+
+
+class TestSaving:
+    @pytest.mark.parametrize("trainable", ["full", "lora"])
+    def test_the_folder_is_the_trained_model(
+        self, folder: Path, texts: list[str], tmp_path: Path, trainable: str
+    ) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        def loss(model: LocalModel) -> float:
+            with torch.no_grad():
+                model._weights.copy_(model._start)
+                return float(model._loss(samples))
+
+        model = local(folder, trainable=trainable)
+        samples = model.encode(texts[:6])
+        public = loss(model)
+        noise = np.random.default_rng(0).standard_normal(model.dimension)
+        trained = (model.parameters + 0.2 * noise).astype(np.float32)
+        model.start_from(trained)
+        expected = loss(model)
+        assert abs(expected - public) > 0.01
+        model.save(tmp_path / "final", trained)
+        saved = AutoModelForCausalLM.from_pretrained(tmp_path / "final", dtype=torch.float32)
+        assert type(saved).__name__ == type(AutoModelForCausalLM.from_pretrained(folder)).__name__
+        again = LocalModel(TrainableModel(name=str(tmp_path / "final")), device="cpu")
+        assert loss(again) == pytest.approx(expected, abs=1e-4)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "final")
+        assert tokenizer.get_vocab() == model.tokenizer.get_vocab()
+        assert not [path for path in tmp_path.iterdir() if path.name != "final"]
