@@ -267,10 +267,11 @@ class TestSaving:
         samples = model.encode(texts[:6])
         public = loss(model)
         noise = np.random.default_rng(0).standard_normal(model.dimension)
-        trained = (model.parameters + 0.2 * noise).astype(np.float32)
+        scale = 1.0 if trainable == "lora" else 0.2
+        trained = (model.parameters + scale * noise).astype(np.float32)
         model.start_from(trained)
         expected = loss(model)
-        assert abs(expected - public) > 0.01
+        assert abs(expected - public) > 0.002
         model.save(tmp_path / "final", trained)
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / "final", dtype=torch.float32)
         assert type(saved).__name__ == type(AutoModelForCausalLM.from_pretrained(folder)).__name__
