@@ -717,6 +717,18 @@ def within_prompts(scores: Float64, size: int) -> Float64:
     return spread
 
 
+def root_mean_square(values: Float64) -> float:
+    """Of all entries."""
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def user_spread(candidates: Candidates, cohort: Cohort) -> float:
+    """Spread of one user's cosines about their mean in each prompt, root mean square over users."""
+    means = user_means(cohort, unit_rows, width=cohort.records.shape[1])
+    cosines = means @ unit_rows(candidates.embeddings).T  # (n, m)
+    return root_mean_square(within_prompts(cosines.reshape(-1), candidates.size))
+
+
 def predicted_share(signal: Float64, noise: float, size: int, rejected_rank: int) -> float:
     """Share of pairs in the order of the noise-free scores, from signal and noise alone.
 
@@ -763,7 +775,7 @@ def mean_cosines(candidates: Float32, cohort: Cohort) -> Float64:
 
 
 def mean_kernels(candidates: Float32, cohort: Cohort, bandwidth: float) -> Float64:
-    """Mean over users of the mean Gaussian kernel to their texts, (m,): what D to infinity gives."""
+    """Mean over users of the mean Gaussian kernel to their texts, (m,): D to infinity."""
     counts = np.bincount(cohort.owners, minlength=cohort.num_users)
     weights = 1.0 / (counts[cohort.owners] * cohort.num_users)
     squares = np.einsum("md,md->m", candidates, candidates)[:, None]
@@ -866,6 +878,10 @@ def measure(
     for users in sizes:
         for method, exact in (("exact", private), ("kernel", kernels)):
             figures = judge(exact[users], candidates, references, private[users], rank)
+            figures["signal"] = root_mean_square(within_prompts(exact[users], size))
+            if method == "exact":
+                some = users_between(cohort, 0, min(users, 1000))
+                figures["user_spread"] = user_spread(candidates, some)
             yield common | {"method": method, "users": users, "epsilon": None} | figures
     asked = questions(
         candidates,
@@ -910,7 +926,7 @@ def measure(
                         target = (1 - weight) * kernels[users] + weight * private[users]
                         if "witness" not in name:
                             error = within_prompts(read[name] - target, size)
-                            more_figures = {"feature_error": float(np.sqrt(np.mean(error**2)))}
+                            more_figures = {"feature_error": root_mean_square(error)}
                     yield (
                         common
                         | {
@@ -932,7 +948,7 @@ def signal_and_noise(
     """What the arithmetic says about a method, from its noise-free scores and its noise."""
     signal = within_prompts(exact, size)
     return {
-        "signal": float(np.sqrt(np.mean(signal**2))),
+        "signal": root_mean_square(signal),
         "noise": noise,
         "predicted_own": predicted_share(signal, noise, size, rejected_rank),
     }
@@ -946,7 +962,7 @@ def own_order(
     noise = within_prompts(scores - exact, size)
     return {
         "right_own": share_greater(exact, chosen, rejected),
-        "noise_measured": float(np.sqrt(np.mean(noise**2))),
+        "noise_measured": root_mean_square(noise),
     }
 
 
@@ -1132,6 +1148,52 @@ def table(
     return "\n".join(lines)
 
 
+def arithmetic(
+    rows: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    setting: str,
+    prompts: int,
+    epsilon: float,
+) -> str:
+    """A Markdown table: signal over noise from three figures, and as measured.
+
+    With s the spread of the mean cosine over a prompt's candidates, r that of one user's cosines, z
+    the noise multiplier of one release and T releases,
+
+        POPri, per prompt:  n s / (sqrt(T (m - K)) r z)      every user's vector has norm 1
+        the same in the span:  sqrt((m - K) / d) times that
+        linear sketch:      n s / (v z),                     v^2 = 1 - mean cosine in a prompt
+    """
+    size, rounds = options["responses"], options["rounds"]
+    lines = [
+        "| n | s | r | POPri per prompt | measured | span | measured | linear sketch | measured |",
+        "|---:|" + "---:|" * 8,
+    ]
+    for users in sorted({row["users"] for row in rows}):
+        found = {
+            row["method"]: row
+            for row in rows
+            if (row["setting"], row["prompts"], row["users"]) == (setting, prompts, users)
+            and row["epsilon"] == (None if row["method"] == "exact" else epsilon)
+        }
+        if not found:
+            continue
+        linear, exact = found["sketch-linear"], found["exact"]
+        spread, own, z = exact["signal"], exact["user_spread"], linear["noise_multiplier"]
+        popri = users * spread / (math.sqrt(rounds * prompts * (size - 1)) * own * z)
+        # At most d dimensions of the noise are left; fewer candidates than that leave all.
+        left = found["popri-prompt-span"]["noise"] / found["popri-prompt"]["noise"]
+        predicted = (popri, popri / left, spread / linear["noise"])
+        cells = [f"{users:,}", f"{spread:.3f}", f"{own:.3f}"]
+        for method, value in zip(
+            ("popri-prompt", "popri-prompt-span", "sketch-linear"), predicted, strict=True
+        ):
+            row = found[method]
+            cells += [f"{value:.2f}", f"{row['signal'] / row['noise_measured']:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def print_tables(document: Mapping[str, Any]) -> None:
     """All tables of the document."""
     rows = document["rows"]
@@ -1188,6 +1250,8 @@ def print_tables(document: Mapping[str, Any]) -> None:
                 ("own order kept, measured", at, "right_own"),
             ],
         )
+        print(f"\n#### {setting}, {prompts:,} prompts: signal over noise, epsilon = {middle:g}\n")
+        print(arithmetic(rows, document["about"]["options"], setting, prompts, middle))
         if any("chosen_minority" in row for row in rows if row["setting"] == setting):
             show(
                 f"the minority, n = {most:,}, epsilon = {middle:g}",

@@ -140,6 +140,15 @@ def test_noise_is_what_the_arithmetic_says(document: dict[str, Any]) -> None:
         assert row["noise_measured"] == pytest.approx(row["noise"], rel=0.15 if tight else 0.5)
 
 
+def test_signal_over_noise_follows_from_three_figures(document: dict[str, Any]) -> None:
+    options = document["about"]["options"]
+    printed = feedback.arithmetic(document["rows"], options, "law", 24, 7.0)
+    for line in printed.splitlines()[2:]:
+        _, _, _, *pairs = (float(cell.replace(",", "")) for cell in line.strip("| ").split(" | "))
+        for predicted, measured in zip(pairs[::2], pairs[1::2], strict=True):
+            assert measured == pytest.approx(predicted, rel=0.4)
+
+
 def test_budget_is_split_over_the_rounds(document: dict[str, Any]) -> None:
     same = {"setting": "law", "users": 120, "epsilon": 1.0}
     (every,) = rows(document, method="popri-prompt", **same)
