@@ -90,8 +90,8 @@ class PreferenceConfig(PrivateSumConfig):
         warmup_steps: steps of linear warm-up, >= 0.
         training_epochs: passes over a round's pairs, >= 1.
         training_batch_size: pairs per step, >= 1.
-        training_micro_batch_size: pairs in memory at a time, a divisor of `training_batch_size`;
-            0 for all. It changes memory, not the result.
+        training_micro_batch_size: at most this many pairs go through the model at a time, >= 1. It
+            changes memory, not the result.
         gradient_checkpointing: recompute activations in the backward pass, for large models.
         reference: what the loss measures against: "base", the public model, or "previous", the
             adapter the round began with.
@@ -133,7 +133,7 @@ class PreferenceConfig(PrivateSumConfig):
     warmup_steps: int = 0
     training_epochs: int = 2
     training_batch_size: int = 24
-    training_micro_batch_size: int = 0
+    training_micro_batch_size: int = 8
     gradient_checkpointing: bool = False
     reference: Literal["base", "previous"] = "base"
     temperature: float = 1.0
@@ -162,7 +162,7 @@ class PreferenceConfig(PrivateSumConfig):
             ("warmup_steps", 0),
             ("training_epochs", 1),
             ("training_batch_size", 1),
-            ("training_micro_batch_size", 0),
+            ("training_micro_batch_size", 1),
             ("max_new_tokens", 1),
             ("synthetic_samples", 1),
             ("patience", 0),
@@ -190,12 +190,6 @@ class PreferenceConfig(PrivateSumConfig):
             )
         if self.num_features % 2:
             raise ConfigError(f"num-features must be even, got {self.num_features}")
-        micro = self.training_micro_batch_size
-        if micro and self.training_batch_size % micro:
-            raise ConfigError(
-                f"training-micro-batch-size must divide training-batch-size = "
-                f"{self.training_batch_size}, got {micro}"
-            )
         if self.needs_training and not self.model_to_train:
             raise ConfigError(
                 f'generator = "{self.generator}" is a server: set training-model to the folder or '

@@ -673,7 +673,7 @@ class TestSettings:
             ({"learning_rate_schedule": "linear"}, "learning-rate-schedule"),
             ({"lora_rank": 0}, "lora-rank"),
             ({"training_epochs": 0}, "training-epochs"),
-            ({"training_micro_batch_size": 7}, "training-micro-batch-size"),
+            ({"training_micro_batch_size": 0}, "training-micro-batch-size"),
             ({"temperature": 0.0}, "temperature"),
             ({"top_p": 0.0}, "top-p"),
             ({"reference": "none"}, "reference"),
