@@ -80,6 +80,7 @@ class TransformersGenerator:
         )
         self._adapters = AdapterSwitch(self._model, self.name)
         self._end_tokens = self._find_end_tokens()
+        self._banned = self._find_banned_tokens()
         accepted = set(inspect.signature(self._model.forward).parameters)
         self._own_loop = {"position_ids", "past_key_values"} <= accepted
         self._keeps_last_logits = "logits_to_keep" in accepted
@@ -255,6 +256,7 @@ class TransformersGenerator:
                 use_cache=True,
                 **last,
             ).logits[:, -1]  # (p, v) in the first step, then (b, v)
+            logits[:, self._banned] = float("-inf")
             positions = positions[:, -1:] + 1
             if step == 0:
                 last = {}
@@ -309,13 +311,14 @@ class TransformersGenerator:
         transformers: Any = importlib.import_module("transformers")
 
         width = tokens.shape[1]
+        banned = self._banned
 
         class Draw(transformers.LogitsProcessor):  # type: ignore[misc]
             """Leaves one token possible: the one this sample's stream draws."""
 
             def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
                 drawn = streams.sample_tokens(
-                    scores,
+                    scores.index_fill(1, banned, float("-inf")),
                     uniforms[:, input_ids.shape[1] - width],
                     temperature=sampling.temperature,
                     top_p=sampling.top_p,
@@ -381,6 +384,34 @@ class TransformersGenerator:
         ends = [end for end in (text.find(item) for item in stop) if end >= 0]
         # The token limit may fall inside a character; a server withholds such a piece as well.
         return text[: min(ends)] if ends else text.rstrip("\ufffd")
+
+    def _find_banned_tokens(self) -> torch.Tensor:
+        """Collect the token numbers that are never drawn: (k,) int64.
+
+        Special tokens that end nothing (padding, masks, the markers of other objectives) would
+        vanish from the text and leave the model in a state that no text leads to. Rows of the
+        output matrix that stand for no token are padding for the hardware.
+        """
+        import torch
+
+        banned = set(self._tokenizer.all_special_ids)
+        banned.update(
+            number
+            for number, token in self._tokenizer.added_tokens_decoder.items()
+            if token.special
+        )
+        banned.update(self._model.generation_config.suppress_tokens or ())
+        head = self._model.get_output_embeddings()
+        size = int(self._model.config.get_text_config().vocab_size)
+        if head is not None:
+            size = int(head.weight.shape[0])
+        banned.update(range(len(self._tokenizer), size))
+        banned -= self._end_tokens
+        return torch.tensor(
+            sorted(number for number in banned if number < size),
+            dtype=torch.int64,
+            device=self._model.device,
+        )
 
     def _find_end_tokens(self) -> frozenset[int]:
         configured = self._model.generation_config.eos_token_id

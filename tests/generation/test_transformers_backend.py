@@ -39,7 +39,9 @@ def _library_greedy(folder: Path, prompts: list[str], adapter: Path | None = Non
     written = []
     for prompt in prompts:
         batch = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        output = model.generate(**batch, do_sample=False, max_new_tokens=24)
+        # Untrained models like any token; those that end nothing are never drawn.
+        other = [number for number in tokenizer.added_tokens_decoder if number != 2]
+        output = model.generate(**batch, do_sample=False, max_new_tokens=24, suppress_tokens=other)
         new = output[0, batch["input_ids"].shape[1] :]
         written.append(tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
     return written
@@ -175,6 +177,51 @@ def test_an_end_token_ends_a_continuation(llama: Path, tmp_path: Path):
     tokenizer.save_pretrained(tmp_path)
     generator = TransformersGenerator(tmp_path, dtype="float32")
     assert generator.generate(PROMPTS, sampling=GREEDY) == [[""]] * 4
+
+
+@pytest.mark.parametrize("own_loop", [True, False])
+def test_special_tokens_that_end_nothing_are_never_drawn(
+    llama: Path, own_loop: bool, monkeypatch: pytest.MonkeyPatch
+):
+    generator = TransformersGenerator(llama, dtype="float32")
+    generator._own_loop = own_loop
+    tokenizer = generator._tokenizer
+    special = tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "<unk>", "<mask>"])
+    assert special == [0, 1, 3, 4]
+    expected = generator.generate(PROMPTS, sampling=SAMPLED)
+
+    def prefer(_module, _inputs, output):
+        output.logits[..., special] += 100.0
+        return output
+
+    generator._model.register_forward_hook(prefer)
+    seen: list[int] = []
+    decode = generator._decode
+
+    def record(prompt, tokens, stop):
+        seen.extend(tokens)
+        return decode(prompt, tokens, stop)
+
+    monkeypatch.setattr(generator, "_decode", record)
+    assert generator.generate(PROMPTS, sampling=SAMPLED) == expected
+    assert seen
+    assert not set(seen) & set(special)
+
+
+def test_tokens_that_the_model_suppresses_are_never_drawn(
+    llama: Path, generator: TransformersGenerator, tmp_path: Path
+):
+    from transformers import GenerationConfig
+
+    expected = generator.generate(["The river"], sampling=GREEDY)[0][0]
+    first = generator._tokenizer(expected)["input_ids"][0]
+    folder = tmp_path / "model"
+    shutil.copytree(llama, folder)
+    GenerationConfig(suppress_tokens=[first], eos_token_id=2).save_pretrained(folder)
+    other = TransformersGenerator(folder, dtype="float32")
+    found = other.generate(["The river"], sampling=GREEDY)[0][0]
+    assert found
+    assert first not in other._tokenizer(found)["input_ids"]
 
 
 def test_decoding_keeps_the_blank_and_shared_characters(generator: TransformersGenerator):
