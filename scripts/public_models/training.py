@@ -214,10 +214,13 @@ def train(recipe: Recipe, work: Path, settings: Settings) -> dict[str, Any]:
             flush=True,
         )
 
-    while True:
+    def clock() -> tuple[float, float]:
+        """Seconds spent and wall seconds; on a GPU the process' CPU time says nothing."""
         wall = time.monotonic() - wall_start
-        # On a GPU the process' CPU time says nothing.
-        spent = wall if on_gpu else time.process_time() - cpu_start
+        return (wall if on_gpu else time.process_time() - cpu_start), wall
+
+    while True:
+        spent, wall = clock()
         fraction = max(spent / budget, wall / wall_budget, tokens / most_tokens)
         if fraction >= 1.0:
             break
@@ -240,14 +243,14 @@ def train(recipe: Recipe, work: Path, settings: Settings) -> dict[str, Any]:
         window = [*window[-49:], losses]
         if wall - said >= SECONDS_BETWEEN_LINES:
             said = wall
+            spent, _ = clock()
             note(spent, fraction)
             if warm is None and wall >= _WARM_AFTER_SECONDS:
                 warm = (spent, tokens)
     if not window:
         raise SystemExit(f"{recipe.name}: the time was over before the first step; give more")
     _synchronise(device)
-    wall = time.monotonic() - wall_start
-    spent = wall if on_gpu else time.process_time() - cpu_start
+    spent, wall = clock()
     note(spent, 1.0)
     warm = warm or (0.0, 0)
     speed = (tokens - warm[1]) / max(spent - warm[0], 1e-9)

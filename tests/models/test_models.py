@@ -40,20 +40,42 @@ def _no_network() -> Iterator[None]:
         yield
 
 
+CAUSAL = ("privsyn-lm", "privsyn-tiny", "privsyn-lstm")
+PARAMETERS = {  # millions, on a CPU and on a GPU
+    "privsyn-lm": (4, 20),
+    "privsyn-mlm": (4, 10),
+    "privsyn-tiny": (1.5, 2.5),
+    "privsyn-lstm": (3, 4),
+}
+
+
+def _load(name: str) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+    auto = AutoModelForCausalLM if name in CAUSAL else AutoModelForMaskedLM
+    path = resolve_model(name)
+    model, report = auto.from_pretrained(path, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return model.eval(), AutoTokenizer.from_pretrained(path)
+
+
 @pytest.fixture(scope="module")
-def causal() -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path = resolve_model("privsyn-lm")
-    return AutoModelForCausalLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+def models() -> dict[str, tuple[Any, Any]]:
+    return {name: _load(name) for name in BUNDLED_MODELS}
 
 
 @pytest.fixture(scope="module")
-def masked() -> tuple[Any, Any]:
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
+def causal(models: dict[str, Any]) -> tuple[Any, Any]:
+    return models["privsyn-lm"]
 
-    path = resolve_model("privsyn-mlm")
-    return AutoModelForMaskedLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+
+@pytest.fixture(scope="module")
+def masked(models: dict[str, Any]) -> tuple[Any, Any]:
+    return models["privsyn-mlm"]
+
+
+def _log(name: str) -> dict[str, Any]:
+    return json.loads((Path(resolve_model(name)) / "training_log.json").read_text())
 
 
 @pytest.mark.parametrize("name", BUNDLED_MODELS)
@@ -62,67 +84,133 @@ def test_a_bundled_folder_is_small_and_complete(name: str) -> None:
 
     folder = Path(resolve_model(name))
     card = (folder / "README.md").read_text(encoding="utf-8")
-    for words in ("CC BY-SA", "Wikipedia", "held out", "CPU time", "must not be used for"):
-        assert words in card
-    log = json.loads((folder / "training_log.json").read_text())
-    assert log["train_cpu_minutes"] <= 30
-    weights = folder / "model.safetensors"
-    assert weights.stat().st_size < 15 * 2**20
+    log = _log(name)
+    said = ["CC BY-SA", "Wikipedia", "held out", "wall time", "must not be used for", "zero-shot"]
+    said += ["No GPU was used", "CPU time"] if log["device"] == "cpu" else [log["device"]]
+    for words in said:
+        assert words in card, words
     parameters = 0
-    with safe_open(weights, framework="np") as stored:
-        for key in stored.keys():  # noqa: SIM118  # not a mapping
-            tensor = stored.get_slice(key)
-            assert tensor.get_dtype() == "F16"
-            parameters += math.prod(tensor.get_shape())
-    assert 4_000_000 < parameters < 7_000_000
+    for file in folder.glob("*.safetensors"):
+        assert file.stat().st_size <= 15 * 2**20
+        with safe_open(file, framework="np") as stored:
+            for key in stored.keys():  # noqa: SIM118  # not a mapping
+                tensor = stored.get_slice(key)
+                assert tensor.get_dtype() == "F16"
+                parameters += math.prod(tensor.get_shape())
+    assert parameters == log["parameters"]
+    least, most = PARAMETERS[name]
+    assert least * 1e6 < parameters < most * 1e6
 
 
-def test_float16_weights_load_as_float32_and_are_finite(causal: Any, masked: Any) -> None:
+def test_all_models_together_are_small_and_were_trained_in_two_hours() -> None:
+    folders = [Path(resolve_model(name)) for name in BUNDLED_MODELS]
+    size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
+    assert size <= 60 * 2**20
+    assert sum(_log(name)["train_minutes"] for name in BUNDLED_MODELS) <= 121
+
+
+@pytest.mark.parametrize("name", BUNDLED_MODELS)
+def test_no_private_text_was_trained_on(name: str) -> None:
+    """The card's proof: identical and half-seen documents of each private corpus."""
+    card = (Path(resolve_model(name)) / "README.md").read_text(encoding="utf-8")
+    table = card.split("## Unseen")[1].split("\n## ")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 2
+    for row in rows:
+        assert row[2:4] == ["0", "0"]
+
+
+def test_float16_weights_load_as_float32_and_are_finite(models: dict[str, Any]) -> None:
     import torch
 
-    for model, _ in (causal, masked):
+    for model, _ in models.values():
         for parameter in model.parameters():
             assert parameter.dtype == torch.float32
             assert bool(torch.isfinite(parameter).all())
 
 
-def test_tokenizers_round_trip_any_text_and_share_a_vocabulary(causal: Any, masked: Any) -> None:
+def test_tokenizers_round_trip_any_text_and_share_a_vocabulary(models: dict[str, Any]) -> None:
     texts = [
         "Plain words.",
         " leading and  double  blanks ",
         "naïve café — 日本 🙂\n\ttabs",
         "\x00\x7f",
     ]
-    for _, tokenizer in (causal, masked):
+    vocabulary = models["privsyn-lm"][1].get_vocab()
+    for _, tokenizer in models.values():
         assert len(tokenizer) == 8192
+        assert tokenizer.get_vocab() == vocabulary
         for text in texts:
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             assert tokenizer.decode(ids) == text
-    assert causal[1].get_vocab() == masked[1].get_vocab()
 
 
-def test_special_tokens(causal: Any, masked: Any) -> None:
-    assert causal[1]("a b")["input_ids"] == causal[1]("a b", add_special_tokens=False)["input_ids"]
-    assert causal[1].padding_side == "left"
+@pytest.mark.parametrize("name", CAUSAL)
+def test_special_tokens_of_causal_models(models: dict[str, Any], name: str) -> None:
+    model, tokenizer = models[name]
+    assert tokenizer("a b")["input_ids"] == tokenizer("a b", add_special_tokens=False)["input_ids"]
+    assert tokenizer.padding_side == "left"
+    assert sorted(tokenizer.all_special_ids) == list(range(8))
+    for marker in ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"):
+        assert tokenizer.convert_tokens_to_ids(marker) in tokenizer.all_special_ids
+    ends = tokenizer.eos_token_id
+    assert set(model.generation_config.suppress_tokens) == set(range(8)) - {ends}
+
+
+def test_special_tokens_of_the_masked_model(masked: Any) -> None:
     ids = masked[1]("a b")["input_ids"]
     assert (ids[0], ids[-1]) == (masked[1].cls_token_id, masked[1].sep_token_id)
     assert masked[1].mask_token_id is not None
     assert masked[1].model_max_length == 128
+    assert sorted(masked[1].all_special_ids) == list(range(8))
 
 
-def test_the_causal_model_has_learned_english(causal: Any) -> None:
+def _nats(model: Any, tokenizer: Any, text: str, after: str = "") -> float:
+    """Mean cross-entropy of a text's tokens, given what stands before it."""
     import torch
 
-    model, tokenizer = causal
+    before = tokenizer(after)["input_ids"]
+    ids = torch.tensor([before + tokenizer(text)["input_ids"]])
+    labels = ids.clone()
+    labels[0, : len(before)] = -100
+    with torch.inference_mode():
+        return float(model(input_ids=ids, labels=labels).loss)
 
-    def loss(text: str) -> float:
-        ids = torch.tensor([tokenizer(text)["input_ids"]])
-        with torch.no_grad():
-            return float(model(input_ids=ids, labels=ids).loss)
 
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_causal_models_have_learned_english(models: dict[str, Any], name: str) -> None:
+    model, tokenizer = models[name]
     for sentence in SENTENCES:
-        assert loss(sentence) < 0.75 * math.log(8192)
-        assert loss(sentence) < loss(" ".join(reversed(sentence.split())))
+        assert _nats(model, tokenizer, sentence) < 0.75 * math.log(8192)
+        backwards = " ".join(reversed(sentence.split()))
+        assert _nats(model, tokenizer, sentence) < _nats(model, tokenizer, backwards)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_keywords_make_their_document_likelier(models: dict[str, Any], name: str) -> None:
+    model, tokenizer = models[name]
+    documents = {
+        "cells, genetic, body": "Most of the cells in the body hold the same genetic material.",
+        "river, northern, sea": "The river flows through the northern part and into the sea.",
+        "church, village, population": "The village has a population of 200, and an old church.",
+    }
+    right = wrong = 0.0
+    for keywords in documents:
+        header = f"Document Type: encyclopedia article\nKeywords: {keywords}\nDocument:\n"
+        for other, document in documents.items():
+            nats = _nats(model, tokenizer, document, after=header)
+            right, wrong = (right + nats, wrong) if other == keywords else (right, wrong + nats / 2)
+    assert right < wrong - 0.3
+
+
+@pytest.mark.parametrize("name", ["privsyn-lm", "privsyn-tiny"])
+def test_a_hole_is_filled_with_what_fits(models: dict[str, Any], name: str) -> None:
+    model, tokenizer = models[name]
+    before, after = " She looked at him for a moment,", " turned away without a word."
+    hole = f"<fim_prefix>{before}<fim_suffix>{after}<fim_middle>"
+    fitting = _nats(model, tokenizer, " and then she", after=hole)
+    for other in (" of the genetic", " population in 19", " she and then"):
+        assert fitting < _nats(model, tokenizer, other, after=hole)
 
 
 def test_the_masked_model_has_learned_english(masked: Any) -> None:
@@ -141,11 +229,12 @@ def test_the_masked_model_has_learned_english(masked: Any) -> None:
     assert sum(losses) / len(losses) < 0.7 * math.log(8192)
 
 
-def test_the_longest_inputs_run(causal: Any, masked: Any) -> None:
+def test_the_longest_inputs_run(models: dict[str, Any]) -> None:
     import torch
 
     with torch.no_grad():
-        for (model, _), length in ((causal, 512), (masked, 128)):
+        for name, (model, _) in models.items():
+            length = 128 if name == "privsyn-mlm" else 512
             logits = model(input_ids=torch.full((1, length), 100)).logits
             assert logits.shape == (1, length, 8192)
             assert bool(torch.isfinite(logits).all())
@@ -179,6 +268,20 @@ def test_the_causal_model_continues_the_prompt_up_to_the_marker(causal: Any) -> 
     assert len(parsed) >= 4
     assert not parsed & set(EXAMPLES)
     assert all("Original Text Sample" not in text for text in parsed)
+
+
+@pytest.mark.parametrize("name", ["privsyn-tiny", "privsyn-lstm"])
+def test_the_on_device_models_generate_through_the_package(name: str) -> None:
+    from flower_privsyn.generation import SamplingParameters, load_generator
+
+    generator = load_generator(name, dtype="float32")
+    prompt = load_prompt("pre-text").render(EXAMPLES)
+    sampling = SamplingParameters(seed=0, max_new_tokens=12)
+    ((first,), (second,)) = generator.generate([prompt, "The river"], sampling=sampling)
+    assert first.strip()
+    assert second.strip()
+    # Padding of the batch changes nothing.
+    assert generator.generate(["The river"], sampling=sampling) == [[second]]
 
 
 def test_names_paths_and_hub_names(tmp_path: Path) -> None:
