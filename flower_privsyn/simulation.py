@@ -143,14 +143,23 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
     Raises:
         ConfigError: A value is out of range or contradicts another one.
     """
-    from dataclasses import fields
+    from flower_privsyn.strategies import (
+        CLIENT_KEYS,
+        KernelSketchConfig,
+        POPriConfig,
+        PrivateEvolutionConfig,
+        PrivateSumConfig,
+    )
 
-    from flower_privsyn.strategies import CLIENT_KEYS, PrivateEvolutionConfig
-
-    keys = {field.name.replace("_", "-") for field in fields(PrivateEvolutionConfig)}
-    if keys <= set(app.defaults):
-        others = set(values) - keys - CLIENT_KEYS
-        PrivateEvolutionConfig.from_run_config(values, other_keys=others)
+    configs: tuple[type[PrivateSumConfig], ...] = (
+        PrivateEvolutionConfig,
+        POPriConfig,
+        KernelSketchConfig,
+    )
+    for config in configs:
+        if config.keys() <= set(app.defaults):
+            others = set(values) - config.keys() - CLIENT_KEYS
+            config.from_run_config(values, other_keys=others)
 
 
 def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:

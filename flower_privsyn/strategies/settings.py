@@ -240,6 +240,11 @@ class PrivateSumConfig:
             values[name] = _typed(key, value, kinds[name])
         return cls(**values)
 
+    @classmethod
+    def keys(cls) -> frozenset[str]:
+        """The hyphenated keys of these settings."""
+        return frozenset(field.name.replace("_", "-") for field in fields(cls))
+
     def to_dict(self) -> dict[str, Any]:
         """The settings under their hyphenated keys."""
         return {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}

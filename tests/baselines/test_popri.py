@@ -1,0 +1,124 @@
+"""The POPri app: its settings, and the three methods it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.simulation import check_settings, load_app, resolve_config, run_app
+from flower_privsyn.strategies import CLIENT_KEYS, KernelSketchConfig, POPriConfig
+
+APP = Path(__file__).parents[2] / "baselines" / "popri"
+NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
+
+
+def popri_config(values: dict[str, Any]) -> POPriConfig:
+    others = (KernelSketchConfig.keys() - POPriConfig.keys()) | {"strategy"}
+    return POPriConfig.from_run_config(values, other_keys=others)
+
+
+def test_settings_are_complete_and_accepted() -> None:
+    values = resolve_config(load_app(APP))
+    check_settings(load_app(APP), values)
+    # The app makes "refinement-rounds" of "num-rounds", so that both methods have as many.
+    expected = POPriConfig.keys() | KernelSketchConfig.keys() - {"refinement-rounds"}
+    assert set(values) - CLIENT_KEYS - {"strategy"} == expected
+    config = popri_config(values)
+    assert config == POPriConfig.popri(epsilon=1.0, num_users=72000)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_settings_are_accepted(name: str) -> None:
+    values = resolve_config(load_app(APP), config_name=name)
+    config = popri_config(values)
+    if name == "cpu":
+        assert values["data"] == "sample"
+        return
+    data, participation, _, epsilon = name.removesuffix("-as-printed").split("-")
+    users = {"biorxiv": 72000, "congress": 133000}[data]
+    assert (config.num_users, config.num_rounds, config.delta) == (users, 20, 3e-6)
+    assert (config.num_prompts, config.responses_per_prompt, config.rejected_rank) == (1800, 10, 5)
+    assert config.learning_rate == 8e-7
+    expected = users if participation == "full" else 1000
+    assert config.sampling_of(users).expected_users == pytest.approx(expected)
+    if name.endswith("-as-printed"):
+        printed = POPriConfig.popri_as_printed(
+            epsilon=epsilon,  # type: ignore[arg-type]
+            participation="full" if participation == "full" else f"1000-of-{users}",  # type: ignore[arg-type]
+        )
+        for key in (
+            "noise_multiplier",
+            "accountant",
+            "sampling",
+            "centre",
+            "scale",
+            "answer_space",
+            "lora_rank",
+            "lora_alpha",
+            "learning_rate",
+            "training_epochs",
+        ):
+            assert getattr(config, key) == getattr(printed, key), key
+        assert config.sampling_rate == pytest.approx(printed.sampling_rate)
+    else:
+        assert config.epsilon == float(epsilon)
+        assert (config.centre, config.answer_space) == ("prompt", "span")
+
+
+def test_every_reported_setting_has_a_file() -> None:
+    wanted = {
+        f"{data}-{participation}-eps-{epsilon}{reading}"
+        for data in ("biorxiv", "congress")
+        for participation in ("full", "1000")
+        for epsilon in ("1", "7")
+        for reading in ("", "-as-printed")
+    }
+    assert set(NAMES) == wanted | {"cpu"}
+
+
+def test_bad_settings_stop_before_flower_starts() -> None:
+    app = load_app(APP)
+    values = resolve_config(app, config_name="cpu", settings=["rejected-rank=7"])
+    with pytest.raises(ConfigError, match="rejected-rank = 7"):
+        check_settings(app, values)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("strategy", ["popri", "pe-sft", "kernel-sketch"])
+def test_runs_on_the_sample(tmp_path: Path, strategy: str) -> None:
+    app = load_app(APP)
+    small = [
+        f'strategy="{strategy}"',
+        "num-rounds=2",
+        "num-prompts=6",
+        "responses-per-prompt=3",
+        "rejected-rank=3",
+        "training-epochs=1",
+        "synthetic-samples=10",
+    ]
+    values = resolve_config(app, config_name="cpu", settings=small)
+    assert run_app(app, tmp_path / "run", values).error is None
+    run = tmp_path / "run"
+    ledger = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    releases = [line for line in ledger if line["event"] == "release"]
+    if strategy == "kernel-sketch":
+        assert [line["query"] for line in releases] == ["kernel_mean"]
+        rounds = run / "refinement"
+    else:
+        assert [line["query"] for line in releases] == ["mean_similarity"] * 2
+        rounds = run / "rounds"
+    assert releases[-1]["num_users"] == 600
+    assert releases[-1]["epsilon_release"] == pytest.approx(7.0, rel=1e-3)
+    for number in ("0001", "0002"):
+        assert (rounds / number / "adapter" / "adapter_model.safetensors").stat().st_size > 1000
+        assert json.loads((rounds / number / "training.json").read_text())["steps"] >= 1
+    assert len((run / "synthetic.jsonl").read_text().splitlines()) == 10
+
+    unknown = resolve_config(app, config_name="cpu", settings=['strategy="ppo"'])
+    error = run_app(app, tmp_path / "unknown", unknown).error if strategy == "popri" else None
+    assert error is None or "strategy must be" in error
