@@ -1,8 +1,9 @@
 """Quality measured against private text: for research, never part of a private run.
 
-Everything here that touches private text stamps its output `STAMP`.
+Everything here that touches private text returns a `NotPrivate` record, stamped `STAMP`. Importing
+this package loads neither PyTorch nor scikit-learn.
 """
 
-STAMP = "evaluation, not private: computed from private text outside the privacy budget"
+from flower_privsyn.evaluation.result import STAMP, NotPrivate
 
-__all__ = ["STAMP"]
+__all__ = ["STAMP", "NotPrivate"]

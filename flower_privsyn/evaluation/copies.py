@@ -1,0 +1,242 @@
+"""How much private text stands in the synthetic text word for word, or nearly.
+
+A generator under a small epsilon should copy no more from users it learned from than from users it
+never met. So compare the rates against the private text with the rates against held-out text of the
+same kind: quotations, boilerplate and chance produce the second as well.
+
+Papers:
+    Brown et al., "Language Models are Few-Shot Learners" (NeurIPS 2020), appendix C: 13-word
+        windows.
+    Lee et al., "Deduplicating Training Data Makes Language Models Better" (ACL 2022): near copies.
+    Bayardo, Ma, Srikant, "Scaling Up All Pairs Similarity Search" (WWW 2007): the prefix filter.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.evaluation.result import NotPrivate
+
+IntArray = npt.NDArray[np.int64]
+
+_WORD = re.compile(r"\w+")
+
+#: Candidate pairs held at a time.
+_PAIRS = 2**22
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyRates(NotPrivate):
+    """How many synthetic texts repeat private text.
+
+    Texts are compared as words: Unicode compatibility forms and case are folded, and everything
+    that is neither letter, digit nor underscore separates words. A text without words copies
+    nothing.
+
+    Attributes:
+        exact: share of synthetic texts whose words are all the words of a private text, in order.
+        windows: share that has a window of `window_words` words in common with a private text.
+        near: share whose set of `shingle_words`-word shingles has a Jaccard similarity of at least
+            `threshold` with that of a private text; exact copies are among them.
+        window_words: length of a window.
+        shingle_words: length of a shingle.
+        threshold: least similarity of a near copy.
+        copied: indices of the synthetic texts that are exact, window or near copies, ascending.
+        synthetic_texts: how many there are.
+        private_texts: how many they were compared with.
+    """
+
+    exact: float
+    windows: float
+    near: float
+    window_words: int
+    shingle_words: int
+    threshold: float
+    copied: tuple[int, ...]
+    synthetic_texts: int
+    private_texts: int
+
+
+def copy_rates(
+    synthetic: Sequence[str],
+    private: Sequence[str],
+    *,
+    window_words: int = 13,
+    shingle_words: int = 3,
+    threshold: float = 0.5,
+) -> CopyRates:
+    """Find exact copies, shared windows and near copies; nothing is approximated.
+
+    Args:
+        synthetic: at least one text.
+        private: at least one text.
+        window_words: >= 1; 13 as in the literature on contamination.
+        shingle_words: >= 1. A text of fewer words is one shingle, the text itself.
+        threshold: in (0, 1]. At 0.5 and three-word shingles a text of 45 words stays a near
+            copy with up to four words, apart from one another, exchanged.
+
+    Raises:
+        ConfigError: a list is empty or an argument out of range.
+    """
+    for name, texts in (("synthetic", synthetic), ("private", private)):
+        if not texts:
+            raise ConfigError(f"there must be at least one {name} text")
+    for name, value in (("window_words", window_words), ("shingle_words", shingle_words)):
+        if value < 1:
+            raise ConfigError(f"{name} must be a whole number >= 1, got {value}")
+    if not 0.0 < threshold <= 1.0:
+        raise ConfigError(f"threshold must be in (0, 1], got {threshold}")
+    vocabulary: dict[str, int] = {}
+    rows = [_words(text, vocabulary) for text in synthetic]
+    others = [_words(text, vocabulary) for text in private]
+    exact = _exact(rows, others)
+    windows = _windows(rows, others, window_words)
+    near = exact | _near(rows, others, shingle_words, threshold)
+    return CopyRates(
+        exact=float(exact.mean()),
+        windows=float(windows.mean()),
+        near=float(near.mean()),
+        window_words=window_words,
+        shingle_words=shingle_words,
+        threshold=threshold,
+        copied=tuple(np.flatnonzero(exact | windows | near).tolist()),
+        synthetic_texts=len(rows),
+        private_texts=len(others),
+    )
+
+
+def _words(text: str, vocabulary: dict[str, int]) -> IntArray:
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    numbers = [vocabulary.setdefault(word, len(vocabulary)) for word in _WORD.findall(folded)]
+    return np.array(numbers, dtype=np.int64)
+
+
+def _exact(rows: Sequence[IntArray], others: Sequence[IntArray]) -> npt.NDArray[np.bool_]:
+    known = {other.tobytes() for other in others if len(other)}
+    return np.array([row.tobytes() in known for row in rows], dtype=np.bool_)
+
+
+def _windows(
+    rows: Sequence[IntArray], others: Sequence[IntArray], width: int
+) -> npt.NDArray[np.bool_]:
+    keys, owners = _grams([*rows, *others], width)
+    synthetic = owners < len(rows)
+    shared = np.isin(keys[synthetic], keys[~synthetic])
+    found = np.zeros(len(rows), dtype=np.bool_)
+    found[owners[synthetic][shared]] = True
+    return found
+
+
+def _grams(rows: Sequence[IntArray], width: int) -> tuple[IntArray, IntArray]:
+    """All n-grams of all rows as numbers, equal for equal n-grams, and the row of each.
+
+    Longer n-grams are built from shorter ones: (first part, last word) pairs are renumbered, so
+    that two n-grams have the same number exactly when their words are the same.
+    """
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    words = np.concatenate(rows) if lengths.sum() else np.empty(0, dtype=np.int64)
+    owners = np.repeat(np.arange(len(rows)), lengths)
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words from here on
+    places = np.flatnonzero(left >= width)
+    keys = words[places]
+    base = int(words.max(initial=0)) + 1
+    for step in range(1, width):
+        # Below 2**63: there are at most as many distinct keys as places, and words as `base`.
+        keys = np.unique(keys * base + words[places + step], return_inverse=True)[1]
+    return keys, owners[places]
+
+
+def _near(
+    rows: Sequence[IntArray], others: Sequence[IntArray], width: int, threshold: float
+) -> npt.NDArray[np.bool_]:
+    """Rows whose shingles have at least the threshold's Jaccard similarity with another's.
+
+    Two sets of similarity t share at least t of the shingles of each. So if the shingles of every
+    set stand in one common order, the first |S| - ceil(t |S|) + 1 of the one and of the other have
+    one in common; with the rarest first, few other pairs do.
+    """
+    found = np.zeros(len(rows), dtype=np.bool_)
+    shingles, sizes = _shingle_sets([*rows, *others], width)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    first_other = len(rows)
+    prefix = np.where(sizes > 0, sizes - np.ceil(threshold * sizes - 1e-9) + 1, 0).astype(np.int64)
+    place = np.arange(len(shingles)) - np.repeat(starts[:-1], sizes)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    early = place < np.repeat(prefix, sizes)
+    keys, holders = shingles[early], owners[early]
+    mine = holders < first_other
+    by_key = np.argsort(keys[~mine], kind="stable")
+    other_keys, other_holders = keys[~mine][by_key], holders[~mine][by_key]
+    low = np.searchsorted(other_keys, keys[mine], side="left")
+    high = np.searchsorted(other_keys, keys[mine], side="right")
+    counts, searchers = high - low, holders[mine]
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    start = 0
+    while start < len(counts):
+        # As many prefix entries as fill one block of candidate pairs, and at least one.
+        stop = int(np.searchsorted(bounds, bounds[start] + _PAIRS, side="right")) - 1
+        stop = min(max(stop, start + 1), len(counts))
+        many = counts[start:stop]
+        offsets = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+        left = np.repeat(searchers[start:stop], many)
+        right = other_holders[np.repeat(low[start:stop], many) + offsets]
+        start = stop
+        # A set cannot be similar to one of quite another size.
+        fits = np.minimum(sizes[left], sizes[right]) >= threshold * np.maximum(
+            sizes[left], sizes[right]
+        )
+        fits &= ~found[left]
+        pairs = np.unique(left[fits] * len(sizes) + right[fits])
+        left, right = np.divmod(pairs, len(sizes))
+        common = _intersections(shingles, starts, sizes, left, right)
+        union = sizes[left] + sizes[right] - common
+        found[left[common >= threshold * union - 1e-9]] = True
+    return found
+
+
+def _shingle_sets(rows: Sequence[IntArray], width: int) -> tuple[IntArray, IntArray]:
+    """The distinct shingles of every row, rarest first, one row after the other; and how many."""
+    keys, owners = _grams(rows, width)
+    short = [index for index, row in enumerate(rows) if 0 < len(row) < width]
+    numbers: dict[bytes, int] = {}
+    after = int(keys.max(initial=-1)) + 1
+    whole = [after + numbers.setdefault(rows[index].tobytes(), len(numbers)) for index in short]
+    keys = np.concatenate([keys, np.array(whole, dtype=np.int64)])
+    owners = np.concatenate([owners, np.array(short, dtype=np.int64)])
+    space = int(keys.max(initial=-1)) + 1
+    distinct = np.unique(owners * max(1, space) + keys)
+    owners, keys = np.divmod(distinct, max(1, space))
+    frequencies = np.bincount(keys, minlength=space)
+    # Numbered by frequency, ties by key: one order for all sets.
+    ranks = np.empty(space, dtype=np.int64)
+    ranks[np.argsort(frequencies, kind="stable")] = np.arange(space)
+    order = np.lexsort((ranks[keys], owners))
+    return ranks[keys][order], np.bincount(owners, minlength=len(rows))
+
+
+def _intersections(
+    shingles: IntArray, starts: IntArray, sizes: IntArray, left: IntArray, right: IntArray
+) -> IntArray:
+    """How many shingles the sets of each pair have in common, (pairs,)."""
+    common = np.zeros(len(left), dtype=np.int64)
+    space = int(shingles.max(initial=0)) + 1
+    step = max(1, _PAIRS // max(1, int(sizes.max(initial=1))))
+    for begin in range(0, len(left), step):
+        part = slice(begin, begin + step)
+        numbers = np.arange(len(left[part]))
+        entries = []
+        for side in (left[part], right[part]):
+            many = sizes[side]
+            offsets = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+            values = shingles[np.repeat(starts[side], many) + offsets]
+            entries.append(np.repeat(numbers, many) * space + values)
+        both = np.intersect1d(entries[0], entries[1], assume_unique=True)
+        common[part] = np.bincount(both // space, minlength=len(numbers))
+    return common

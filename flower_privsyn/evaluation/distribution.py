@@ -1,0 +1,492 @@
+"""How near the distribution of synthetic text is to that of private text, on embeddings.
+
+All functions take two matrices of embeddings, the synthetic one first, from one embedding model;
+the figures of different models cannot be compared. They return `NotPrivate` records: the second
+matrix is private text.
+
+Papers:
+    Heusel et al., "GANs Trained by a Two Time-Scale Update Rule ..." (NIPS 2017): the Fréchet
+        distance; Chong and Forsyth, "Effectively Unbiased FID ..." (CVPR 2020): its bias.
+    Kynkäänniemi et al., "Improved Precision and Recall Metric for Assessing Generative Models"
+        (NeurIPS 2019).
+    Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012): the maximum mean discrepancy.
+    Pillutla et al., "MAUVE: Measuring the Gap Between Neural Text and Human Text ..." (NeurIPS
+        2021) and "MAUVE Scores for Generative Models" (JMLR 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.evaluation.result import NotPrivate
+from flower_privsyn.queries import median_bandwidth
+
+Matrix = npt.NDArray[Any]
+Float64Array = npt.NDArray[np.float64]
+
+#: Numbers in one block of pairwise distances.
+_BLOCK_NUMBERS = 2**23
+
+#: Two squared distances of unit vectors closer than this are equal up to the rounding of a product.
+_ROUNDING = 1e-12
+
+#: Sample sizes, as shares of all texts, through which the distance is extrapolated.
+_SHARES = (0.5, 0.6, 0.75, 1.0)
+
+#: Share of the variance that MAUVE's projection keeps.
+_VARIANCE_KEPT = 0.9
+
+#: Subsets drawn at each of these sizes; their distances are averaged.
+_DRAWS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrechetDistance(NotPrivate):
+    """Squared Fréchet (2-Wasserstein) distance of the Gaussians fitted to two sets: "FID".
+
+    The estimate is biased upwards by sampling, by an amount that falls as 1 / texts: two samples of
+    the same distribution are at a distance above zero, and a method that wrote fewer texts looks
+    worse. Compare figures at equal numbers of texts only, or compare `extrapolated`.
+
+    Attributes:
+        squared: the plain estimate, >= 0, in squared units of the embeddings.
+        mean_part: its first term, the squared distance of the means.
+        extrapolated: the estimate continued to infinitely many texts by a straight line in
+            1 / texts, without most of the bias; it has more variance and can be below zero.
+        rank_deficient: one set has no more texts than dimensions. The plain estimate is still
+            exact for the two samples, but the bias is then no longer a straight line, and
+            `extrapolated` keeps part of it.
+        synthetic_texts: rows of the first matrix.
+        private_texts: rows of the second.
+    """
+
+    squared: float
+    mean_part: float
+    extrapolated: float
+    rank_deficient: bool
+    synthetic_texts: int
+    private_texts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionRecall(NotPrivate):
+    """Shares of each set that lie in the other's estimated support.
+
+    Attributes:
+        precision: share of synthetic texts inside a ball around a private text, in [0, 1]:
+            fidelity.
+        recall: share of private texts inside a ball around a synthetic text, in [0, 1]: coverage.
+        neighbors: k; each ball reaches to its centre's k-th neighbour in its own set.
+        synthetic_texts: rows of the first matrix.
+        private_texts: rows of the second.
+    """
+
+    precision: float
+    recall: float
+    neighbors: int
+    synthetic_texts: int
+    private_texts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanDiscrepancy(NotPrivate):
+    """Squared maximum mean discrepancy with a Gaussian kernel.
+
+    Attributes:
+        squared: unbiased, hence below zero about half the time for equal distributions.
+        standard_error: of `squared`, by the jackknife over texts of both sets. Texts of one user
+            are not independent: with many texts a user it is too small.
+        bandwidth: b of exp(-distance^2 / (2 b^2)), in units of the embeddings.
+        synthetic_texts: rows of the first matrix.
+        private_texts: rows of the second.
+    """
+
+    squared: float
+    standard_error: float
+    bandwidth: float
+    synthetic_texts: int
+    private_texts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mauve(NotPrivate):
+    """Area under the divergence curve of two quantised distributions, in (0, 1], 1 for equal ones.
+
+    The number depends on the features, the number of clusters, the scaling and the number of
+    texts; it can be compared with another only where all of them agree. Published scores use
+    GPT-2-large features.
+
+    Attributes:
+        score: MAUVE as first defined (2021).
+        smoothed: MAUVE* (2023): half a text is added to every cluster of both sets, which removes
+            most of the dependence on the number of texts.
+        features: what the features are, such as the name of an embedding model.
+        clusters: of the quantisation.
+        scaling: c in exp(-c KL).
+        synthetic_texts: rows of the first matrix.
+        private_texts: rows of the second.
+    """
+
+    score: float
+    smoothed: float
+    features: str
+    clusters: int
+    scaling: float
+    synthetic_texts: int
+    private_texts: int
+
+
+def gaussian_frechet(
+    mean: Matrix, covariance: Matrix, other_mean: Matrix, other_covariance: Matrix
+) -> float:
+    """Squared Fréchet distance of two Gaussians.
+
+    |m - m'|^2 + tr S + tr S' - 2 tr (S S')^(1/2). The last trace is the sum of the singular values
+    of R R' for symmetric roots R and R', which needs no inverse and no root of a matrix that is
+    not symmetric: covariances of any rank are handled, and nothing is added to their diagonals.
+
+    Args:
+        mean: (d,).
+        covariance: (d, d) symmetric; eigenvalues below zero by rounding count as zero.
+        other_mean: (d,).
+        other_covariance: (d, d).
+
+    Returns:
+        The squared distance, >= 0.
+
+    Raises:
+        ConfigError: shapes do not fit or a value is not finite.
+
+    References:
+        Dowson and Landau, "The Fréchet distance between multivariate normal distributions" (1982).
+    """
+    first, second = (np.asarray(item, dtype=np.float64) for item in (mean, other_mean))
+    spread, other = (np.asarray(item, dtype=np.float64) for item in (covariance, other_covariance))
+    d = first.size
+    shapes = (first.shape, second.shape, spread.shape, other.shape)
+    if shapes != ((d,), (d,), (d, d), (d, d)):
+        raise ConfigError(f"moments must be (d,), (d, d), (d,) and (d, d), got {shapes}")
+    if not all(np.isfinite(item).all() for item in (first, second, spread, other)):
+        raise ConfigError("moments must be finite")
+    overlap = np.linalg.svd(_root(spread) @ _root(other), compute_uv=False).sum()
+    difference = first - second
+    squared = difference @ difference + np.trace(spread) + np.trace(other) - 2.0 * overlap
+    return max(0.0, float(squared))
+
+
+def frechet_distance(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> FrechetDistance:
+    """Squared Fréchet distance between two sets of embeddings.
+
+    Args:
+        synthetic: (n, d), n >= 4.
+        private: (m, d), m >= 4.
+        seed: of the subsets that the extrapolation looks at.
+
+    Raises:
+        ConfigError: a matrix is too small, not finite, or of another width.
+    """
+    first, second = _checked(synthetic, private, least=4)
+    generator = np.random.default_rng(seed)
+    inverses, distances = [], []
+    for share in _SHARES:
+        for _ in range(_DRAWS if share < 1.0 else 1):
+            subsets = [_draw(rows, share, generator) for rows in (first, second)]
+            inverses.append(1.0 / share)
+            distances.append(_sample_frechet(*subsets))
+    weights = np.array([1.0 if inverse > 1.0 else _DRAWS for inverse in inverses])
+    # Weights of polyfit multiply residuals, not their squares.
+    _, intercept = np.polyfit(inverses, distances, deg=1, w=np.sqrt(weights))
+    difference = first.mean(axis=0) - second.mean(axis=0)
+    return FrechetDistance(
+        squared=distances[-1],
+        mean_part=float(difference @ difference),
+        extrapolated=float(intercept),
+        rank_deficient=min(len(first), len(second)) <= first.shape[1],
+        synthetic_texts=len(first),
+        private_texts=len(second),
+    )
+
+
+def precision_recall(synthetic: Matrix, private: Matrix, *, neighbors: int = 3) -> PrecisionRecall:
+    """Improved precision and recall.
+
+    Args:
+        synthetic: (n, d), n > neighbors.
+        private: (m, d), m > neighbors.
+        neighbors: k >= 1; 3 in the paper. Few neighbours make small balls: both figures grow with
+            k, and with the number of texts on the side of the balls.
+
+    Raises:
+        ConfigError: a matrix is too small, not finite, or of another width.
+
+    References:
+        Kynkäänniemi et al. 2019, equations 1 and 2.
+    """
+    if neighbors < 1:
+        raise ConfigError(f"neighbors must be a whole number >= 1, got {neighbors}")
+    first, second = _checked(synthetic, private, least=neighbors + 1)
+    return PrecisionRecall(
+        precision=_share_inside(first, second, _radii(second, neighbors)),
+        recall=_share_inside(second, first, _radii(first, neighbors)),
+        neighbors=neighbors,
+        synthetic_texts=len(first),
+        private_texts=len(second),
+    )
+
+
+def mean_discrepancy(
+    synthetic: Matrix, private: Matrix, *, bandwidth: float | None = None
+) -> MeanDiscrepancy:
+    """Unbiased squared maximum mean discrepancy with its standard error.
+
+    Args:
+        synthetic: (n, d), n >= 3.
+        private: (m, d), m >= 3.
+        bandwidth: b > 0; None for the median distance between private texts, which is the same
+            for every method that is compared with them.
+
+    Raises:
+        ConfigError: a matrix is too small, not finite, or of another width, or the bandwidth is
+            not positive.
+
+    References:
+        Gretton et al. 2012, equation 3 (the estimator); Arvesen, "Jackknifing U-statistics" (1969)
+        for the standard error.
+    """
+    first, second = _checked(synthetic, private, least=3)
+    if bandwidth is None:
+        try:
+            bandwidth = median_bandwidth(second)
+        except ValueError as error:
+            raise ConfigError(f"give a bandwidth: {error}") from None
+    if not (math.isfinite(bandwidth) and bandwidth > 0):
+        raise ConfigError(f"bandwidth must be a number > 0, got {bandwidth}")
+    n, m = len(first), len(second)
+    within_first = _kernel_sums(first, first, bandwidth)[0] - 1.0  # (n,), without the text itself
+    within_second = _kernel_sums(second, second, bandwidth)[0] - 1.0  # (m,)
+    cross_first, cross_second = _kernel_sums(first, second, bandwidth)
+    total_first, total_second = within_first.sum(), within_second.sum()
+    cross = cross_first.sum()
+    mean_first = total_first / (n * (n - 1))
+    mean_second = total_second / (m * (m - 1))
+    squared = mean_first + mean_second - 2.0 * cross / (n * m)
+    # The same without each text in turn.
+    without_first = (
+        (total_first - 2.0 * within_first) / ((n - 1) * (n - 2))
+        + mean_second
+        - 2.0 * (cross - cross_first) / ((n - 1) * m)
+    )
+    without_second = (
+        (total_second - 2.0 * within_second) / ((m - 1) * (m - 2))
+        + mean_first
+        - 2.0 * (cross - cross_second) / (n * (m - 1))
+    )
+    variance = (n - 1) * without_first.var() + (m - 1) * without_second.var()
+    return MeanDiscrepancy(
+        squared=float(squared),
+        standard_error=float(np.sqrt(variance)),
+        bandwidth=float(bandwidth),
+        synthetic_texts=n,
+        private_texts=m,
+    )
+
+
+def mauve(
+    synthetic: Matrix,
+    private: Matrix,
+    *,
+    features: str,
+    clusters: int | None = None,
+    scaling: float = 5.0,
+    seed: int = 0,
+) -> Mauve:
+    """MAUVE of two sets of features, our implementation of the published definition.
+
+    Features are scaled to unit length, projected on the principal components that hold 90 % of the
+    variance of both sets together, and quantised by k-means over both sets (5 starts); the curve
+    has 25 points, as in the authors' package.
+
+    Args:
+        synthetic: (n, d).
+        private: (m, d).
+        features: what the features are, for the record.
+        clusters: of k-means, >= 2; None for a tenth of the smaller set, the authors' rule.
+        scaling: c > 0; 5 in the papers.
+        seed: of k-means.
+
+    Raises:
+        ConfigError: a matrix is too small, not finite, or of another width.
+        MissingExtraError: scikit-learn is not installed.
+
+    References:
+        Pillutla et al. 2021, section 2 and appendix; 2023, section 4 for the smoothing.
+    """
+    first, second = _checked(synthetic, private, least=2)
+    least = min(len(first), len(second))
+    clusters = max(2, round(least / 10)) if clusters is None else clusters
+    if not 2 <= clusters <= len(first) + len(second):
+        raise ConfigError(f"clusters must be at least 2 and at most the texts, got {clusters}")
+    if not scaling > 0:
+        raise ConfigError(f"scaling must be a number > 0, got {scaling}")
+    labels = _quantise(np.concatenate([first, second]), clusters, seed)
+    counts = [
+        np.bincount(part, minlength=clusters).astype(np.float64)
+        for part in (labels[: len(first)], labels[len(first) :])
+    ]
+    return Mauve(
+        score=divergence_area(*(part / part.sum() for part in counts), scaling=scaling),
+        smoothed=divergence_area(
+            *((part + 0.5) / (part + 0.5).sum() for part in counts), scaling=scaling
+        ),
+        features=features,
+        clusters=clusters,
+        scaling=scaling,
+        synthetic_texts=len(first),
+        private_texts=len(second),
+    )
+
+
+def divergence_area(p: Matrix, q: Matrix, *, scaling: float = 5.0, points: int = 25) -> float:
+    """Area under the curve (exp(-c KL(q | r)), exp(-c KL(p | r))) over mixtures r of p and q.
+
+    Args:
+        p: (k,) probabilities.
+        q: (k,) probabilities.
+        scaling: c.
+        points: mixtures on the curve; its two ends, on the axes, are added.
+
+    Returns:
+        In [0, 1]; the same with p and q exchanged.
+    """
+    share = np.linspace(1e-6, 1.0 - 1e-6, points)[:, None]  # (points, 1)
+    mixtures = share * p + (1.0 - share) * q  # (points, k)
+    x = np.concatenate([[1.0], np.exp(-scaling * _divergence(q, mixtures)), [0.0]])
+    y = np.concatenate([[0.0], np.exp(-scaling * _divergence(p, mixtures)), [1.0]])
+    return float(((x[:-1] - x[1:]) * (y[:-1] + y[1:])).sum() / 2.0)
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _checked(synthetic: Matrix, private: Matrix, *, least: int) -> tuple[Float64Array, ...]:
+    matrices = []
+    for name, rows in (("synthetic", synthetic), ("private", private)):
+        matrix = np.asarray(rows, dtype=np.float64)
+        if matrix.ndim != 2 or len(matrix) < least:
+            raise ConfigError(
+                f"the {name} embeddings must be (texts, d) with at least {least} texts, got "
+                f"{matrix.shape}"
+            )
+        if not np.isfinite(matrix).all():
+            raise ConfigError(f"the {name} embeddings must be finite")
+        matrices.append(matrix)
+    if matrices[0].shape[1] != matrices[1].shape[1]:
+        raise ConfigError(
+            f"both sets must come from one embedding model, got widths {matrices[0].shape[1]} and "
+            f"{matrices[1].shape[1]}"
+        )
+    return tuple(matrices)
+
+
+def _root(covariance: Float64Array) -> Float64Array:
+    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2.0)
+    root: Float64Array = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    return root
+
+
+def _sample_frechet(first: Float64Array, second: Float64Array) -> float:
+    return gaussian_frechet(
+        first.mean(axis=0),
+        np.atleast_2d(np.cov(first, rowvar=False)),
+        second.mean(axis=0),
+        np.atleast_2d(np.cov(second, rowvar=False)),
+    )
+
+
+def _draw(rows: Float64Array, share: float, generator: np.random.Generator) -> Float64Array:
+    if share == 1.0:
+        return rows
+    return rows[generator.permutation(len(rows))[: max(2, round(share * len(rows)))]]
+
+
+def _squared_distances(
+    points: Float64Array, targets: Float64Array
+) -> Iterator[tuple[slice, Float64Array]]:
+    """Blocks of squared Euclidean distances, (rows, targets), never the whole matrix."""
+    squares = np.einsum("td,td->t", targets, targets)
+    step = max(1, _BLOCK_NUMBERS // len(targets))
+    for start in range(0, len(points), step):
+        block = points[start : start + step]
+        distances = np.einsum("rd,rd->r", block, block)[:, None] + squares
+        distances -= 2.0 * (block @ targets.T)
+        yield slice(start, start + len(block)), np.maximum(distances, 0.0, out=distances)
+
+
+def _radii(centres: Float64Array, neighbors: int) -> Float64Array:
+    """Squared distance of every row to its k-th neighbour among the others, (n,)."""
+    radii = np.empty(len(centres))
+    for rows, distances in _squared_distances(centres, centres):
+        # The row itself is one of the rows, at distance zero.
+        radii[rows] = np.partition(distances, neighbors, axis=1)[:, neighbors]
+    return radii
+
+
+def _share_inside(points: Float64Array, centres: Float64Array, radii: Float64Array) -> float:
+    largest = max(np.abs(points).max(), np.abs(centres).max())
+    slack = _ROUNDING * max(1.0, points.shape[1] * largest**2)
+    inside = 0
+    for _, distances in _squared_distances(points, centres):
+        inside += int((distances <= radii + slack).any(axis=1).sum())
+    return inside / len(points)
+
+
+def _kernel_sums(
+    points: Float64Array, targets: Float64Array, bandwidth: float
+) -> tuple[Float64Array, Float64Array]:
+    """Sums of the kernel for each point over the targets, and the other way round."""
+    by_point = np.zeros(len(points))
+    by_target = np.zeros(len(targets))
+    for rows, distances in _squared_distances(points, targets):
+        distances *= -0.5 / bandwidth**2
+        values = np.exp(distances, out=distances)
+        by_point[rows] = values.sum(axis=1)
+        by_target += values.sum(axis=0)
+    return by_point, by_target
+
+
+def _quantise(rows: Float64Array, clusters: int, seed: int) -> npt.NDArray[np.int64]:
+    try:
+        from sklearn.cluster import KMeans
+        from sklearn.decomposition import PCA
+    except ImportError as error:
+        raise MissingExtraError(
+            "MAUVE needs scikit-learn: pip install 'flower-privsyn[evaluation]'"
+        ) from error
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(norms > 0, norms, 1.0)
+    distinct = len(np.unique(unit.round(9), axis=0))
+    if distinct == 1:
+        return np.zeros(len(rows), dtype=np.int64)
+    projection = PCA(svd_solver="full").fit(unit)
+    held = np.cumsum(projection.explained_variance_ratio_)
+    kept = int(np.searchsorted(held, _VARIANCE_KEPT)) + 1
+    projected = projection.transform(unit)[:, :kept]
+    means = KMeans(
+        n_clusters=min(clusters, distinct), n_init=5, max_iter=500, random_state=seed % 2**32
+    )
+    return np.asarray(means.fit_predict(projected), dtype=np.int64)
+
+
+def _divergence(p: Matrix, mixtures: Float64Array) -> Float64Array:
+    """KL(p | r) for each row r of the mixtures, (points,); p is positive only where they are."""
+    held = p > 0
+    ratios = np.log(p[held] / mixtures[:, held])
+    divergence: Float64Array = (p[held] * ratios).sum(axis=1)
+    return np.maximum(divergence, 0.0)

@@ -1,0 +1,352 @@
+"""How well a language model predicts the text of held-out private users.
+
+What is reported is next-token prediction of the text itself. The accuracy in the tables of PrE-Text
+and POPri is another quantity, see `paper_accuracy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError, ModelError
+from flower_privsyn.evaluation.result import NotPrivate
+from flower_privsyn.training.causal import first_token, text_window, token_rows
+
+Float64Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+#: Logits of one forward pass held at a time.
+_LOGITS = 2**25
+
+#: Numbers in one block of bootstrap weights.
+_WEIGHTS = 2**22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A figure with its confidence interval.
+
+    Attributes:
+        value: the figure on all users.
+        low: lower end of the interval.
+        high: upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelEvaluation(NotPrivate):
+    """Next-token prediction on held-out text.
+
+    Two weightings are given. By token, every token counts the same, so people who write much count
+    more. By user, figures are taken for each user and averaged, so every person counts the same.
+
+    Attributes:
+        next_token_accuracy: share of tokens that are the model's first choice, by token.
+        cross_entropy: nats per token, by token.
+        perplexity: exp(cross_entropy); of the tokens of this model's tokenizer.
+        bits_per_byte: of UTF-8 text, by byte: what models with different tokenizers can be
+            compared by. None if a tokenizer loses text, as one with an unknown token may.
+        user_next_token_accuracy: the mean of the users' shares.
+        user_cross_entropy: the mean of the users' nats per token.
+        confidence: level of the intervals, by the percentile bootstrap over users.
+        tokens: scored; every token of every text, exactly once.
+        unknown_tokens: how many of them stand for text the tokenizer does not know.
+        bytes: of all texts in UTF-8.
+        users: with at least one scored token.
+        model: as it was named.
+        max_tokens: tokens the model saw at once.
+    """
+
+    next_token_accuracy: Interval
+    cross_entropy: Interval
+    perplexity: Interval
+    bits_per_byte: Interval | None
+    user_next_token_accuracy: Interval
+    user_cross_entropy: Interval
+    confidence: float
+    tokens: int
+    unknown_tokens: int
+    bytes: int
+    users: int
+    model: str
+    max_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenScores:
+    """What a model made of some texts.
+
+    Attributes:
+        tokens: (n,) tokens scored in each text.
+        correct: (n,) of them the model's first choice.
+        nats: (n,) sum of their negative log-probabilities.
+        unknown: (n,) of them the tokenizer's unknown token.
+    """
+
+    tokens: IntArray
+    correct: IntArray
+    nats: Float64Array
+    unknown: IntArray
+
+
+def evaluate_language_model(
+    model: str | Path,
+    texts: Sequence[str],
+    *,
+    owners: Sequence[int] | IntArray | None = None,
+    max_tokens: int = 64,
+    batch_size: int = 32,
+    device: str | None = None,
+    precision: str = "float32",
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> LanguageModelEvaluation:
+    """Measure next-token prediction on held-out private text.
+
+    Every text is read from a beginning token, and every one of its tokens is predicted once. A text
+    of more than `max_tokens` is read in windows of that length, each from a fresh beginning, so
+    that nothing is dropped. The end of a text is not a token to predict: these texts are pieces,
+    and end where they were cut.
+
+    Args:
+        model: a bundled short name, a folder, or a hub name of a causal language model.
+        texts: held-out private text, which no training has seen; at least one text with a token.
+        owners: (n,) the user of each text, any integers; None for one user per text.
+        max_tokens: tokens of text in a window, >= 1, bounded by the model's context less one; 64
+            in the papers.
+        batch_size: windows per forward pass, >= 1; fewer where the logits would take too much
+            memory.
+        device: as PyTorch names it; None chooses.
+        precision: "float32", "bfloat16", "float16" or "auto", the fastest here.
+        confidence: level of the intervals, in (0, 1).
+        resamples: of the bootstrap, >= 1.
+        seed: of the bootstrap.
+        progress: called with the number of texts just done.
+
+    Raises:
+        ConfigError: an argument is out of range, or there is nothing to predict.
+        ModelError: the model cannot be used, or its tokenizer has no token to begin with.
+        MissingExtraError: PyTorch or Transformers is not installed.
+
+    References:
+        Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13.
+    """
+    if not 0.0 < confidence < 1.0:
+        raise ConfigError(f"confidence must be in (0, 1), got {confidence}")
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise ConfigError(f"max_tokens must be a whole number >= 1, got {max_tokens!r}")
+    if resamples < 1:
+        raise ConfigError(f"resamples must be a whole number >= 1, got {resamples}")
+    texts = list(texts)
+    users = _user_numbers(owners, len(texts))
+    from flower_privsyn.models.pretrained import load_pretrained
+
+    network, tokenizer = load_pretrained(model, kind="causal", dtype=precision, device=device)
+    window = text_window(network, max_tokens)
+    scores = score_texts(
+        network, tokenizer, texts, max_tokens=window, batch_size=batch_size, progress=progress
+    )
+    if not scores.tokens.sum():
+        raise ConfigError("there is nothing to predict: no text has a token")
+    sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts])
+    # One row per user: tokens, correct ones, nats, bytes.
+    columns = (scores.tokens, scores.correct, scores.nats, sizes)
+    table = np.stack(
+        [np.bincount(users, weights=column, minlength=users.max() + 1) for column in columns],
+        axis=1,
+    )
+    table = table[table[:, 0] > 0]
+    tokens, correct, nats, size = table.T
+    resampled = _resampled(
+        np.stack([tokens, correct, nats, size, correct / tokens, nats / tokens], axis=1),
+        resamples=resamples,
+        seed=seed,
+    )
+
+    def interval(value: float, draws: Float64Array) -> Interval:
+        tail = 50.0 * (1.0 - confidence)
+        low, high = np.percentile(draws, [tail, 100.0 - tail])
+        return Interval(value=float(value), low=float(low), high=float(high))
+
+    entropy = interval(nats.sum() / tokens.sum(), resampled[:, 2] / resampled[:, 0])
+    bits = interval(
+        nats.sum() / math.log(2) / size.sum(), resampled[:, 2] / math.log(2) / resampled[:, 3]
+    )
+    unknown = int(scores.unknown.sum())
+    return LanguageModelEvaluation(
+        next_token_accuracy=interval(
+            correct.sum() / tokens.sum(), resampled[:, 1] / resampled[:, 0]
+        ),
+        cross_entropy=entropy,
+        perplexity=Interval(
+            value=math.exp(entropy.value), low=math.exp(entropy.low), high=math.exp(entropy.high)
+        ),
+        bits_per_byte=None if unknown else bits,
+        user_next_token_accuracy=interval(float((correct / tokens).mean()), resampled[:, 4]),
+        user_cross_entropy=interval(float((nats / tokens).mean()), resampled[:, 5]),
+        confidence=confidence,
+        tokens=int(tokens.sum()),
+        unknown_tokens=unknown,
+        bytes=int(size.sum()),
+        users=len(table),
+        model=str(model),
+        max_tokens=window,
+    )
+
+
+def score_texts(
+    network: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    max_tokens: int,
+    batch_size: int = 32,
+    progress: Callable[[int], None] | None = None,
+) -> TokenScores:
+    """Predict every token of every text.
+
+    Args:
+        network: a causal language model in evaluation mode.
+        tokenizer: its fast tokenizer.
+        texts: (n,).
+        max_tokens: tokens of text in a window, without the beginning token.
+        batch_size: windows per forward pass.
+        progress: called with the number of texts just done.
+
+    Raises:
+        ConfigError: an argument is out of range.
+        ModelError: the tokenizer has no token to begin with.
+    """
+    begin = first_token(tokenizer)
+    rows = token_rows(tokenizer, texts)
+    windows, sources = [], []
+    for index, row in enumerate(rows):
+        for start in range(0, len(row), max_tokens):
+            windows.append([begin, *row[start : start + max_tokens]])
+            sources.append(index)
+    owners = np.array(sources, dtype=np.int64)
+    pending = np.bincount(owners, minlength=len(rows))
+    if progress is not None and (empty := int((pending == 0).sum())):
+        progress(empty)
+
+    def finished(done: IntArray) -> None:
+        np.subtract.at(pending, owners[done], 1)
+        texts_done = int((pending[np.unique(owners[done])] == 0).sum())
+        if progress is not None and texts_done:
+            progress(texts_done)
+
+    correct, nats = predict(network, windows, batch_size=batch_size, finished=finished)
+    unknown: Any = getattr(tokenizer, "unk_token_id", None)
+    # A byte-level tokenizer may name its beginning token as the unknown one; it knows every byte.
+    knows_all = unknown is None or unknown == begin
+    missing = [0 if knows_all else row.count(unknown) for row in rows]
+    return TokenScores(
+        tokens=np.array([len(row) for row in rows], dtype=np.int64),
+        correct=np.bincount(owners, weights=correct, minlength=len(rows)).astype(np.int64),
+        nats=np.bincount(owners, weights=nats, minlength=len(rows)).astype(np.float64),
+        unknown=np.array(missing, dtype=np.int64),
+    )
+
+
+def predict(
+    network: Any,
+    windows: Sequence[Sequence[int]],
+    *,
+    batch_size: int,
+    finished: Callable[[IntArray], None] | None = None,
+) -> tuple[IntArray, Float64Array]:
+    """Predict every token of every window but the first, which is given.
+
+    Args:
+        network: a causal language model in evaluation mode.
+        windows: (w,) lists of token ids, at least two in each, within the model's context.
+        batch_size: windows per forward pass, >= 1; fewer where logits would fill the memory.
+        finished: called with the indices of the windows just done.
+
+    Returns:
+        How many tokens of each window are the model's first choice, (w,), and the sum of their
+        negative log-probabilities in nats, (w,).
+
+    Raises:
+        ConfigError: batch_size is out of range.
+    """
+    import torch
+
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be a whole number >= 1, got {batch_size}")
+    correct = np.zeros(len(windows), dtype=np.int64)
+    nats = np.zeros(len(windows), dtype=np.float64)
+    device = next(network.parameters()).device
+    vocabulary = int(network.get_output_embeddings().weight.shape[0])
+    # By length, so that a batch is hardly padded; the longest first, so that memory runs out early.
+    order = sorted(range(len(windows)), key=lambda index: -len(windows[index]))
+    start = 0
+    while start < len(order):
+        longest = len(windows[order[start]])
+        size = max(1, min(batch_size, _LOGITS // (longest * vocabulary)))
+        chosen = order[start : start + size]
+        start += size
+        tokens = torch.zeros((len(chosen), longest), dtype=torch.long)
+        attention = torch.zeros_like(tokens)
+        for place, index in enumerate(chosen):
+            row = torch.tensor(windows[index], dtype=torch.long)
+            tokens[place, : len(row)] = row
+            attention[place, : len(row)] = 1
+        tokens, attention = tokens.to(device), attention.to(device)
+        with torch.inference_mode():
+            logits = network(input_ids=tokens, attention_mask=attention).logits[:, :-1].float()
+            targets = tokens[:, 1:]
+            losses = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), reduction="none"
+            ).view(targets.shape)  # (windows, longest - 1)
+            held = attention[:, 1:].bool()
+            hits = (logits.argmax(dim=-1) == targets) & held
+            sums = losses.double().masked_fill(~held, 0.0).sum(dim=1)
+        correct[chosen] = hits.sum(dim=1).cpu().numpy()
+        nats[chosen] = sums.cpu().numpy()
+        if finished is not None:
+            finished(np.array(chosen, dtype=np.int64))
+    if not np.isfinite(nats).all():
+        raise ModelError("the model's predictions are not finite: its weights are damaged")
+    return correct, nats
+
+
+def _user_numbers(owners: Sequence[int] | IntArray | None, count: int) -> IntArray:
+    """Users numbered from 0, (count,)."""
+    if count == 0:
+        raise ConfigError("there must be at least one held-out text")
+    if owners is None:
+        return np.arange(count)
+    given = np.asarray(owners)
+    if given.shape != (count,) or given.dtype.kind not in "iu":
+        raise ConfigError(
+            f"owners must hold one integer per text, ({count},), got {given.dtype} of shape "
+            f"{given.shape}"
+        )
+    return np.unique(given, return_inverse=True)[1].astype(np.int64)
+
+
+def _resampled(rows: Float64Array, *, resamples: int, seed: int) -> Float64Array:
+    """Means over users drawn with replacement, (resamples, columns)."""
+    generator = np.random.default_rng(seed)
+    users = len(rows)
+    parts = []
+    step = max(1, _WEIGHTS // users)
+    for start in range(0, resamples, step):
+        count = min(step, resamples - start)
+        weights = generator.multinomial(users, np.full(users, 1.0 / users), size=count)
+        parts.append(weights @ rows / users)
+    return np.concatenate(parts)

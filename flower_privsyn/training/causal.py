@@ -1,0 +1,606 @@
+"""Fine-tuning a causal language model on texts, at the server: what synthetic text is for.
+
+The loop is written out here instead of leaving it to a trainer class because three things are
+needed together that those do not give: the same weights after an interruption as without one, exact
+averages over tokens however a step is split, and no file or message besides the model.
+
+Papers:
+    Hou et al., "PrE-Text: Training Language Models on Private Federated Data in the Age of LLMs"
+        (ICML 2024), and "Private Federated Learning using Preference-Optimized Synthetic Data"
+        (POPri, ICML 2025): DistilGPT2 on synthetic text.
+    Tan et al., "Synthesizing Privacy-Preserving Text Data via Finetuning without Finetuning
+        Billion-Scale LLMs" (CTCL, 2025), and Xie et al. (Aug-PE, ICML 2024): BERT-mini and -small
+        as causal models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
+from flower_privsyn.models import resolve_model
+from flower_privsyn.models.pretrained import (
+    choose_device,
+    load_pretrained,
+    quiet_transformers,
+    shorten,
+)
+from flower_privsyn.training import storage
+from flower_privsyn.training.retokenize import retokenized
+
+#: Seconds between checkpoints: what is lost in a crash is at most this.
+CHECKPOINT_SECONDS = 60.0
+
+_STATE = "state.pt"
+_IGNORED = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalTraining:
+    """How texts become a fine-tuned model.
+
+    Attributes:
+        learning_rate: AdamW's, > 0.
+        batch_size: rows per step, >= 1.
+        micro_batch_size: rows in memory at a time, >= 1, or 0 for all. It changes memory, not the
+            result: a step's loss is the mean over all its tokens.
+        epochs: passes over the texts, >= 1; not used with `max_steps`.
+        max_steps: steps in all, however many passes that takes, or 0 for as many as `epochs` says.
+        max_tokens: tokens of text in a row besides the beginning token, >= 1; the end of a text
+            counts. Bounded by the model's context.
+        layout: "pad": a row holds one text or a piece of it. "pack": texts follow one another and
+            rows are full; faster for short texts, and a row may begin inside a text.
+        long_texts: "split": a text of more than `max_tokens` becomes several rows; "cut": only its
+            beginning is used. For "pad".
+        retokenize: train on texts tokenized twice, as the papers' evaluation does; only for
+            comparing with their tables (`flower_privsyn.evaluation.paper_accuracy`).
+        schedule: "constant", or "linear" or "cosine" to zero, after the warm-up.
+        warmup_steps: steps of linear warm-up, >= 0.
+        weight_decay: AdamW's, >= 0.
+        max_gradient_norm: gradients longer than this are scaled to it; 0 for no bound.
+        device: "auto" takes a GPU if there is one; else "cpu" or "cuda".
+        precision: of the products; "auto" is bfloat16 on a GPU and float32 on a CPU. Weights and
+            the optimiser are float32 always.
+
+    Raises:
+        ConfigError: A value is out of range; the message names the key.
+    """
+
+    learning_rate: float = 5e-4
+    batch_size: int = 32
+    micro_batch_size: int = 0
+    epochs: int = 3
+    max_steps: int = 0
+    max_tokens: int = 64
+    layout: Literal["pad", "pack"] = "pad"
+    long_texts: Literal["split", "cut"] = "split"
+    retokenize: bool = False
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    warmup_steps: int = 10
+    weight_decay: float = 0.01
+    max_gradient_norm: float = 1.0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        for key, allowed in (
+            ("layout", ("pad", "pack")),
+            ("long_texts", ("split", "cut")),
+            ("schedule", ("constant", "linear", "cosine")),
+            ("device", ("auto", "cpu", "cuda")),
+            ("precision", ("auto", "float32", "bfloat16")),
+        ):
+            if getattr(self, key) not in allowed:
+                raise ConfigError(
+                    f"training setting {key} must be one of {', '.join(allowed)}, got "
+                    f"{getattr(self, key)!r}"
+                )
+        for key, least in (
+            ("batch_size", 1),
+            ("micro_batch_size", 0),
+            ("epochs", 1),
+            ("max_steps", 0),
+            ("max_tokens", 1),
+            ("warmup_steps", 0),
+        ):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(
+                    f"training setting {key} must be an integer >= {least}, got {value!r}"
+                )
+        for key in ("learning_rate", "weight_decay", "max_gradient_norm"):
+            value = getattr(self, key)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value < 0:
+                raise ConfigError(f"training setting {key} must be a number >= 0, got {value!r}")
+        if self.learning_rate == 0:
+            raise ConfigError("training setting learning_rate must be > 0, got 0")
+        if not isinstance(self.retokenize, bool):
+            raise ConfigError(
+                f"training setting retokenize must be true or false, got {self.retokenize!r}"
+            )
+        if self.retokenize and (self.layout, self.long_texts) != ("pad", "cut"):
+            raise ConfigError(
+                'training setting retokenize = true needs layout = "pad" and long_texts = "cut", '
+                f'got "{self.layout}" and "{self.long_texts}"'
+            )
+
+    @classmethod
+    def distilgpt2(cls, **overrides: Any) -> Self:
+        """PrE-Text's and POPri's downstream training of DistilGPT2.
+
+        AdamW at 2e-4, texts cut to 64 tokens with the beginning and the end, 20 epochs of steps of
+        256 rows accumulated 64 times, no schedule, no bound on gradients (the released code). With
+        few texts such steps are whole epochs: give `batch_size` then. The papers start from a
+        DistilGPT2 tuned on C4, keep the best epoch by private validation text, which is outside
+        the budget, and tokenize twice (`retokenize=True`); here the last epoch is kept.
+        """
+        return cls(
+            **{
+                "learning_rate": 2e-4,
+                "batch_size": 256 * 64,
+                "micro_batch_size": 256,
+                "epochs": 20,
+                "max_tokens": 63,  # and the beginning: 64
+                "long_texts": "cut",
+                "schedule": "constant",
+                "warmup_steps": 0,
+                "max_gradient_norm": 0.0,
+                **overrides,
+            }
+        )
+
+    @classmethod
+    def bert(cls, **overrides: Any) -> Self:
+        """CTCL's and Aug-PE's downstream training of BERT-mini and BERT-small as causal models.
+
+        6,000 steps of 64 rows at 3e-4. The model folder's configuration must say
+        `is_decoder = true`, or a token would see those after it; such a folder loads as causal.
+        """
+        return cls(
+            **{
+                "learning_rate": 3e-4,
+                "batch_size": 64,
+                "max_steps": 6000,
+                "schedule": "constant",
+                "warmup_steps": 0,
+                **overrides,
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """What a fine-tuning did.
+
+    Attributes:
+        steps: Optimiser steps, those before an interruption included.
+        epochs: Passes over the rows, as a fraction.
+        rows: Rows of one pass.
+        tokens: Predicted tokens of one pass.
+        first_loss: Loss of the first step, nats per token.
+        loss: Mean loss of the last tenth of the steps, nats per token.
+        losses: The loss of every step.
+        seconds: Wall time of this call.
+    """
+
+    steps: int
+    epochs: float
+    rows: int
+    tokens: int
+    first_loss: float
+    loss: float
+    losses: tuple[float, ...]
+    seconds: float
+
+
+def fine_tune(
+    model: str | Path,
+    texts: Sequence[str],
+    *,
+    settings: CausalTraining,
+    output: str | Path,
+    seed: int,
+    progress: Callable[[int, int], None] | None = None,
+    resume: bool = True,
+) -> FineTuning:
+    """Train all weights of a causal language model on texts.
+
+    On a CPU with one thread the same arguments give the same weights, bit for bit, also when the
+    training was interrupted: checkpoints are kept in `<output>.partial`, which is deleted at the
+    end, and are used only for the same model, texts, settings, seed and library versions. A
+    training that is already finished in `output` is not run again. Nothing is printed or sent.
+
+    Formal guarantee:
+        Post-processing where the texts are public or were made from released values. On private
+        text (the epsilon = infinity baseline) there is no guarantee whatever, for the model, the
+        report and the checkpoints alike.
+
+    Args:
+        model: A bundled short name, a folder, or a hub name of a causal language model.
+        texts: At least one with a token.
+        settings: How to train.
+        output: The folder to become the model, with its tokenizer, as Transformers loads it; it
+            appears only when training is finished, and replaces an older model there.
+        seed: 0 <= seed < 2**63, of the order of the rows and of dropout.
+        progress: Called after every step with the steps made and the steps there will be.
+        resume: Go on from an interrupted training, or take a finished one. False starts anew.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ConfigError: A setting does not fit the texts, or there is nothing to learn from.
+        ModelError: The model cannot be loaded, or `output` holds something that is no model.
+        TrainingError: The loss is no longer finite; `output` is as it was.
+        MissingExtraError: PyTorch or Transformers is not installed.
+    """
+    started = time.monotonic()
+    output = Path(output)
+    texts = tuple(texts)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"training setting seed must be an integer in [0, 2**63), got {seed!r}")
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"fine-tuning needs a list of texts, got {len(texts)} items")
+    resolved = resolve_model(model)
+    if Path(resolved).exists() and Path(resolved).resolve() == output.resolve():
+        raise ConfigError(f"output must be another folder than the model's, got {output} for both")
+    fingerprint = _fingerprint(resolved, texts, settings, seed)
+    _refuse_other(output)
+    partial = output.with_name(output.name + ".partial")
+    if not resume and partial.exists():
+        shutil.rmtree(partial)
+    known = _finished(output, fingerprint) if resume else None
+    if known is not None:
+        report = FineTuning(**{**known, "losses": tuple(known["losses"])})
+        if progress is not None:
+            progress(report.steps, report.steps)
+        return report
+    output.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint = storage.last_checkpoint(partial, fingerprint)
+    built = partial / "model"
+    if built.exists():
+        shutil.rmtree(built)
+    report = _train(
+        model,
+        texts,
+        settings=settings,
+        seed=seed,
+        progress=progress,
+        partial=partial,
+        checkpoint=checkpoint,
+        built=built,
+        started=started,
+    )
+    storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
+    shutil.rmtree(partial)
+    return report
+
+
+def first_token(tokenizer: Any) -> int:
+    """What stands before a text: the beginning token, else the end token, else the class token.
+
+    Raises:
+        ModelError: The tokenizer has none of them.
+    """
+    for name in ("bos_token_id", "eos_token_id", "cls_token_id"):
+        token = getattr(tokenizer, name, None)
+        if token is not None:
+            return int(token)
+    raise ModelError(
+        "the model's tokenizer has no token to begin a text with (bos_token, eos_token or "
+        "cls_token)"
+    )
+
+
+def text_window(network: Any, max_tokens: int) -> int:
+    """`max_tokens`, or what the model's context holds besides the first token."""
+    config = network.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
+    bounded = isinstance(context, int) and context > 1
+    return min(max_tokens, context - 1) if bounded else max_tokens  # type: ignore[operator]
+
+
+def token_rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of each text, without any that the tokenizer would add."""
+    if not texts:
+        return []
+    rows: list[list[int]] = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,  # no line about texts beyond the context: they are split
+    )["input_ids"]
+    return rows
+
+
+def training_rows(
+    tokenizer: Any, texts: Sequence[str], *, settings: CausalTraining, window: int, seed: int
+) -> list[list[int]]:
+    """Texts as rows of tokens, each with a first token that is given and not predicted.
+
+    Args:
+        tokenizer: The model's.
+        texts: (n,).
+        settings: How to lay them out.
+        window: Tokens of text in a row, >= 1.
+        seed: Of the order in which texts are packed.
+
+    Returns:
+        Rows of 2 to `window + 1` tokens.
+    """
+    if settings.retokenize:
+        rows = retokenized(tokenizer, texts, max_tokens=window + 1)
+        return [row for row in rows if len(row) > 2]  # more than a beginning and an end
+    begin, end = first_token(tokenizer), tokenizer.eos_token_id
+    closing = [] if end is None else [int(end)]
+    sequences = [[*row, *closing] for row in token_rows(tokenizer, texts) if row]
+    if settings.layout == "pack":
+        separator = [] if end is not None else [begin]
+        order = np.random.default_rng([seed, 0]).permutation(len(sequences))
+        stream = [token for index in order for token in (*separator, *sequences[index])]
+        sequences = [stream]
+    pieces = [
+        [begin, *sequence[start : start + window]]
+        for sequence in sequences
+        for start in range(0, len(sequence), window)
+        if start == 0 or settings.layout == "pack" or settings.long_texts == "split"
+    ]
+    return [piece for piece in pieces if len(piece) > 1]
+
+
+def _train(
+    model: str | Path,
+    texts: Sequence[str],
+    *,
+    settings: CausalTraining,
+    seed: int,
+    progress: Callable[[int, int], None] | None,
+    partial: Path,
+    checkpoint: Path | None,
+    built: Path,
+    started: float,
+) -> FineTuning:
+    """Load, train from the checkpoint if there is one, and write the model to `built`."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"fine-tuning needs PyTorch and Transformers ({shorten(error)}): "
+            "pip install 'flower-privsyn[server]'"
+        ) from error
+    device = choose_device(None if settings.device == "auto" else settings.device)
+    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=str(device))
+    network.requires_grad_(True).train()
+    rows = training_rows(
+        tokenizer,
+        texts,
+        settings=settings,
+        window=text_window(network, settings.max_tokens),
+        seed=seed,
+    )
+    if not rows:
+        raise ConfigError("there is nothing to learn from: no text has a token")
+    per_epoch = math.ceil(len(rows) / settings.batch_size)
+    total = settings.max_steps or settings.epochs * per_epoch
+    optimiser = torch.optim.AdamW(
+        network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+    )
+    losses: list[float] = []
+    if checkpoint is not None:
+        state = torch.load(checkpoint / _STATE, map_location=device, weights_only=True)
+        network.load_state_dict(state["network"])
+        optimiser.load_state_dict(state["optimiser"])
+        losses = list(state["losses"])
+    bfloat16 = settings.precision == "bfloat16" or (
+        settings.precision == "auto" and device.type == "cuda"
+    )
+    saved = time.monotonic()
+    with _own_random_state(torch, device):
+        while len(losses) < total:
+            step = len(losses)
+            for group in optimiser.param_groups:
+                group["lr"] = settings.learning_rate * _rate(settings, step, total)
+            chosen = _rows_of_step(len(rows), settings.batch_size, step, seed)
+            # Dropout is drawn anew for every step, so that a resumed training draws the same.
+            torch.manual_seed(_mixed(seed, step))
+            loss = _step(
+                torch,
+                network,
+                [rows[index] for index in chosen],
+                micro=settings.micro_batch_size or settings.batch_size,
+                device=device,
+                bfloat16=bfloat16,
+            )
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"the loss of step {step + 1} is not finite: lower learning_rate, now "
+                    f"{settings.learning_rate:g}"
+                )
+            if settings.max_gradient_norm:
+                torch.nn.utils.clip_grad_norm_(network.parameters(), settings.max_gradient_norm)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            losses.append(loss)
+            if time.monotonic() - saved >= CHECKPOINT_SECONDS and len(losses) < total:
+                _save(torch, partial, network, optimiser, losses)
+                saved = time.monotonic()
+            if progress is not None:
+                progress(len(losses), total)
+    network.eval().requires_grad_(False)
+    if not all(bool(parameter.isfinite().all()) for parameter in network.parameters()):
+        raise TrainingError("the trained weights are not finite: lower learning_rate")
+    with quiet_transformers():
+        network.save_pretrained(built)
+        tokenizer.save_pretrained(built)
+    tail = losses[-max(1, total // 10) :]
+    return FineTuning(
+        steps=total,
+        epochs=total / per_epoch,
+        rows=len(rows),
+        tokens=sum(len(row) - 1 for row in rows),
+        first_loss=losses[0],
+        loss=sum(tail) / len(tail),
+        losses=tuple(losses),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _step(
+    torch: Any,
+    network: Any,
+    rows: Sequence[Sequence[int]],
+    *,
+    micro: int,
+    device: Any,
+    bfloat16: bool,
+) -> float:
+    """Add up the gradient of the mean loss over all tokens of a batch; return that loss."""
+    predicted = sum(len(row) - 1 for row in rows)
+    loss = 0.0
+    for first in range(0, len(rows), micro):
+        part = rows[first : first + micro]
+        width = max(len(row) for row in part)
+        tokens = torch.zeros((len(part), width), dtype=torch.long)
+        attention = torch.zeros_like(tokens)
+        targets = torch.full_like(tokens, _IGNORED)
+        for place, row in enumerate(part):  # padding follows, where no token looks
+            tokens[place, : len(row)] = torch.tensor(row)
+            attention[place, : len(row)] = 1
+            targets[place, : len(row)] = tokens[place, : len(row)]
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
+            logits = network(
+                input_ids=tokens.to(device), attention_mask=attention.to(device), use_cache=False
+            ).logits
+        summed = torch.nn.functional.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1),
+            targets[:, 1:].to(device).flatten(),
+            ignore_index=_IGNORED,
+            reduction="sum",
+        )
+        (summed / predicted).backward()
+        loss += float(summed.detach()) / predicted
+    return loss
+
+
+def _rate(settings: CausalTraining, step: int, total: int) -> float:
+    """The learning rate of a step as a share of its peak."""
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return 1.0
+    past = (step - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+    return 1.0 - past if settings.schedule == "linear" else (1.0 + math.cos(math.pi * past)) / 2.0
+
+
+def _rows_of_step(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
+    """The rows of a step: consecutive in the order of its epoch, which is drawn from the seed."""
+    epoch, place = divmod(step, math.ceil(num_rows / batch_size))
+    order = _order(num_rows, seed, epoch)
+    chosen: list[int] = order[place * batch_size : (place + 1) * batch_size].tolist()
+    return chosen
+
+
+@lru_cache(maxsize=1)
+def _order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng([seed, 1 + epoch]).permutation(num_rows)
+
+
+def _mixed(seed: int, step: int) -> int:
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]) >> 1
+
+
+@contextmanager
+def _own_random_state(torch: Any, device: Any) -> Iterator[None]:
+    """Leave PyTorch's random numbers as they were for whoever called."""
+    devices = [torch.cuda.current_device()] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def _save(torch: Any, partial: Path, network: Any, optimiser: Any, losses: list[float]) -> None:
+    folder = partial / f"checkpoint-{len(losses)}"
+    folder.mkdir()
+    state = {
+        "network": network.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "losses": losses,
+    }
+    torch.save(state, folder / _STATE)
+    storage.mark_complete(folder)
+    for older in partial.glob("checkpoint-*"):
+        if older != folder:
+            shutil.rmtree(older)
+
+
+def _fingerprint(
+    resolved: str, texts: Sequence[str], settings: CausalTraining, seed: int
+) -> dict[str, Any]:
+    """Everything the trained weights depend on, short of the machine, as JSON can hold it."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    # Hashing gigabytes of weights takes longer than a small training: sizes and times stand for
+    # them, as in make.
+    folder = Path(resolved)
+    files = sorted(folder.glob("*")) if folder.is_dir() else []
+    versions = {}
+    for name in ("torch", "transformers"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = ""
+    return {
+        "kind": "causal",
+        "model": [
+            [file.name, file.stat().st_size, file.stat().st_mtime_ns]
+            for file in files
+            if file.is_file()
+        ]
+        or resolved,
+        "texts": digest.hexdigest(),
+        "settings": asdict(settings),
+        "seed": seed,
+        "versions": versions,
+    }
+
+
+def _refuse_other(output: Path) -> None:
+    """Never replace a folder that is not a model."""
+    if not output.exists() or (output / "config.json").is_file():
+        return
+    if not output.is_dir() or any(output.iterdir()):
+        raise ModelError(
+            f"{output} cannot become a model: it exists and holds no config.json, so it is not "
+            "replaced"
+        )
+
+
+def _finished(output: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
+    """What the same training reported when it made `output`; None if another one did."""
+    try:
+        record = json.loads((output / storage.RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(record, dict) or record.get("fingerprint") != fingerprint:
+        return None
+    report = record.get("report")
+    return report if isinstance(report, dict) else None
