@@ -298,8 +298,8 @@ def train_words(
         progress(settings.epochs * len(pairs))
     partial = output.with_name(output.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
-    (partial / "adapter_model.safetensors").write_bytes(b"")
-    (partial / "adapter_config.json").write_text(json.dumps(weights, sort_keys=True))
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (partial / name).write_text(json.dumps(weights, sort_keys=True))
     partial.rename(output)
     return TrainingReport(
         steps=1,

@@ -13,6 +13,7 @@ import pytest
 from flwr.app import Message
 
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
+from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.privacy import (
     FixedSizeSampling,
     FullParticipation,
@@ -814,3 +815,105 @@ class TestBeforeSpending:
         assert [r["round"] for r in releases(tmp_path / "run")] == [1]
         popri(config(resume=True)).start(federation())
         assert [r["round"] for r in releases(tmp_path / "run")] == [1, 2, 3]
+
+
+class TestGenerationServer:
+    def test_every_round_s_adapter_is_loaded_under_its_own_name(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        from tests.generation.test_openai_backend import Server
+
+        server = Server()
+        try:
+            settings = config(
+                generator=f"{server.url}#tiny", training_model="privsyn-lm", num_rounds=2
+            )
+            strategy = POPri(settings, embedder=HashEmbedder(), trainer=train_words)
+            strategy.start(federation())
+        finally:
+            server.close()
+        run = tmp_path / "run"
+        loaded = [body for path, body, _ in server.requests if path == "/v1/load_lora_adapter"]
+        folders = [run / "rounds" / number / "adapter" for number in ("0001", "0002")]
+        assert [Path(body["lora_path"]) for body in loaded] == [f.resolve() for f in folders]
+        assert len({body["lora_name"] for body in loaded}) == 2
+        asked = [body["model"] for path, body, _ in server.requests if path == "/v1/completions"]
+        # 8 prompts by the model itself, 8 with the first adapter, then the corpus with the second.
+        assert asked[:8] == ["tiny"] * 8
+        assert asked[8:16] == [loaded[0]["lora_name"]] * 8
+        assert set(asked[16:]) == {loaded[1]["lora_name"]}
+        first = [row["text"].split()[0] for row in table(run, 1)]
+        second = [row["text"].split()[0] for row in table(run, 2)]
+        assert set(first) == {"base"}
+        assert len(set(second)) == 1
+        assert second[0] != "base"
+
+
+class TestWithRealModels:
+    """The bundled language model and real training; the embeddings stay a fake."""
+
+    def settings(self, config: Builder, **changes: Any) -> POPriConfig:
+        values = {
+            "num_rounds": 2,
+            "num_prompts": 3,
+            "responses_per_prompt": 3,
+            "rejected_rank": 3,
+            "training_epochs": 1,
+            "training_batch_size": 2,
+            "max_new_tokens": 16,
+            "synthetic_samples": 4,
+            "public_text": "bundled",
+            "max_tokens": 24,
+        }
+        built: POPriConfig = config(**{**values, **changes})
+        return built
+
+    def test_two_rounds_and_a_kill_inside_training(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        from flower_privsyn.generation import TransformersGenerator
+        from flower_privsyn.training import train_preferences
+
+        calls = []
+
+        def dying(model: Any, pairs: Any, **kwargs: Any) -> Any:
+            calls.append(kwargs["adapter"])
+            if len(calls) == 2:
+
+                def stop(_: int) -> None:
+                    raise Stop
+
+                kwargs["progress"] = stop
+            return train_preferences(model, pairs, **kwargs)
+
+        generator = TransformersGenerator("privsyn-lm")
+        with pytest.raises(Stop):
+            POPri(
+                self.settings(config), embedder=HashEmbedder(), generator=generator, trainer=dying
+            ).start(federation())
+        run = tmp_path / "run"
+        assert not (run / "rounds" / "0002" / "adapter").exists()
+        strategy = POPri(
+            self.settings(config, resume=True), embedder=HashEmbedder(), generator=generator
+        )
+        strategy.start(federation())
+        assert calls == [None, run / "rounds" / "0001" / "adapter"]
+        assert [(r["round"], r["interrupted"]) for r in releases(run)] == [(1, False), (2, False)]
+        adapters = [
+            (run / "rounds" / number / "adapter" / "adapter_model.safetensors").read_bytes()
+            for number in ("0001", "0002")
+        ]
+        assert adapters[0] != adapters[1]
+        assert not list(run.rglob("*.partial"))
+        record = json.loads((run / "rounds" / "0002" / "training.json").read_text())
+        assert record["pairs"] == 3
+        assert record["steps"] == 2
+        assert record["loss"] == pytest.approx(0.693, abs=0.2)
+        written = lines(run / "synthetic.jsonl")
+        assert len(written) == 4
+        adapted = generator.generate(
+            [table(run, 1)[0]["prompt_text"]],
+            sampling=SamplingParameters(seed=1, max_new_tokens=8),
+            adapter=run / "rounds" / "0002" / "adapter",
+        )
+        assert adapted[0][0]
