@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -152,6 +152,22 @@ class Progress:
         self._logged = time.monotonic()
         # Flower's own logger, by name: it already has a handler, and no import is needed.
         logging.getLogger("flwr").info("%s", describe(stage.to_dict()))
+
+
+class ShownProgress(Progress):
+    """Progress of work in this process, handed to whoever shows it.
+
+    Args:
+        follow: Given the stages, oldest first, several times a second.
+    """
+
+    def __init__(self, follow: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
+        super().__init__(Path(os.devnull), log=False)
+        self._follow = follow
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        self._follow([stage.to_dict() for stage in self._stages])
 
 
 class NullProgress:

@@ -108,7 +108,9 @@ class Bars:
                 )
             task = self._tasks[number]
             if stage.get("finished") is None:
-                self._progress.update(task, completed=stage.get("done", 0))
+                self._progress.update(
+                    task, completed=stage.get("done", 0), total=stage.get("total")
+                )
             elif self._progress.tasks and task in self._progress.task_ids:
                 self._progress.remove_task(task)
                 self._progress.console.print(describe(stage), markup=False, highlight=False)

@@ -143,6 +143,26 @@ class Answer:
     num_users: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What one round carries between the server and one node; public.
+
+    Attributes:
+        floats_down: floating-point numbers of the broadcast.
+        floats_up: numbers of the answer.
+        bytes_down: of the packed request, everything the strategy sends.
+        bytes_up: of the packed answer.
+
+    Bytes are those of the packed records. Flower's own envelope (addresses, object identifiers,
+    gRPC, TLS) comes on top, some hundred bytes a message.
+    """
+
+    floats_down: int
+    floats_up: int
+    bytes_down: int
+    bytes_up: int
+
+
 def pack_prepare(data: DataRequest) -> RecordDict:
     """Request of the preparation phase: load, embed, report the roster."""
     return RecordDict({_REQUEST: _request_record(data)})
@@ -246,6 +266,36 @@ def pack_answer(answer: Answer) -> RecordDict:
     arrays = ArrayRecord()
     arrays["total"] = Array(np.ascontiguousarray(answer.total, dtype=np.float64))
     return RecordDict({_ANSWER: arrays, _COHORT: ConfigRecord({"num_users": answer.num_users})})
+
+
+def traffic(ask: Ask, broadcast: ArrayRecord) -> Traffic:
+    """Count a round's exchange with one node, on messages packed like the real ones.
+
+    Not on the real ones: whether there are any and how long the head-count in an answer is would
+    say something about who took part.
+
+    Args:
+        ask: the question as any node might get it.
+        broadcast: `ask.broadcast` made by `broadcast_record`.
+    """
+    length = ask.query.answer_length(ask.broadcast)
+    answer = Answer(total=np.zeros(length), num_users=1)
+    return Traffic(
+        floats_down=sum(array.size for array in ask.broadcast.values() if array.dtype.kind == "f"),
+        floats_up=length,
+        bytes_down=packed_bytes(pack_ask(ask, broadcast)),
+        bytes_up=packed_bytes(pack_answer(answer)),
+    )
+
+
+def packed_bytes(content: RecordDict) -> int:
+    """Bytes of a message's packed records, with their names."""
+    total = 0
+    for name, record in content.items():
+        # Flower's own count refuses the empty texts that a configuration may hold.
+        counted = record.count_bytes() if isinstance(record, ArrayRecord) else len(record.deflate())
+        total += len(name) + counted
+    return total
 
 
 def unpack_answer(message: Message, *, length: int, roster_users: int, bound: float) -> Answer:

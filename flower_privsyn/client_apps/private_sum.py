@@ -22,6 +22,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_privsyn import wire
+from flower_privsyn.client_apps.cpu_time import counted
 from flower_privsyn.data import Samples, Users, chunk_users, load_configured
 from flower_privsyn.embedding import Embedder, EmbeddingCache, cached_embed, load_embedder
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
@@ -167,7 +168,8 @@ def _guarded(
 ) -> Message:
     """Run a handler; whatever goes wrong leaves as a code."""
     try:
-        return handler(message, context)
+        with counted(message, context):
+            return handler(message, context)
     except _ClientError as error:
         return wire.error_reply(error.code, message)
     except wire.WireError as error:

@@ -1,0 +1,322 @@
+"""What a method costs: numbers and bytes each way, rounds, seconds at the server and on nodes.
+
+`communication` says what a method's messages hold by its definition, for the sizes of any paper.
+`run_costs` reads what a run counted on its own packed messages. A test holds the two together.
+
+Papers:
+    Hou et al. 2024 (PrE-Text), Table 6; Hou et al. 2025 (POPri), Table 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.evaluation.result import NotPrivate
+from flower_privsyn.files import read_json_lines
+from flower_privsyn.privacy import Sampling
+from flower_privsyn.runs import RunDirectory
+
+#: Parameters of DistilGPT2, the model both papers count for training on the device.
+DISTILGPT2_PARAMETERS = 81_912_576
+
+#: Dimension of all-MiniLM-L6-v2, in which both papers send candidates.
+MINILM_DIMENSION = 384
+
+_BYTES = {"float16": 2, "float32": 4}
+
+#: An answer travels as float64, whose sums of contributions are exact.
+_ANSWER_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """What one user receives and sends in one round, without headers.
+
+    Attributes:
+        floats_down: numbers the user receives.
+        floats_up: numbers the user sends.
+        rounds: in which a user takes part who takes part in all of them.
+    """
+
+    floats_down: int
+    floats_up: int
+    rounds: int
+
+    def bytes_down(self, precision: Literal["float16", "float32"] = "float16") -> int:
+        """Bytes of the numbers received in a round, at a `broadcast-precision`."""
+        return _BYTES[precision] * self.floats_down
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of the numbers sent in a round."""
+        return _ANSWER_BYTES * self.floats_up
+
+
+def private_evolution_communication(
+    *, num_candidates: int, rounds: int, dimension: int = MINILM_DIMENSION
+) -> Communication:
+    """PrE-Text and private evolution: embeddings of candidates down, a vote per candidate up.
+
+    References:
+        PrE-Text, Table 6: 2,048 candidates, 11 rounds; POPri, Table 2, row PE: 1,800 candidates.
+    """
+    return _communication(num_candidates * dimension, num_candidates, rounds)
+
+
+def popri_communication(
+    *,
+    num_prompts: int,
+    responses_per_prompt: int,
+    rounds: int,
+    dimension: int = MINILM_DIMENSION,
+    answer_space: Literal["candidates", "span"] = "candidates",
+) -> Communication:
+    """POPri and PE+SFT: embeddings of responses down, a score per response up.
+
+    Args:
+        num_prompts: K.
+        responses_per_prompt: J.
+        rounds: T.
+        dimension: of an embedding.
+        answer_space: "span": a number per dimension goes up instead of one per response.
+
+    References:
+        POPri, Table 2: K = 1,800, J = 10.
+    """
+    candidates = num_prompts * responses_per_prompt
+    up = dimension if answer_space == "span" else candidates
+    return _communication(candidates * dimension, up, rounds)
+
+
+def kernel_sketch_communication(
+    *, num_features: int, rounds: int = 1, embedding_dimension: int = 0
+) -> Communication:
+    """Kernel sketch: nothing but a seed down, the mean features up.
+
+    Args:
+        num_features: D.
+        rounds: releases; all that follows is free.
+        embedding_dimension: d where the embedding is among the features, else 0.
+    """
+    return _communication(0, num_features + embedding_dimension, rounds)
+
+
+def federated_training_communication(
+    *, num_parameters: int, rounds: int, adaptive_clipping: bool = False
+) -> Communication:
+    """DP-FedAvg and DP-FTRL: the trained parameters down, their update up.
+
+    Args:
+        num_parameters: that are trained; with LoRA those of the adapters alone.
+        rounds: of training.
+        adaptive_clipping: one more number goes up, whether the update was clipped.
+
+    References:
+        PrE-Text, Table 6, and POPri, Table 2: the 82 million parameters of DistilGPT2 both ways.
+    """
+    return _communication(num_parameters, num_parameters + adaptive_clipping, rounds)
+
+
+def communication(method: str, settings: Mapping[str, Any]) -> Communication:
+    """What a run with these settings sends, before it is started.
+
+    Args:
+        method: "private-evolution" (PrE-Text, Aug-PE), "popri", "pe-sft", "kernel-sketch",
+            "dp-fedavg", "dp-ftrl", "public-only" or "expand-only".
+        settings: the method's hyphenated keys, and where embeddings travel optionally `dimension`;
+            for training on the device `num-parameters`.
+
+    Raises:
+        ConfigError: the method is unknown or a setting is missing.
+    """
+    values = {"dimension": MINILM_DIMENSION, **settings}
+
+    def get(key: str) -> int:
+        if key not in values:
+            raise ConfigError(f"the communication of {method} depends on {key}, which is missing")
+        return int(values[key])
+
+    if method == "private-evolution":
+        return private_evolution_communication(
+            num_candidates=get("num-candidates"),
+            dimension=get("dimension"),
+            rounds=get("num-rounds"),
+        )
+    if method in ("popri", "pe-sft"):
+        return popri_communication(
+            num_prompts=get("num-prompts"),
+            responses_per_prompt=get("responses-per-prompt"),
+            dimension=get("dimension"),
+            rounds=get("num-rounds"),
+            answer_space=values.get("answer-space", "candidates"),
+        )
+    if method == "kernel-sketch":
+        whole = float(values.get("embedding-weight", 0.0)) > 0
+        return kernel_sketch_communication(
+            num_features=get("num-features"),
+            rounds=get("num-rounds"),
+            embedding_dimension=get("dimension") if whole else 0,
+        )
+    if method in ("dp-fedavg", "dp-ftrl"):
+        return federated_training_communication(
+            num_parameters=get("num-parameters"),
+            rounds=get("num-rounds"),
+            adaptive_clipping=bool(values.get("adaptive-clipping", False)),
+        )
+    if method in ("public-only", "expand-only"):
+        return Communication(floats_down=0, floats_up=0, rounds=0)
+    raise ConfigError(
+        f"the communication of {method!r} is not known; known are private-evolution, popri, "
+        "pe-sft, kernel-sketch, dp-fedavg, dp-ftrl, public-only and expand-only"
+    )
+
+
+def _communication(down: int, up: int, rounds: int) -> Communication:
+    for name, value in (("numbers down", down), ("numbers up", up), ("rounds", rounds)):
+        if value < 0:
+            raise ConfigError(f"{name} must be a whole number >= 0, got {value}")
+    return Communication(floats_down=down, floats_up=up, rounds=rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCosts:
+    """What a run has cost, from its own records; public.
+
+    Per-user figures are for a user alone on a node, as on a phone. A node with many users receives
+    and sends one message for all of them.
+
+    Attributes:
+        rounds: whose messages were sent and whose replies were waited for.
+        lost_rounds: of a process that died inside them: charged, but their messages not counted.
+        floats_down: numbers one user receives in all rounds, when in all of them.
+        floats_up: numbers one user sends.
+        bytes_down: of the packed messages one user receives.
+        bytes_up: of the packed messages one user sends.
+        participation: share of rounds that a user is in, on average, by the sampling.
+        seconds_server: wall time the server worked before, between and after the rounds.
+        seconds_feedback: wall time the server waited for replies, whole seconds per round. In a
+            simulation this is the nodes' work.
+        per_round: for each round its number and the four counts.
+    """
+
+    rounds: int
+    lost_rounds: int
+    floats_down: int
+    floats_up: int
+    bytes_down: int
+    bytes_up: int
+    participation: float
+    seconds_server: float
+    seconds_feedback: float
+    per_round: tuple[dict[str, int], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON can hold them."""
+        return asdict(self)
+
+
+_COUNTS = ("floats_down", "floats_up", "bytes_down", "bytes_up")
+
+
+def run_costs(run: RunDirectory) -> RunCosts:
+    """Add up what a run recorded about its rounds.
+
+    A round that was repeated after an interruption was sent twice and is counted twice.
+
+    Args:
+        run: of a strategy of this package.
+
+    Raises:
+        DataError: the run has no round with counts, as one of an older version.
+    """
+    lines = [line for line in run.metrics() if all(key in line for key in _COUNTS)]
+    if not lines:
+        raise DataError(f"the run in {run.path} recorded no round with its communication")
+    before = run.round_state(0) or {}
+    summary = run.state.get("summary") or {}
+    outside = [before.get("seconds_server"), summary.get("seconds_finish")]
+    lost = run.rounds_with_outcome("interrupted")
+    counted = {int(line["round"]) for line in lines}
+    return RunCosts(
+        rounds=len(lines),
+        lost_rounds=len([number for number in lost if number not in counted]),
+        participation=_participation(run),
+        seconds_server=sum(float(value) for value in outside if value)
+        + sum(float(line.get("seconds_server") or 0.0) for line in lines),
+        seconds_feedback=sum(float(line.get("seconds_feedback") or 0.0) for line in lines),
+        per_round=tuple(
+            {"round": int(line["round"]), **{key: int(line[key]) for key in _COUNTS}}
+            for line in lines
+        ),
+        **{key: sum(int(line[key]) for line in lines) for key in _COUNTS},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientCosts(NotPrivate):
+    """CPU time of nodes, counted on them for research; it depends on what the users wrote.
+
+    Attributes:
+        cpu_seconds_prepare: of all nodes together, for loading models and reading and embedding
+            their text.
+        cpu_seconds_rounds: of all nodes together, for answering.
+        answers: messages answered in rounds.
+        users: on all nodes.
+        cpu_seconds_per_user: of both, per user.
+    """
+
+    cpu_seconds_prepare: float
+    cpu_seconds_rounds: float
+    answers: int
+    users: int
+    cpu_seconds_per_user: float
+
+
+def client_costs(file: str | Path, *, users: int) -> ClientCosts:
+    """Add up what nodes wrote under `PRIVSYN_CPU_TIME` in one run.
+
+    Args:
+        file: written by `flower_privsyn.client_apps.cpu_time`.
+        users: on all the nodes that wrote it, >= 1.
+
+    Raises:
+        ConfigError: users is out of range.
+        DataError: the file holds no such lines.
+    """
+    if users < 1:
+        raise ConfigError(f"users must be a whole number >= 1, got {users}")
+    prepare = rounds = 0.0
+    answers = 0
+    for line in read_json_lines(Path(file)):
+        seconds, kind = line.get("cpu_seconds"), str(line.get("message", ""))
+        if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+            raise DataError(f"{file} holds a line without cpu_seconds")
+        if kind == "query.prepare":
+            prepare += seconds
+        else:
+            rounds += seconds
+            answers += 1
+    if prepare == rounds == 0.0:
+        raise DataError(f"{file} does not exist or holds no CPU times")
+    return ClientCosts(
+        cpu_seconds_prepare=prepare,
+        cpu_seconds_rounds=rounds,
+        answers=answers,
+        users=users,
+        cpu_seconds_per_user=(prepare + rounds) / users,
+    )
+
+
+def _participation(run: RunDirectory) -> float:
+    """Expected share of rounds a user is in: public, from the ledger's own description."""
+    shares = [
+        Sampling.from_dict(line["sampling"]).rate
+        for line in read_json_lines(run.ledger_file)
+        if line.get("event") == "started"
+    ]
+    return sum(shares) / len(shares) if shares else 1.0

@@ -1,0 +1,347 @@
+"""The evaluation of one run: its costs, its text beside held-out text, a model trained on it.
+
+    privsyn evaluate RUN_DIR --held-out held_out.jsonl
+
+Nothing of it is written into the run directory: that holds released values and what was made of
+them, and whoever may read it is promised the run's epsilon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flower_privsyn.data import Samples, Users, chunk_users
+from flower_privsyn.embedding import Embedder, load_embedder
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.evaluation.copies import CopyRates, copy_rates
+from flower_privsyn.evaluation.costs import RunCosts, run_costs
+from flower_privsyn.evaluation.distribution import (
+    FrechetDistance,
+    Mauve,
+    MeanDiscrepancy,
+    PrecisionRecall,
+    frechet_distance,
+    mauve,
+    mean_discrepancy,
+    precision_recall,
+)
+from flower_privsyn.evaluation.diversity import Diversity, diversity
+from flower_privsyn.evaluation.language_model import (
+    LanguageModelEvaluation,
+    evaluate_language_model,
+)
+from flower_privsyn.evaluation.result import NotPrivate
+from flower_privsyn.files import located, read_json_lines
+from flower_privsyn.progress import NullProgress, ProgressReporter
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.training.causal import CausalTraining, FineTuning, fine_tune
+
+#: Where a strategy that trains on the nodes leaves its model.
+TRAINED_MODEL = Path("models") / "final"
+
+#: Fewest texts on either side for distances between distributions.
+_LEAST_TEXTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextComparison(NotPrivate):
+    """Synthetic text beside the text of held-out users.
+
+    Attributes:
+        embedding_model: whose embeddings the distances are of.
+        max_tokens: to which private text was cut, in that model's tokens.
+        frechet: squared Fréchet distance.
+        precision_recall: fidelity and coverage.
+        discrepancy: squared maximum mean discrepancy.
+        mauve: with these embeddings as features.
+        synthetic_diversity: variety of the synthetic text.
+        private_diversity: of the held-out text, for scale.
+        held_out_copies: how much held-out text the synthetic text repeats: chance, since the run
+            never met these users.
+        private_copies: how much it repeats of the users the run learned from; None if they were
+            not given. Beyond the rate of `held_out_copies` it is memory.
+    """
+
+    embedding_model: str
+    max_tokens: int
+    frechet: FrechetDistance
+    precision_recall: PrecisionRecall
+    discrepancy: MeanDiscrepancy
+    mauve: Mauve
+    synthetic_diversity: Diversity
+    private_diversity: Diversity
+    held_out_copies: CopyRates
+    private_copies: CopyRates | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downstream(NotPrivate):
+    """A model before and after fine-tuning on synthetic text, on held-out text.
+
+    Attributes:
+        before: the public model as it is: the floor (public-only).
+        after: fine-tuned.
+        training: what the fine-tuning did.
+    """
+
+    before: LanguageModelEvaluation
+    after: LanguageModelEvaluation
+    training: FineTuning
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvaluation(NotPrivate):
+    """Everything measured about one run.
+
+    Attributes:
+        run: its folder.
+        held_out_users: how many users the figures are about.
+        held_out_texts: their samples.
+        costs: what the run counted; None if it counted nothing.
+        texts: None for a run without synthetic text.
+        downstream: None unless it was asked for.
+        trained_model: the model that the run trained on the nodes; None for other methods.
+    """
+
+    run: str
+    held_out_users: int
+    held_out_texts: int
+    costs: RunCosts | None
+    texts: TextComparison | None
+    downstream: Downstream | None
+    trained_model: LanguageModelEvaluation | None
+
+
+def evaluate_run(
+    run: RunDirectory,
+    held_out: Users,
+    *,
+    private: Users | None = None,
+    downstream: str | Path | None = None,
+    training: CausalTraining | None = None,
+    work: Path | None = None,
+    embedder: Embedder | None = None,
+    max_texts: int = 5000,
+    seed: int = 0,
+    progress: ProgressReporter | None = None,
+) -> RunEvaluation:
+    """Evaluate a finished run on users it has never asked.
+
+    Args:
+        run: the run.
+        held_out: users that took no part; see `split_users` for those a run held out itself.
+        private: users that took part, to look for copies of their text; None to leave that out.
+        downstream: causal language model to fine-tune on the synthetic text and to measure before
+            and after; None to leave that out.
+        training: how it is fine-tuned.
+        work: folder outside the run directory, for the fine-tuned model; needed with `downstream`.
+        embedder: in place of the run's embedding model.
+        max_texts: at most so many synthetic and so many held-out texts are embedded and compared,
+            drawn at random, >= 10.
+        seed: of the draws, the fine-tuning and the bootstrap.
+        progress: where steps are shown.
+
+    Raises:
+        ConfigError: an argument is out of range, or users of both lists are the same.
+        DataError: there is too little text.
+        ModelError: a model cannot be loaded.
+        MissingExtraError: a library is not installed.
+    """
+    if max_texts < _LEAST_TEXTS:
+        raise ConfigError(f"max_texts must be a whole number >= {_LEAST_TEXTS}, got {max_texts}")
+    if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
+        raise ConfigError(
+            f"{len(both)} users are among the held-out ones and among those the run learned from: "
+            "held-out users must not have taken part"
+        )
+    if downstream is not None and (work is None or _inside(work, run.path)):
+        raise ConfigError(
+            "fine-tuning needs a work folder outside the run directory: what is measured on "
+            "private text must not lie beside what was released"
+        )
+    shown: ProgressReporter = progress or NullProgress()
+    config = run.config
+    if embedder is None:
+        embedder = load_embedder(
+            located(str(config["embedding-model"])), precision=config["embedding-precision"]
+        )
+    samples = _samples(held_out, run, embedder)
+    if len(samples) == 0:
+        raise DataError("the held-out users have no text")
+    synthetic = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
+    comparison = None
+    if synthetic:
+        comparison = compare_texts(
+            synthetic,
+            samples.texts,
+            private=None if private is None else _samples(private, run, embedder).texts,
+            embedder=embedder,
+            embedding_model=str(config["embedding-model"]),
+            max_tokens=int(config["max-tokens"]),
+            max_texts=max_texts,
+            seed=seed,
+            progress=shown,
+        )
+    trained, tuned = None, None
+    if (run.path / TRAINED_MODEL / "config.json").is_file():
+        trained = _measured(run.path / TRAINED_MODEL, samples, seed, shown, "the trained model")
+    if downstream is not None and work is not None:
+        if not synthetic:
+            raise DataError(f"the run in {run.path} wrote no synthetic text to fine-tune on")
+        tuned = _fine_tuned(
+            downstream, synthetic, samples, training or CausalTraining(), work, seed, shown
+        )
+    try:
+        costs = run_costs(run)
+    except DataError:
+        costs = None  # a run of an older version, or one that asked nothing
+    return RunEvaluation(
+        run=str(run.path),
+        held_out_users=len(held_out),
+        held_out_texts=len(samples),
+        costs=costs,
+        texts=comparison,
+        downstream=tuned,
+        trained_model=trained,
+    )
+
+
+def compare_texts(
+    synthetic: Sequence[str],
+    held_out: Sequence[str],
+    *,
+    embedder: Embedder,
+    embedding_model: str,
+    private: Sequence[str] | None = None,
+    max_tokens: int = 64,
+    max_texts: int = 5000,
+    seed: int = 0,
+    progress: ProgressReporter | None = None,
+) -> TextComparison:
+    """Measure synthetic text beside held-out private text.
+
+    Args:
+        synthetic: the texts.
+        held_out: samples of users who took no part.
+        embedder: whose embeddings the distances are of.
+        embedding_model: its name, for the record.
+        private: samples of users who took part, for copies; None to leave that out.
+        max_tokens: to which private text was cut, for the record.
+        max_texts: at most so many of both are embedded, drawn at random; copies are looked for in
+            all of them.
+        seed: of the draws.
+        progress: where steps are shown.
+
+    Raises:
+        DataError: there are fewer than 10 texts on a side.
+    """
+    shown: ProgressReporter = progress or NullProgress()
+    for name, texts in (("synthetic", synthetic), ("held-out", held_out)):
+        if len(texts) < _LEAST_TEXTS:
+            raise DataError(f"{len(texts)} {name} texts are too few, {_LEAST_TEXTS} are needed")
+    generator = np.random.default_rng(seed)
+    some, others = (_draw(texts, max_texts, generator) for texts in (synthetic, held_out))
+    vectors = []
+    for name, texts in (("synthetic", some), ("held-out", others)):
+        with shown.stage(f"Embedding {name} texts", len(texts)) as stage:
+            vectors.append(embedder.embed(texts, progress=stage.update))
+    with shown.stage("Comparing distributions", 4) as stage:
+        frechet = frechet_distance(*vectors, seed=seed)
+        stage.update()
+        support = precision_recall(*vectors)
+        stage.update()
+        discrepancy = mean_discrepancy(*vectors)
+        stage.update()
+        quantised = mauve(*vectors, features=embedding_model, seed=seed)
+        stage.update()
+    with shown.stage("Looking for copies"):
+        held_out_copies = copy_rates(synthetic, held_out)
+        private_copies = copy_rates(synthetic, private) if private else None
+    return TextComparison(
+        embedding_model=embedding_model,
+        max_tokens=max_tokens,
+        frechet=frechet,
+        precision_recall=support,
+        discrepancy=discrepancy,
+        mauve=quantised,
+        synthetic_diversity=diversity(some, embeddings=vectors[0], seed=seed),
+        private_diversity=diversity(others, embeddings=vectors[1], seed=seed),
+        held_out_copies=held_out_copies,
+        private_copies=private_copies,
+    )
+
+
+def split_users(run: RunDirectory, users: Users) -> tuple[Users, Users]:
+    """The users a run asked and those it held out (`held-out-fraction`), from its data.
+
+    Raises:
+        ConfigError: the run held nobody out.
+    """
+    fraction = float(run.config.get("held-out-fraction") or 0.0)
+    if fraction <= 0:
+        raise ConfigError(
+            f"held-out-fraction = {fraction:g} in {run.path}: the run held nobody out, so there "
+            "is no private text to compare with; give a file of other users with --held-out"
+        )
+    return users.split_held_out(fraction=fraction, seed=int(run.config["seed"]))
+
+
+def _samples(users: Users, run: RunDirectory, embedder: Embedder) -> Samples:
+    """The users' text as the run's nodes would have cut it."""
+    config = run.config
+    if config.get("newer-than"):
+        users = users.newer_than(str(config["newer-than"]))
+    return chunk_users(
+        users,
+        tokenizer=embedder.tokenizer,
+        max_tokens=int(config["max-tokens"]),
+        max_samples=int(config["max-samples"]) or None,
+        seed=int(config["seed"]),
+    )
+
+
+def _measured(
+    model: str | Path, samples: Samples, seed: int, shown: ProgressReporter, name: str
+) -> LanguageModelEvaluation:
+    with shown.stage(f"Held-out text under {name}", len(samples)) as stage:
+        return evaluate_language_model(
+            model, samples.texts, owners=samples.owners, seed=seed, progress=stage.update
+        )
+
+
+def _fine_tuned(
+    model: str | Path,
+    synthetic: Sequence[str],
+    samples: Samples,
+    training: CausalTraining,
+    work: Path,
+    seed: int,
+    shown: ProgressReporter,
+) -> Downstream:
+    before = _measured(model, samples, seed, shown, "the public model")
+    output = work / "downstream"
+    with shown.stage("Fine-tuning on synthetic text") as stage:
+
+        def step(done: int, total: int) -> None:
+            stage.total = total
+            stage.update(done - stage.done)
+
+        report = fine_tune(
+            model, synthetic, settings=training, output=output, seed=seed, progress=step
+        )
+    after = _measured(output, samples, seed, shown, "the fine-tuned model")
+    return Downstream(before=before, after=after, training=report)
+
+
+def _draw(texts: Sequence[str], most: int, generator: np.random.Generator) -> list[str]:
+    if len(texts) <= most:
+        return list(texts)
+    return [texts[index] for index in sorted(generator.permutation(len(texts))[:most].tolist())]
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    return path.expanduser().absolute().resolve().is_relative_to(folder.resolve())
