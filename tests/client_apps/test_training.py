@@ -1,0 +1,220 @@
+"""The client app that trains: what it answers, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_privsyn import wire
+from flower_privsyn.client_apps import training
+from flower_privsyn.client_apps.training import LocalTraining, create_training_app
+from flower_privsyn.data import Users
+from flower_privsyn.privacy import FullParticipation
+from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
+from flower_privsyn.testing import HashEmbedder, hash_embedder
+from flower_privsyn.training.local import LocalModel
+from tests.test_wire import DATA
+from tests.training.models import lstm, offline, one_thread, texts
+
+__all__ = ["lstm", "offline", "one_thread", "texts"]
+
+QUESTION = ModelDelta(clip_to=0.05, learning_rate=0.5, batch_size=1)
+
+
+@pytest.fixture
+def model(lstm: Path) -> TrainableModel:
+    return TrainableModel(name=str(lstm))
+
+
+@pytest.fixture
+def data(model: TrainableModel) -> wire.DataRequest:
+    return replace(DATA, trains=model, max_tokens=32, held_out_fraction=0.0)
+
+
+def where(node: int = 5) -> Context:
+    return Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
+
+
+def app_of(users: Users, **parts: Any) -> ClientApp:
+    return create_training_app(lambda context: users, embedder=hash_embedder, **parts)
+
+
+def prepare(app: ClientApp, data: wire.DataRequest, node: int = 5) -> Message:
+    return app(
+        Message(wire.pack_prepare(data), dst_node_id=node, message_type=wire.PREPARE), where(node)
+    )
+
+
+def ask(
+    app: ClientApp,
+    data: wire.DataRequest,
+    parameters: np.ndarray,
+    *,
+    query: Query = QUESTION,
+    round_number: int = 1,
+    name: str = "parameters",
+    node: int = 5,
+) -> Message:
+    question = wire.Ask(
+        round_number=round_number,
+        query=query,
+        broadcast={name: parameters},
+        data=data,
+        sampling=FullParticipation(),
+        sampling_key=b"k" * 32,
+    )
+    content = wire.pack_ask(
+        question, wire.broadcast_record(question.broadcast, precision="float32")
+    )
+    kind = wire.message_type(query)
+    return app(Message(content, dst_node_id=node, message_type=kind), where(node))
+
+
+def total(reply: Message) -> np.ndarray:
+    assert reply.has_content(), reply.error
+    return reply.content.array_records["privsyn.answer"]["total"].numpy()
+
+
+class TestAnswers:
+    def test_the_roster_names_the_model_and_its_size(
+        self, data: wire.DataRequest, model: TrainableModel, tmp_path: Path
+    ) -> None:
+        users = Users.from_rows([("a", "one river"), ("b", "")])
+        reply = prepare(app_of(users, cache_directory=tmp_path / "cache"), data)
+        roster = wire.unpack_roster(reply)
+        trained = LocalModel(model)
+        assert roster == wire.Roster(
+            num_users=2, embedder=trained.fingerprint, dimension=trained.dimension
+        )
+        # Nothing of the text is kept on disk.
+        assert not (tmp_path / "cache").exists()
+
+    def test_are_the_clipped_updates_of_the_users(
+        self, data: wire.DataRequest, model: TrainableModel, texts: list[str]
+    ) -> None:
+        rows = [("a", texts[0]), ("a", texts[1]), ("b", ""), ("c", texts[2])]
+        trained = LocalModel(model)
+        public = trained.parameters
+        together = total(ask(app_of(Users.from_rows(rows)), data, public))
+        alone = [
+            total(ask(app_of(Users.from_rows(own)), data, public))
+            for own in (rows[:2], rows[2:3], rows[3:])
+        ]
+        assert np.array_equal(together, sum(alone))
+        assert not alone[1].any()
+        update = trained.update(
+            trained.encode([texts[2]]), learning_rate=0.5, epochs=1, batch_size=1
+        )
+        assert update is not None
+        assert np.linalg.norm(update) > 0.05
+        clipped = update / np.linalg.norm(update.astype(np.float64))
+        assert np.abs(alone[2] - clipped).max() < 1e-7
+        for answer in (alone[0], alone[2]):
+            assert np.linalg.norm(answer) == pytest.approx(1.0, abs=1e-6)
+
+    def test_the_order_of_samples_is_the_users_own_and_new_in_every_round(
+        self, data: wire.DataRequest, model: TrainableModel, texts: list[str]
+    ) -> None:
+        public = LocalModel(model).parameters
+        rows = [("a", text) for text in texts[:8]]
+        answers = {
+            name: total(ask(app_of(Users.from_rows(own)), data, public, round_number=number))
+            for name, own, number in (
+                ("first", rows, 1),
+                ("again", rows, 1),
+                ("later", rows, 2),
+                ("other", [("b", text) for _, text in rows], 1),
+            )
+        }
+        assert np.array_equal(answers["first"], answers["again"])
+        assert not np.array_equal(answers["first"], answers["later"])
+        assert not np.array_equal(answers["first"], answers["other"])
+
+    def test_other_questions_are_served_as_well(self, texts: list[str]) -> None:
+        users = Users.from_rows([("a", texts[0]), ("b", texts[1])])
+        app = app_of(users)
+        plain = replace(DATA, held_out_fraction=0.0)
+        assert wire.unpack_roster(prepare(app, plain)).dimension == HashEmbedder().dimension
+        candidates = HashEmbedder().embed(texts[:2])
+        votes = ask(app, plain, candidates, query=NearestNeighborHistogram(), name="candidates")
+        assert total(votes).tolist() == [1.0, 1.0]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("swapped", ["an update without a model", "a vote with one"])
+    def test_a_question_about_the_wrong_records(
+        self, data: wire.DataRequest, texts: list[str], swapped: str
+    ) -> None:
+        # Bounded either way, but not what it is accounted as.
+        app = app_of(Users.from_rows([("a", texts[0])]))
+        size = HashEmbedder().dimension
+        if swapped == "an update without a model":
+            reply = ask(app, replace(data, trains=None), np.zeros(size, dtype=np.float32))
+        else:
+            reply = ask(
+                app,
+                data,
+                np.ones((2, size), dtype=np.float32),
+                query=NearestNeighborHistogram(),
+                name="candidates",
+            )
+        assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
+
+    def test_parameters_of_another_model(self, data: wire.DataRequest, texts: list[str]) -> None:
+        app = app_of(Users.from_rows([("a", texts[0])]))
+        for parameters in (np.zeros(7, dtype=np.float32), np.zeros((1, 7), dtype=np.float32)):
+            reply = ask(app, data, parameters)
+            assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
+
+    def test_a_model_that_cannot_be_loaded(self, data: wire.DataRequest, tmp_path: Path) -> None:
+        missing = replace(data, trains=TrainableModel(name=str(tmp_path / "nowhere")))
+        reply = prepare(app_of(Users.from_rows([("a", "one river")])), missing)
+        assert reply.error.code == wire.ClientErrorCode.EMBEDDER_UNAVAILABLE
+
+    def test_a_model_description_it_cannot_read(self, data: wire.DataRequest) -> None:
+        app = app_of(Users.from_rows([("a", "one river")]))
+        content = wire.pack_prepare(data)
+        content.config_records["privsyn.request"]["trains"] = '{"name": "m", "rank": 3}'
+        reply = app(Message(content, dst_node_id=5, message_type=wire.PREPARE), where())
+        assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
+
+
+class TestOneModel:
+    def test_serves_all_nodes_and_rounds_of_a_process(
+        self,
+        data: wire.DataRequest,
+        model: TrainableModel,
+        texts: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        loaded: list[TrainableModel] = []
+
+        class Counting(LocalModel):
+            def __init__(self, spec: TrainableModel, **parts: Any) -> None:
+                loaded.append(spec)
+                super().__init__(spec, **parts)
+
+        monkeypatch.setattr(training, "LocalModel", Counting)
+        public = LocalModel(model).parameters
+        app = app_of(Users.from_rows([("a", texts[0])]))
+        for node in (1, 2):
+            prepare(app, data, node)
+            for number in (1, 2):
+                ask(app, data, public, round_number=number, node=node)
+        assert len(loaded) == 1
+
+    def test_stays_behind_when_the_app_travels(self, model: TrainableModel) -> None:
+        trainer = LocalTraining(device="cpu")
+        trainer.source(model)
+        travelled = pickle.dumps(trainer)
+        assert len(travelled) < 500
+        assert (
+            pickle.loads(travelled).source(model).fingerprint == trainer.source(model).fingerprint
+        )
