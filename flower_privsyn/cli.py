@@ -147,8 +147,9 @@ def _epsilons(facts: Mapping[str, Any]) -> str:
     if facts["epsilon_release"] is None:
         return f"Not private: {facts['releases']} releases without sufficient noise"
     # The two never go without each other: which one holds depends on who looks.
+    stamp = f"{facts['stamp']}\n" if facts.get("stamp") else ""
     return (
-        f"epsilon_release = {facts['epsilon_release']:.4g}"
+        f"{stamp}epsilon_release = {facts['epsilon_release']:.4g}"
         " (towards everyone who does not know who took part)\n"
         f"epsilon_server  = {_number(facts['epsilon_server'])}"
         " (towards one who does)\n"
@@ -175,16 +176,17 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
 
     Returns:
         path, app, status, error, created, rounds_finished, rounds_lost, releases, users, delta,
-        epsilon_release, epsilon_server, epsilon_budget, synthetic_texts, samples, files (name to
-        bytes). The epsilons are cumulative, from the ledger; None before the first release and
-        for a run that is not private. The status is `interrupted` for a run that is recorded as
+        epsilon_release, epsilon_server, epsilon_budget, stamp, synthetic_texts, samples, files
+        (name to bytes). The epsilons are cumulative, from the ledger; None before the first release
+        and for a run that is not private. The stamp is a sentence that says that the epsilons do
+        not cover the result; None where they do. The status is `interrupted` for a run recorded as
         running while no process works on it.
 
     Raises:
         RunDirectoryError: The folder holds no run, or one of its files is damaged.
     """
     from flower_privsyn.files import read_json_lines
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 
     run = RunDirectory.open(path)
     status = run.status
@@ -215,6 +217,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "epsilon_release": last.get("epsilon_release"),
         "epsilon_server": last.get("epsilon_server"),
         "epsilon_budget": opened.get("epsilon_budget"),
+        "stamp": RESEARCH_STAMP if run.config.get("research") else None,
         "synthetic_texts": count,
         "samples": samples,
         "files": {
@@ -335,6 +338,71 @@ def _budget(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# -------------------------------------------------------------------- evaluate
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from flower_privsyn.data import load_users
+    from flower_privsyn.evaluation.run import evaluate_run, split_users
+    from flower_privsyn.evaluation.show import show
+    from flower_privsyn.progress import ShownProgress
+    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.terminal import follower
+    from flower_privsyn.training.causal import CausalTraining
+
+    def load(source: str) -> Any:
+        return load_users(
+            source,
+            client_column=arguments.client_column,
+            text_column=arguments.text_column,
+            date_column=arguments.date_column,
+        )
+
+    run = RunDirectory.open(arguments.run_dir)
+    if (arguments.held_out is None) == (arguments.users is None):
+        raise ConfigError(
+            "Give either --held-out, a file of users who took no part, or --users, the run's own "
+            "data, of which it held some users out."
+        )
+    if arguments.users is not None:
+        if arguments.private is not None:
+            raise ConfigError("--private goes with --held-out: --users holds both.")
+        private, held_out = split_users(run, load(arguments.users))
+    else:
+        held_out = load(arguments.held_out)
+        private = None if arguments.private is None else load(arguments.private)
+    output = run.path.with_name(f"{run.path.name}.evaluation")
+    if arguments.output is not None:
+        output = Path(arguments.output).expanduser().absolute()
+    if output.resolve().is_relative_to(run.path.resolve()):
+        raise ConfigError(
+            f"The output {output} lies in the run directory, whose readers are promised the run's "
+            "epsilon; an evaluation on private text must lie elsewhere."
+        )
+    settings = {} if arguments.steps is None else {"max_steps": arguments.steps}
+    training = CausalTraining(**settings)
+    output.mkdir(parents=True, exist_ok=True)
+    with follower() as follow:
+        record = evaluate_run(
+            run,
+            held_out,
+            private=private,
+            downstream=arguments.downstream,
+            training=training,
+            work=output,
+            max_texts=arguments.max_texts,
+            seed=arguments.seed,
+            progress=ShownProgress(follow),
+        )
+    record.write(output / "evaluation.json")
+    if arguments.json:
+        print(record.to_json())
+        return 0
+    show(record)
+    print(f"All figures: {output / 'evaluation.json'}")
+    return 0
+
+
 # -------------------------------------------------------------------- the command line
 
 
@@ -388,6 +456,44 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("run_dir", metavar="DIR", help="the run directory")
     inspect.add_argument("--json", action="store_true", help="print JSON")
     inspect.set_defaults(command=_inspect)
+
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="measure a run on held-out private text (not private)",
+        description="Costs, distances to held-out private text, copies, and a downstream model. "
+        "The figures are computed from private text without noise: they are for choosing between "
+        "methods in research and must not be published beside a private result.",
+    )
+    evaluate.add_argument("run_dir", metavar="DIR", help="the run directory")
+    evaluate.add_argument("--held-out", metavar="FILE", help="users who took no part in the run")
+    evaluate.add_argument(
+        "--users", metavar="FILE", help="the run's own data, where held-out-fraction was set"
+    )
+    evaluate.add_argument(
+        "--private", metavar="FILE", help="users who took part, to look for copies of their text"
+    )
+    evaluate.add_argument(
+        "--downstream",
+        metavar="MODEL",
+        help="causal model to fine-tune on the synthetic text, such as privsyn-lm",
+    )
+    evaluate.add_argument("--steps", type=int, metavar="N", help="of the fine-tuning")
+    evaluate.add_argument(
+        "--max-texts",
+        type=int,
+        default=5000,
+        metavar="N",
+        help="most texts to embed on either side (default: 5000)",
+    )
+    evaluate.add_argument(
+        "--output", metavar="DIR", help="where to write (default: DIR.evaluation)"
+    )
+    evaluate.add_argument("--seed", type=int, default=0, metavar="N")
+    evaluate.add_argument("--client-column", default="client_id", metavar="NAME")
+    evaluate.add_argument("--text-column", default="text", metavar="NAME")
+    evaluate.add_argument("--date-column", default="date", metavar="NAME")
+    evaluate.add_argument("--json", action="store_true", help="print JSON")
+    evaluate.set_defaults(command=_evaluate)
 
     budget = commands.add_parser(
         "budget",

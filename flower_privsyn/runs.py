@@ -59,6 +59,11 @@ RUN_DIRECTORY = "PRIVSYN_RUN_DIRECTORY"
 RESUME = "PRIVSYN_RESUME"
 """Environment variable: "1" when `privsyn resume` started that app."""
 
+RESEARCH_STAMP = (
+    "research: private text was used outside the budget; the epsilons do not cover the result"
+)
+"""What marks a run whose settings say `research = true`, wherever its figures are shown."""
+
 LAUNCH_FILE = ".flower/launch.json"
 """What `privsyn run` was asked to start, relative to the run directory."""
 

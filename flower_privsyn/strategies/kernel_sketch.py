@@ -28,6 +28,7 @@ from flower_privsyn.files import located
 from flower_privsyn.population import Population
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import Broadcast, KernelMean
+from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.strategies.preference_rounds import (
     PreferenceConfig,
     PreferenceRounds,
@@ -70,7 +71,7 @@ class KernelSketchConfig(PreferenceConfig):
     """
 
     num_rounds: int = 1
-    checkpoint: Literal["last", "sketch-mmd"] = "sketch-mmd"
+    checkpoint: Literal["last", "sketch-mmd", "validation"] = "sketch-mmd"
     refine: Literal["preference", "evolution"] = "preference"
     objective: Literal["witness", "mean"] = "witness"
     refinement_rounds: int = 20
@@ -140,6 +141,7 @@ class KernelSketch(PrivateSumStrategy):
         self._trainer = trainer
         self._public: PublicSide | None = None
         self._rounds: PreferenceRounds | None = None
+        self._validation: Sketch | None = None
         self._kernel = KernelMean(
             num_features=config.num_features,
             bandwidth=config.bandwidth or 1.0,
@@ -150,6 +152,11 @@ class KernelSketch(PrivateSumStrategy):
     def query(self) -> KernelMean:
         """The kernel mean; its bandwidth is settled by `check`."""
         return self._kernel
+
+    @property
+    def stamp(self) -> str | None:
+        """Marks a run that chooses its round by private text."""
+        return RESEARCH_STAMP if self.config.research else None
 
     @property
     def rounds(self) -> PreferenceRounds:
@@ -188,6 +195,8 @@ class KernelSketch(PrivateSumStrategy):
             trainer=self._trainer,
         )
         self._kernel = sketch_query(self.run.path, config, public=public, progress=self.progress)
+        if config.checkpoint == "validation":
+            self._validation = self._rounds.validation_sketch(self._kernel)
 
     def embedder_identity(self) -> tuple[str, int]:
         """Fingerprint and dimension of the embedding model."""
@@ -247,10 +256,11 @@ class KernelSketch(PrivateSumStrategy):
         """POPri's rounds, scored from the sketch."""
         config, rounds = self.config, self.rounds
         last = config.refinement_rounds
+        judge = self._validation or sketch
         distances: dict[int, float] = {}
         for number in range(1, config.refinement_rounds + 1):
             candidates = rounds.candidates(number)
-            distances[number] = sketch.squared_mmd(candidates.embeddings)
+            distances[number] = judge.squared_mmd(candidates.embeddings)
             if rounds.stops(distances):
                 last = number - 1
                 logger.info(
@@ -268,8 +278,8 @@ class KernelSketch(PrivateSumStrategy):
                 record["pairs"],
             )
         chosen = last + 1
-        if config.checkpoint == "sketch-mmd":
-            distances[chosen] = sketch.squared_mmd(rounds.candidates(chosen).embeddings)
+        if config.checkpoint != "last":
+            distances[chosen] = judge.squared_mmd(rounds.candidates(chosen).embeddings)
             chosen = best(distances)
         figures = rounds.corpus(self.run, round_number=chosen)
         return {
@@ -299,16 +309,19 @@ class KernelSketch(PrivateSumStrategy):
             objective=config.objective,
             num_candidates=config.num_candidates,
         )
+        judge = self._validation or sketch
         distances: dict[int, float] = {}
         for number in range(1, config.refinement_rounds + 1):
             survivors = evolution.survivors(number)
             if survivors is None:
                 survivors = evolution.choose(number, self._pool(evolution, number))
-            distances[number] = evolution.distance(survivors)
+            if survivors.embeddings is None:
+                raise RuntimeError("survivors are stored with their embeddings")
+            distances[number] = judge.squared_mmd(survivors.embeddings)
             logger.info("refinement round %d: squared distance %.6f", number, distances[number])
             if self.rounds.stops(distances):
                 break
-        chosen = best(distances) if config.checkpoint == "sketch-mmd" else max(distances)
+        chosen = max(distances) if config.checkpoint == "last" else best(distances)
         survivors = evolution.survivors(chosen)
         if survivors is None:
             raise RuntimeError(f"the survivors of round {chosen} are gone")
@@ -428,12 +441,6 @@ class SketchEvolution:
         self._file(number).parent.mkdir(parents=True, exist_ok=True)
         pool.to_parquet(self._file(number), survived=survived.tolist())
         return pool.take(np.flatnonzero(survived))
-
-    def distance(self, survivors: Population) -> float:
-        """Squared distance of survivors to the released mean."""
-        if survivors.embeddings is None:
-            raise ValueError("the survivors must be embedded")
-        return self._sketch.squared_mmd(survivors.embeddings)
 
     def _file(self, number: int) -> Path:
         return self._folder / f"{number:04d}" / "population.parquet"

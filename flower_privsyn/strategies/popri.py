@@ -36,6 +36,7 @@ from flower_privsyn.queries import (
     expand_scores,
     project_scores,
 )
+from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.strategies.preference_rounds import (
     PreferenceConfig,
     PreferenceRounds,
@@ -256,6 +257,7 @@ class POPri(PrivateSumStrategy):
         self._similarity = config.similarity()
         self._kernel: KernelMean | None = None
         self._asks_sketch = False
+        self._validation: Sketch | None = None
 
     @property
     def query(self) -> Query:
@@ -263,6 +265,11 @@ class POPri(PrivateSumStrategy):
         if self._asks_sketch and self._kernel is not None:
             return self._kernel
         return self._similarity
+
+    @property
+    def stamp(self) -> str | None:
+        """Marks a run that chooses its round by private text."""
+        return RESEARCH_STAMP if self.config.research else None
 
     @property
     def rounds(self) -> PreferenceRounds:
@@ -289,10 +296,13 @@ class POPri(PrivateSumStrategy):
             progress=self.progress,
             trainer=self._trainer,
         )
-        if config.checkpoint == "sketch-mmd":
-            self._kernel = sketch_query(
-                self.run.path, config, public=self._public, progress=self.progress
-            )
+        if config.checkpoint == "last":
+            return
+        kernel = sketch_query(self.run.path, config, public=self._public, progress=self.progress)
+        if config.checkpoint == "validation":
+            self._validation = self._rounds.validation_sketch(kernel)
+        else:
+            self._kernel = kernel
 
     def embedder_identity(self) -> tuple[str, int]:
         """Fingerprint and dimension of the embedding model."""
@@ -367,7 +377,9 @@ class POPri(PrivateSumStrategy):
             sketch.save(self.run.path)
 
     def _sketch(self) -> Sketch | None:
-        """The released kernel mean, where there is one and it counts anybody."""
+        """What rounds are compared with: the released kernel mean, or for research another."""
+        if self._validation is not None:
+            return self._validation
         if not (self.run.path / "sketch.json").exists():
             return None
         return Sketch.load(self.run.path)
@@ -395,7 +407,7 @@ class POPri(PrivateSumStrategy):
             logger.warning("no round was released: the result is the public model's alone")
         chosen = max(learned, default=0) + 1
         figures: dict[str, Any] = {}
-        sketch = self._sketch() if self.config.checkpoint == "sketch-mmd" else None
+        sketch = None if self.config.checkpoint == "last" else self._sketch()
         if sketch is not None and learned:
             # The last adapter has answered no prompt yet, and may be the best.
             rounds.candidates(chosen)

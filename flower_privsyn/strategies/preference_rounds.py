@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError
+from flower_privsyn.errors import ConfigError, DataError, GenerationError, MissingExtraError
 from flower_privsyn.files import append_json_lines, located, read_json_lines, write_json
 from flower_privsyn.population import Population
+from flower_privsyn.queries import KernelMean, mean_features
 from flower_privsyn.strategies.settings import (
     PrivateSumConfig,
     check_choice,
@@ -107,8 +108,12 @@ class PreferenceConfig(PrivateSumConfig):
         public_text: the samples in the prompts: "bundled", or a JSONL file with `text` and no
             person's data.
         synthetic_samples: texts to write at the end, >= 1.
-        checkpoint: which round's adapter writes them: "last", or "sketch-mmd": the one whose
-            responses have the smallest squared distance to a released kernel mean.
+        checkpoint: which round's adapter writes them: "last"; "sketch-mmd": the one whose
+            responses have the smallest squared distance to a released kernel mean; "validation",
+            for research only: to the private text in `validation_text`, outside the budget.
+        research: allow what the ledger does not cover, and stamp the run with it. Needed for
+            `checkpoint = "validation"` and for nothing else.
+        validation_text: for "validation", a JSONL file with `text`.
         patience: end the rounds when the responses have not come nearer to that mean for so many
             of them, >= 1; 0 for never. Needs `checkpoint = "sketch-mmd"`.
         num_features: random features of the kernel mean (D), even, >= 2.
@@ -144,7 +149,9 @@ class PreferenceConfig(PrivateSumConfig):
     training_model: str = ""
     public_text: str = "bundled"
     synthetic_samples: int = 2000
-    checkpoint: Literal["last", "sketch-mmd"] = "last"
+    checkpoint: Literal["last", "sketch-mmd", "validation"] = "last"
+    research: bool = False
+    validation_text: str = ""
     patience: int = 0
     num_features: int = 4096
     bandwidth: float = 0.0
@@ -177,7 +184,15 @@ class PreferenceConfig(PrivateSumConfig):
         check_choice("loss", self.loss, ("dpo", "ipo", "sft"))
         check_choice("learning-rate-schedule", self.learning_rate_schedule, ("cosine", "constant"))
         check_choice("reference", self.reference, ("base", "previous"))
-        check_choice("checkpoint", self.checkpoint, ("last", "sketch-mmd"))
+        check_choice("checkpoint", self.checkpoint, ("last", "sketch-mmd", "validation"))
+        by_validation = self.checkpoint == "validation"
+        if by_validation != self.research or by_validation != bool(self.validation_text):
+            raise ConfigError(
+                'checkpoint = "validation", research = true and validation-text go together: the '
+                "choice uses private text outside the budget. Got checkpoint = "
+                f'"{self.checkpoint}", research = {str(self.research).lower()} and '
+                f'validation-text = "{self.validation_text}"'
+            )
         if self.rejected_rank > self.responses_per_prompt:
             raise ConfigError(
                 f"rejected-rank = {self.rejected_rank} must be at most responses-per-prompt = "
@@ -736,6 +751,32 @@ class PreferenceRounds:
         return record
 
     # ------------------------------------------------------------------ choosing and finishing
+
+    def validation_sketch(self, query: KernelMean) -> Sketch:
+        """The kernel mean of the private text in `validation_text`: for research, not released.
+
+        Raises:
+            DataError: the file cannot be read, or holds no text.
+        """
+        from flower_privsyn.data import public_texts
+        from flower_privsyn.strategies.sketch import Sketch
+
+        config, embedder = self._config, self._public.embedder
+        texts = public_texts(
+            located(config.validation_text),
+            tokenizer=embedder.tokenizer,
+            max_tokens=config.max_tokens,
+        )
+        if not texts:
+            raise DataError(f'validation-text = "{config.validation_text}" holds no text')
+        with self._progress.stage("Embed validation text", len(texts)) as stage:
+            embeddings = embedder.embed(texts, progress=stage.update)
+        return Sketch(
+            query=query,
+            total=mean_features(embeddings, query=query),
+            num_users=1.0,
+            noise_std=0.0,
+        )
 
     def distances(self, sketch: Sketch, last: int) -> dict[int, float]:
         """Squared distance of the responses of rounds 1 to `last` to a released kernel mean.

@@ -166,6 +166,11 @@ class PrivateSumStrategy(Strategy):
     def finish(self) -> dict[str, Any]:
         """Make and write the result; return figures for the end of the run."""
 
+    @property
+    def stamp(self) -> str | None:
+        """What marks every figure of a run whose result the ledger does not cover; else None."""
+        return None
+
     # ------------------------------------------------------------------ Flower's interface
 
     @property
@@ -246,6 +251,8 @@ class PrivateSumStrategy(Strategy):
                 self._refuse_changes()
             self._progress = self._run.progress()
             logger.info("run directory: %s", self._run.path)
+            if self.stamp is not None:
+                logger.warning("%s", self.stamp)
             self.check()
             self._prepare_nodes(grid)
             with self._open_ledger():
@@ -260,7 +267,7 @@ class PrivateSumStrategy(Strategy):
                         timeout=settings.round_timeout if timeout is None else timeout,
                         evaluate_fn=evaluate_fn,
                     )
-                summary = {**self.finish(), **self._spent()}
+                summary = {**self.finish(), **self._spent(), **self._stamped()}
                 self._run.mark_finished(summary)
             logger.info(
                 "epsilon of the release %s, for one who knows the cohorts %s, at delta = %g",
@@ -379,7 +386,7 @@ class PrivateSumStrategy(Strategy):
             for key in ("answers", "missing"):
                 del counts[key]
         metrics |= {key: counts[key] for key in sorted(counts)}
-        metrics |= self._spent()
+        metrics |= {**self._spent(), **self._stamped()}
         # Whole seconds: finer ones would say something about the nodes' data.
         metrics["seconds_feedback"] = round(answered - self._round_started)
         metrics["seconds_server"] = round(time.monotonic() - answered, 3)
@@ -768,6 +775,9 @@ class PrivateSumStrategy(Strategy):
 
     def _packed(self, broadcast: Broadcast) -> ArrayRecord:
         return wire.broadcast_record(broadcast, precision=self._settings.broadcast_precision)
+
+    def _stamped(self) -> dict[str, str]:
+        return {} if self.stamp is None else {"stamp": self.stamp}
 
     def _spent(self) -> dict[str, float | None]:
         if self._ledger is None:

@@ -817,6 +817,67 @@ class TestBeforeSpending:
         assert [r["round"] for r in releases(tmp_path / "run")] == [1, 2, 3]
 
 
+class TestResearch:
+    """A choice by private text outside the budget: never by accident, never unmarked."""
+
+    def text(self, tmp_path: Path) -> str:
+        path = tmp_path / "validation.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in make_users(5).texts))
+        return str(path)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"checkpoint": "validation"},
+            {"checkpoint": "validation", "research": True},
+            {"checkpoint": "validation", "validation_text": "private.jsonl"},
+            {"research": True},
+            {"validation_text": "private.jsonl"},
+        ],
+    )
+    def test_needs_all_three_settings(self, config: Builder, changes: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match="outside the budget"):
+            config(**changes)
+
+    def test_stamps_the_run_everywhere(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        from flower_privsyn.cli import main
+        from flower_privsyn.runs import RESEARCH_STAMP
+
+        values = {
+            "checkpoint": "validation",
+            "research": True,
+            "validation_text": self.text(tmp_path),
+            "num_features": 64,
+        }
+        strategy = popri(config(**values))
+        strategy.start(federation())
+        run = strategy.run.path
+        assert RESEARCH_STAMP in caplog.text
+        assert strategy.run.config["research"] is True
+        assert strategy.run.state["summary"]["stamp"] == RESEARCH_STAMP
+        assert [line["stamp"] for line in lines(run / "metrics.jsonl")] == [RESEARCH_STAMP] * 3
+        assert main(["inspect", str(run)]) == 0
+        assert "private text was used outside the budget" in " ".join(
+            capsys.readouterr().out.split()
+        )
+        # No release pays for the choice: that is why it is stamped.
+        assert {line["query"] for line in releases(run)} == {"mean_similarity"}
+        assert sorted(strategy.run.state["summary"]["squared_mmd"]) == ["1", "2", "3", "4"]
+
+    def test_an_ordinary_run_has_no_stamp(self, federation: Builder, config: Builder) -> None:
+        strategy = popri(config(num_rounds=1))
+        strategy.start(federation())
+        assert "stamp" not in strategy.run.state["summary"]
+        assert "stamp" not in lines(strategy.run.path / "metrics.jsonl")[0]
+
+
 class TestGenerationServer:
     def test_every_round_s_adapter_is_loaded_under_its_own_name(
         self, federation: Builder, config: Builder, tmp_path: Path
