@@ -21,7 +21,7 @@ class Population:
         texts: the candidates.
         ids: one identifier per text, unique within a run: "<round>:<index>".
         parents: for each text the ids it was made from; empty for public seeds.
-        source: for each text "public", "variation" or "survivor".
+        source: for each text "public", "generated", "variation" or "survivor".
         embeddings: (n, d) float32, what is broadcast, or None before it is computed.
     """
 
