@@ -16,8 +16,15 @@ from flower_privsyn.privacy.accounting import (
 from flower_privsyn.privacy.budget import budget_report
 from flower_privsyn.privacy.calibration import calibrate_noise_multiplier
 from flower_privsyn.privacy.clipping import clip_rows
+from flower_privsyn.privacy.correlated_noise import CorrelatedNoise, Correlation
+from flower_privsyn.privacy.factorisation import (
+    BandedToeplitz,
+    BufferedLinearToeplitz,
+    Factorisation,
+)
 from flower_privsyn.privacy.ledger import PrivacyLedger
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
+from flower_privsyn.privacy.participation import CyclicSampling, Participation
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import (
@@ -26,15 +33,23 @@ from flower_privsyn.privacy.sampling import (
     PoissonSampling,
     Sampling,
 )
+from flower_privsyn.privacy.trees import TreeAggregation
 
 __all__ = [
     "Accountant",
+    "BandedToeplitz",
+    "BufferedLinearToeplitz",
+    "CorrelatedNoise",
+    "Correlation",
+    "CyclicSampling",
+    "Factorisation",
     "FixedSizeSampling",
     "FullParticipation",
     "GaussianMechanism",
     "InsecureRandom",
     "NeighboringRelation",
     "PLDAccountant",
+    "Participation",
     "PoissonSampling",
     "PrivacyLedger",
     "RDPAccountant",
@@ -42,6 +57,7 @@ __all__ = [
     "Release",
     "Sampling",
     "SecureRandom",
+    "TreeAggregation",
     "accountant",
     "budget_report",
     "by_participations",

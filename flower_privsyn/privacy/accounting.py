@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import _checks
+from flower_privsyn.privacy.participation import CyclicSampling
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import (
     FixedSizeSampling,
@@ -383,7 +384,8 @@ def _unsampled(releases: Releases) -> _Costs:
 def _cost(release: Release) -> _Cost:
     sampling, multiplier = release.sampling, release.noise_multiplier
     replaced = release.relation is NeighboringRelation.REPLACE_ONE
-    if sampling.rate == 1.0:  # every cohort is everyone, whatever the method
+    # Every cohort is everyone, whatever the method; or whose turn it is, is public.
+    if sampling.rate == 1.0 or isinstance(sampling, CyclicSampling):
         return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0)
     if isinstance(sampling, PoissonSampling):
         return ("poisson-replace" if replaced else "poisson", multiplier, sampling.rate)

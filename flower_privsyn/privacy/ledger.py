@@ -10,7 +10,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,9 @@ from typing import Any, Final
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
 from flower_privsyn.privacy import _checks, accounting
 from flower_privsyn.privacy.accounting import Release
+from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
+from flower_privsyn.privacy.participation import participation_of
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
@@ -48,6 +50,7 @@ class _Planned:
     noise: str
     shares_required: int | None
     secure_randomness: bool
+    correlation: Correlation | None = None
 
     @property
     def private(self) -> bool:
@@ -58,6 +61,8 @@ class _Planned:
         if self.shares_required is not None:
             # Every user who is missing takes a share of the noise along.
             multiplier *= math.sqrt(min(1.0, num_users / self.shares_required))
+        if self.correlation is not None:
+            multiplier = self.correlation.noise_multiplier(multiplier)
         return self.with_multiplier(multiplier)
 
     def server_release(self, num_users: int) -> Release:
@@ -84,11 +89,16 @@ class _Planned:
             "noise": self.noise,
             "shares_required": self.shares_required,
             "secure_randomness": self.secure_randomness,
+            **({} if self.correlation is None else {"stream": self.correlation.stream}),
         }
 
     @staticmethod
-    def from_line(line: Mapping[str, Any]) -> _Planned:
-        shares = line["shares_required"]
+    def from_line(line: Mapping[str, Any], streams: Mapping[str, _Stream]) -> _Planned:
+        shares, correlation = line["shares_required"], None
+        if "correlation" in line:
+            correlation = Correlation.from_dict(line["correlation"])
+        elif "stream" in line:
+            correlation = streams[line["stream"]].first.correlation
         return _Planned(
             round=_checks.whole("round", line["round"], low=0),
             query=str(line["query"]),
@@ -99,7 +109,25 @@ class _Planned:
             noise=str(line["noise"]),
             shares_required=None if shares is None else _checks.whole("shares", shares, low=1),
             secure_randomness=bool(line["secure_randomness"]),
+            correlation=correlation,
         )
+
+
+@dataclass(kw_only=True)
+class _Stream:
+    """Rounds whose noise is correlated: they cost once, all together.
+
+    Attributes:
+        first: the first round that was started.
+        started: every round that was, discarded ones included.
+        charged: the round whose charge covers all others; None before.
+        released: the last round that was charged and not interrupted; None before.
+    """
+
+    first: _Planned
+    started: list[int] = field(default_factory=list)
+    charged: int | None = None
+    released: int | None = None
 
 
 class PrivacyLedger:
@@ -114,6 +142,11 @@ class PrivacyLedger:
     ``epsilon_budget`` (within 1e-6, relative) at ``delta`` for one user, by the accountant
     ``accountant``, against an observer who does not know the cohorts. ``epsilon_server`` of the
     same releases is reported next to it and not limited.
+
+    Rounds of correlated noise are one mechanism. The first of them to be charged is charged for
+    all, before its sum is used; the others are recorded as covered by it. No round of theirs is
+    started twice, not even after it was discarded or interrupted: the second answer of a user would
+    be one more than the sensitivity allows for.
 
     The file is JSON, one object per line, mode 0600, locked while it is in use. Every line holds
     the SHA-256 of the line before, so an edit in the middle is found. Cutting whole lines off the
@@ -135,6 +168,7 @@ class PrivacyLedger:
         self._size = 0
         self._previous: str | None = None
         self._pending: dict[int, _Planned] = {}
+        self._streams: dict[str, _Stream] = {}
         self._lines: list[dict[str, Any]] = []
         self._charged = Counter[Release]()
         self._charged_to_server = Counter[Release]()
@@ -327,6 +361,7 @@ class PrivacyLedger:
         noise: str = "central",
         shares_required: int | None = None,
         secure_randomness: bool = True,
+        correlation: Correlation | None = None,
     ) -> dict[str, Any]:
         """Announce a release, before any user is asked for it.
 
@@ -345,6 +380,9 @@ class PrivacyLedger:
             shares_required: For "shares", how many shares make up the noise of ``mechanism``.
             secure_randomness: False when the noise comes from a seeded source; the release is
                 then recorded as not private and the epsilons as null. The budget still counts it.
+            correlation: For correlated noise, the rounds that this one belongs to. The noise
+                multiplier of ``mechanism`` is then that of the innovations, the same in all of
+                these rounds; its ``l2_sensitivity`` may change.
 
         Returns:
             The line written.
@@ -353,7 +391,8 @@ class PrivacyLedger:
             BudgetExceededError: The release would cost more than is left; nothing was written.
             ConfigError: A value is out of range.
             LedgerError: The round is already started, the relation is another one than before,
-                or the file cannot be written.
+                or the file cannot be written; of correlated rounds, it was started before, or the
+                noise, the sampling or the correlation is another one than in the first.
         """
         if noise not in ("central", "shares"):
             raise ConfigError(f'noise must be "central" or "shares", got {noise!r}.')
@@ -374,6 +413,7 @@ class PrivacyLedger:
             if shares_required is None
             else _checks.whole("shares_required", shares_required, low=1),
             secure_randomness=secure_randomness,
+            correlation=correlation,
         )
         if planned.round in self._pending:
             raise LedgerError(f"Round {planned.round} is already started in {self._path}.")
@@ -383,9 +423,13 @@ class PrivacyLedger:
                     f"{self._path} composes {other.relation.value} releases; round "
                     f"{planned.round} cannot add a {relation.value} one."
                 )
+        self._check_stream(planned)
         self._check_budget(planned, planned.planned_users)
-        line = self._write({"event": "started", **planned.describe()})
-        self._pending[planned.round] = planned
+        description = planned.describe()
+        if correlation is not None and correlation.stream not in self._streams:
+            description["correlation"] = correlation.to_dict()
+        line = self._write({"event": "started", **description})
+        self._start(planned)
         return line
 
     def charge(
@@ -533,6 +577,20 @@ class PrivacyLedger:
         """The rounds that are started and neither charged nor discarded."""
         return tuple(self._pending)
 
+    @property
+    def correlations(self) -> tuple[Correlation, ...]:
+        """The correlations of the rounds so far, in the order of their first rounds."""
+        found = (stream.first.correlation for stream in self._streams.values())
+        return tuple(correlation for correlation in found if correlation is not None)
+
+    def last_released(self, correlation: Correlation) -> int | None:
+        """Return the last of correlated rounds that was charged and not interrupted, or None.
+
+        Its sum may be known, so the noise of the rounds to come must take it up.
+        """
+        stream = self._streams.get(correlation.stream)
+        return None if stream is None else stream.released
+
     def remaining(
         self,
         *,
@@ -598,12 +656,63 @@ class PrivacyLedger:
         """Return what was charged plus every started round, but for one."""
         total = Counter(self._charged)
         for planned in self._open_rounds:
-            if planned.round != without:
+            # Several uncharged rounds of one stream at once would each count: too much, never
+            # too little.
+            if planned.round != without and not self._is_covered(planned):
                 total[planned.release(planned.planned_users)] += 1
         return total
 
+    def _is_covered(self, planned: _Planned) -> bool:
+        """Say whether another round of the same stream was charged for this one."""
+        if planned.correlation is None:
+            return False
+        stream = self._streams.get(planned.correlation.stream)
+        return stream is not None and stream.charged is not None
+
+    def _start(self, planned: _Planned) -> None:
+        self._pending[planned.round] = planned
+        if planned.correlation is not None:
+            stream = self._streams.setdefault(planned.correlation.stream, _Stream(first=planned))
+            stream.started.append(planned.round)
+
+    def _check_stream(self, planned: _Planned) -> None:
+        """Refuse a round of correlated noise that is not what the others were charged as."""
+        correlation = planned.correlation
+        if correlation is None:
+            return
+        correlation.step(planned.round)
+        if planned.noise != "central":
+            raise ConfigError(
+                f'noise must be "central" for correlated noise, got "{planned.noise}": nobody '
+                "could take back noise that is known to the users alone."
+            )
+        allowed = participation_of(planned.sampling, rounds=correlation.participation.rounds)
+        if allowed != correlation.participation:
+            raise ConfigError(
+                f"sampling lets a user take part in other rounds ({allowed}) than the correlation "
+                f"is accounted for ({correlation.participation})."
+            )
+        stream = self._streams.get(correlation.stream)
+        if stream is None:
+            return
+        if planned.round <= max(stream.started):
+            raise LedgerError(
+                f"Round {planned.round} of the correlated rounds was started before or is over in "
+                f"{self._path}; asked twice, a user would take part more often than is accounted "
+                "for."
+            )
+        first = stream.first
+        before = (first.correlation, first.mechanism.noise_multiplier, first.sampling)
+        if before != (correlation, planned.mechanism.noise_multiplier, planned.sampling):
+            raise LedgerError(
+                f"Round {planned.round} does not have the noise and the sampling that its "
+                f"correlated rounds are accounted for in {self._path}."
+            )
+
     def _check_budget(self, planned: _Planned, num_users: int) -> None:
         if self._epsilon_budget is None:
+            return
+        if self._is_covered(planned):
             return
         total = self._committed(without=planned.round)
         total[planned.release(num_users)] += 1
@@ -624,8 +733,9 @@ class PrivacyLedger:
         extra: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         release, seen = planned.release(num_users), planned.server_release(num_users)
-        charged = self._charged + Counter({release: 1})
-        charged_to_server = self._charged_to_server + Counter({seen: 1})
+        cost = 0 if self._is_covered(planned) else 1
+        charged = self._charged + Counter({release: cost})
+        charged_to_server = self._charged_to_server + Counter({seen: cost})
         private = planned.private and release.noise_multiplier > 0.0
         epsilon_release = epsilon_server = None
         if self._private and private:
@@ -656,6 +766,11 @@ class PrivacyLedger:
             "shares_required": planned.shares_required,
             "interrupted": interrupted,
         }
+        if planned.correlation is not None:
+            stream = self._streams[planned.correlation.stream]
+            line["stream"] = planned.correlation.stream
+            line["round_noise_multiplier"] = planned.mechanism.noise_multiplier
+            line["covered_by"] = stream.charged
         if extra is not None:
             line["extra"] = dict(extra)
         line = self._write(line)
@@ -672,8 +787,15 @@ class PrivacyLedger:
     ) -> None:
         del self._pending[planned.round]
         self._lines.append(line)
-        self._charged[release] += 1
-        self._charged_to_server[seen] += 1
+        if not self._is_covered(planned):
+            self._charged[release] += 1
+            self._charged_to_server[seen] += 1
+        if planned.correlation is not None:
+            stream = self._streams[planned.correlation.stream]
+            if stream.charged is None:
+                stream.charged = planned.round
+            if not line["interrupted"]:
+                stream.released = planned.round
         self._private = self._private and private
 
     def _write(self, line: Mapping[str, Any]) -> dict[str, Any]:
@@ -734,10 +856,10 @@ class PrivacyLedger:
         try:
             event = line["event"]
             if event == "started":
-                planned = _Planned.from_line(line)
+                planned = _Planned.from_line(line, self._streams)
                 if planned.round in self._pending:
                     raise _damaged(self._path, number, "the round is already started")
-                self._pending[planned.round] = planned
+                self._start(planned)
             elif event in ("release", "discarded"):
                 if line["round"] not in self._pending:
                     raise _damaged(self._path, number, "the round is not started")

@@ -23,7 +23,8 @@ class Sampling(ABC):
 
     One object decides who takes part (:meth:`participants`, :meth:`allocate`) and is what the
     accountants read, so the two cannot disagree. Subclasses: :class:`FullParticipation`,
-    :class:`PoissonSampling`, :class:`FixedSizeSampling`.
+    :class:`PoissonSampling`, :class:`FixedSizeSampling`, and
+    :class:`~flower_privsyn.privacy.participation.CyclicSampling` for correlated noise.
     """
 
     method: ClassVar[str]
@@ -42,6 +43,18 @@ class Sampling(ABC):
         if self.population is None:
             raise ConfigError("population must be given to know the expected number of users.")
         return self.rate * self.population
+
+    def of_round(self, number: int) -> Sampling:
+        """Return the sampling as it stands in one round's request.
+
+        Args:
+            number: The round, at least 1.
+
+        Returns:
+            Itself, unless the number of the round decides who takes part.
+        """
+        del number
+        return self
 
     @abstractmethod
     def participants(
@@ -93,8 +106,8 @@ class Sampling(ABC):
         """Rebuild a sampling from :meth:`to_dict`.
 
         Args:
-            description: ``method`` ("full", "poisson" or "fixed-size"), ``population`` (int or
-                None), and ``rate`` or ``sample_size``.
+            description: ``method`` ("full", "poisson", "fixed-size" or "cyclic"),
+                ``population`` (int or None), and what the method needs beyond.
 
         Raises:
             ConfigError: The method is unknown or a value is missing or out of range.
@@ -107,8 +120,19 @@ class Sampling(ABC):
             return PoissonSampling(description.get("rate"), population=population)  # type: ignore[arg-type]
         if method == FixedSizeSampling.method:
             return FixedSizeSampling(description.get("sample_size"), population=population)  # type: ignore[arg-type]
+        from flower_privsyn.privacy.participation import CyclicSampling
+
+        if method == CyclicSampling.method:
+            return CyclicSampling(
+                groups=description.get("groups"),  # type: ignore[arg-type]
+                rounds=description.get("rounds"),  # type: ignore[arg-type]
+                max_participations=description.get("max_participations"),
+                salt=description.get("salt"),  # type: ignore[arg-type]
+                population=population,
+                round_number=description.get("round_number"),
+            )
         raise ConfigError(
-            f'sampling method must be "full", "poisson" or "fixed-size", got {method!r}.'
+            f'sampling method must be "full", "poisson", "fixed-size" or "cyclic", got {method!r}.'
         )
 
 

@@ -12,13 +12,16 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flower_privsyn.privacy import (
     FullParticipation,
+    Participation,
     PoissonSampling,
     Release,
     Sampling,
+    TreeAggregation,
     release_epsilon,
 )
 
@@ -133,4 +136,94 @@ def test_aug_pe_as_printed(row: dict[str, Any]) -> None:
     delta = 1.0 / (row["N"] * math.log(row["N"]))
     assert release_epsilon({release: row["T"]}, delta=delta) == pytest.approx(
         row["eps_claimed"], rel=5e-3
+    )
+
+
+DP_FTRL = REFERENCE["dp_ftrl_rows"]
+POPRI_TREES = [row for row in DP_FTRL if row["paper"] == "POPri"]
+#: "A number of rounds, each with a restart": what twenty may mean.
+READINGS = {
+    "twenty_epochs_restart_each": lambda turns: (20 * turns, turns),
+    "twenty_rounds_single_tree": lambda turns: (20, None),
+    "twenty_rounds_restart_each_pass": lambda turns: (20, turns),
+}
+
+
+def tree_release(
+    row: dict[str, Any], *, rounds: int, restart: int | None, turns: int
+) -> tuple[float, Release]:
+    """The squared sensitivity of a tree over users who take turns, and the one release it is."""
+    pattern = Participation(rounds=rounds, min_separation=turns, cyclic=True)
+    sensitivity = TreeAggregation(rounds=rounds, restart_every=restart).sensitivity(pattern)
+    release = Release(
+        noise_multiplier=row["sigma_printed"] / sensitivity, sampling=FullParticipation()
+    )
+    return sensitivity**2, release
+
+
+def renyi_on_their_orders(release: Release, delta: float) -> float:
+    """The bound and the orders of the authors of DP-FTRL."""
+    orders = np.arange(1, 200, 0.1)[1:]
+    divergence = orders / (2 * release.noise_multiplier**2)
+    conversion = np.log(delta * (orders - 1)) - orders * np.log(1 - 1 / orders)
+    return float(np.min(divergence - conversion / (orders - 1)))
+
+
+def test_the_tree_rows_are_complete() -> None:
+    assert len(POPRI_TREES) == 30
+    assert len(DP_FTRL) == 32
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("row", POPRI_TREES, ids=name)
+def test_popri_trees_recomputed(row: dict[str, Any], reading: str) -> None:
+    """Squared sensitivity and both epsilons.
+
+    Our Renyi orders jump from 63 to 128, theirs run on to 199.9: at epsilons of 0.2, where the
+    best order is in between, ours is up to 6 % larger.
+    """
+    turns = row["total_clients"] // row["clients_per_round"]
+    rounds, restart = READINGS[reading](turns)
+    expected = row[reading]
+    squared, release = tree_release(row, rounds=rounds, restart=restart, turns=turns)
+    assert squared == pytest.approx(expected["sens_sq"])
+    exact = release_epsilon([release], delta=row["delta"])
+    renyi = release_epsilon([release], delta=row["delta"], accountant="rdp")
+    assert exact == pytest.approx(expected["eps_exact"], rel=1e-5)
+    assert renyi_on_their_orders(release, row["delta"]) == pytest.approx(
+        expected["eps_renyi"], rel=1e-5
+    )
+    assert exact < renyi
+    assert 0.999 <= renyi / expected["eps_renyi"] <= (1.002 if renyi > 0.3 else 1.06)
+
+
+@pytest.mark.parametrize("row", POPRI_TREES, ids=name)
+def test_popri_trees_as_printed_are_twenty_epochs(row: dict[str, Any]) -> None:
+    """The column is reached, to 3 %, by a restart in each of 20 epochs; not by 20 rounds.
+
+    Only where everybody takes part in every round are the two the same.
+    """
+    turns = row["total_clients"] // row["clients_per_round"]
+    _, epochs = tree_release(row, rounds=20 * turns, restart=turns, turns=turns)
+    spent = release_epsilon([epochs], delta=row["delta"], accountant="rdp")
+    assert 0.97 * row["eps_claimed"] <= spent <= 1.003 * row["eps_claimed"]
+    _, single_rounds = tree_release(row, rounds=20, restart=turns, turns=turns)
+    spent = release_epsilon([single_rounds], delta=row["delta"], accountant="rdp")
+    if turns > 1:
+        assert spent < 0.7 * row["eps_claimed"]
+    else:
+        assert spent >= 0.97 * row["eps_claimed"]
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in DP_FTRL if row["paper"] != "POPri"], ids=lambda row: row["sigma_printed"]
+)
+def test_one_tree_over_1600_rounds_as_printed(row: dict[str, Any]) -> None:
+    """8.83 is epsilon 1.77 and 1.13 is 18.71, to the printed digits, by Renyi divergence."""
+    squared, release = tree_release(row, rounds=1600, restart=None, turns=1600)
+    assert squared == pytest.approx(11)
+    renyi = release_epsilon([release], delta=row["delta"], accountant="rdp")
+    assert renyi == pytest.approx(row["eps_claimed"], abs=5e-3)
+    assert release_epsilon([release], delta=row["delta"]) == pytest.approx(
+        row["eps_exact"], rel=1e-5
     )

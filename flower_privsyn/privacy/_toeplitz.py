@@ -1,0 +1,272 @@
+"""Power series behind Toeplitz matrices, and the search for the best ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_privsyn.privacy import _checks
+from flower_privsyn.privacy.participation import Participation
+
+Vector: TypeAlias = NDArray[np.float64]
+
+_MOST_BUFFERS = 4
+#: A further buffer must gain this much, relative, where their number is free.
+_WORTH_A_BUFFER = 1e-3
+_LARGEST_DECAY = 1.0 - 1e-9
+
+
+def impulse(length: int) -> Vector:
+    """Return 1, 0, 0, ..."""
+    first = np.zeros(length)
+    first[0] = 1.0
+    return first
+
+
+def filtered(above: Vector, below: Vector, numerator: Vector) -> Vector:
+    """Return the first coefficients of the power series ``numerator`` ``above`` / ``below``.
+
+    Args:
+        above: Coefficients of a polynomial.
+        below: Coefficients of a polynomial that starts with 1.
+        numerator: (T,) the coefficients of a power series.
+
+    Returns:
+        (T,).
+    """
+    from scipy.signal import lfilter
+
+    return np.asarray(lfilter(above, below, numerator), dtype=np.float64)
+
+
+def momentum_workload(rounds: int, momentum: float) -> Vector:
+    """Return the weights of a round in the model of that round, of the next one, and so on.
+
+    A server that keeps v = momentum v + x and adds v to the model has 1 + momentum + ... +
+    momentum^j of a round's sum in the model j rounds later.
+
+    Args:
+        rounds: At least 1.
+        momentum: In [0, 1); 0 gives the plain running total.
+
+    Returns:
+        (rounds,).
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+    rounds = _checks.whole("rounds", rounds, low=1)
+    momentum = _checks.real(
+        "momentum", momentum, "at least 0 and below 1", low=0.0, high=math.nextafter(1.0, 0.0)
+    )
+    return np.cumsum(momentum ** np.arange(rounds))
+
+
+def square_root_series(length: int) -> Vector:
+    """Return the first coefficients of 1 / sqrt(1 - x)."""
+    steps = np.arange(1, length)
+    return np.concatenate(([1.0], np.cumprod((2.0 * steps - 1.0) / (2.0 * steps))))
+
+
+def mean_square(total: Vector) -> float:
+    """Return the mean over rounds of the variance of a total.
+
+    Args:
+        total: (T,) the weights in a round's total of the innovation of that round, of the one
+            before, and so on.
+    """
+    rounds = len(total)
+    return float(np.arange(rounds, 0, -1) @ total**2) / rounds
+
+
+def buffer_series(rounds: int, scales: Vector, decays: Vector) -> Vector:
+    """Return 1 and the sums over the buffers of scale x decay^i, (rounds,)."""
+    powers = decays[:, None] ** np.arange(rounds - 1)  # (buffers, rounds - 1)
+    return np.concatenate(([1.0], scales @ powers))
+
+
+def inverse_of_buffers(scales: Vector, decays: Vector) -> tuple[Vector, Vector]:
+    """Return the polynomials (above, below) of 1 / c, for c the series of the buffers."""
+    above = np.ones(1)
+    for decay in decays:
+        above = np.convolve(above, [1.0, -decay])
+    below = above.copy()
+    for index, scale in enumerate(scales):
+        others = np.ones(1)
+        for decay in np.delete(decays, index):
+            others = np.convolve(others, [1.0, -decay])
+        below[1:] += scale * others
+    return above, below
+
+
+def optimal_bands(workload: Vector, bands: int) -> tuple[float, ...]:
+    """Return 1, c_1, ... with the least mean square noise times squared sensitivity.
+
+    Args:
+        workload: (T,) the weights of the running total.
+        bands: Between 1 and T. Columns that many rounds apart do not overlap, so the squared
+            sensitivity is in proportion to the squared norm of a column.
+    """
+    if bands == 1:
+        return (1.0,)
+
+    def loss(free: Vector) -> tuple[float, Vector]:
+        coefficients = np.concatenate(([1.0], free))
+
+        def divide(numerator: Vector) -> Vector:
+            return filtered(np.ones(1), coefficients, numerator)
+
+        error, slope = _error_and_slope(workload, divide)
+        norm = float(coefficients @ coefficients)
+        slope = slope[:bands] / error + 2.0 * coefficients / norm
+        return math.log(error) + math.log(norm), slope[1:]
+
+    found, _ = _minimise(loss, square_root_series(bands)[1:])
+    return (1.0, *found.tolist())
+
+
+def optimal_buffers(
+    workload: Vector, participation: Participation, buffers: int | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return scales and decays with the least mean square noise times squared sensitivity.
+
+    Args:
+        workload: (T,) the weights of the running total.
+        participation: The allowed sets of rounds.
+        buffers: How many, or None for as many as are worth it, at most four.
+    """
+    if buffers is not None:
+        _, scales, decays = _best_of(workload, participation, buffers)
+        return scales, decays
+    value, scales, decays = _best_of(workload, participation, 0)
+    for number in range(1, _MOST_BUFFERS + 1):
+        further = _best_of(workload, participation, number)
+        # The loss is the logarithm of a variance: twice that of a standard deviation.
+        if further[0] > value - 2.0 * _WORTH_A_BUFFER:
+            break
+        value, scales, decays = further
+    return scales, decays
+
+
+def _best_of(
+    workload: Vector, participation: Participation, buffers: int
+) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
+    """Return (loss, scales, decays) of the best local minimum from several starts."""
+
+    def loss(free: Vector) -> tuple[float, Vector]:
+        return _buffer_loss(free, workload, participation)
+
+    if not buffers:
+        return loss(np.zeros(0))[0], (), ()
+    best: tuple[float, Vector] | None = None
+    rounds = len(workload)
+    for longest in (rounds, max(2.0, math.sqrt(rounds)), 4.0):
+        # Decays over spans between two rounds and the longest, evenly in logarithms.
+        spans = np.geomspace(longest, 2.0, buffers) if buffers > 1 else np.array([longest])
+        decays = 1.0 - 1.0 / np.maximum(spans, 1.5)
+        start = np.concatenate((np.log(decays / (1.0 - decays)), np.zeros(buffers), [0.0]))
+        found, value = _minimise(loss, start)
+        if best is None or value < best[0]:
+            best = value, found
+    value, found = best if best is not None else (math.inf, np.zeros(0))
+    scales, decays, _ = _buffers_from(found)
+    order = np.argsort(-decays)
+    return value, tuple(scales[order].tolist()), tuple(decays[order].tolist())
+
+
+def _buffers_from(free: Vector) -> tuple[Vector, Vector, Vector]:
+    """Return scales, decays and the weights of the scales from unbounded numbers.
+
+    Args:
+        free: (2 d + 1,) logits of the d decays, d logits of weights, the logit of the sum.
+    """
+    count = len(free) // 2
+    decays = _LARGEST_DECAY / (1.0 + np.exp(-free[:count]))
+    weights = np.exp(free[count : 2 * count] - free[count : 2 * count].max(initial=-math.inf))
+    weights = weights / weights.sum()
+    whole = 1.0 / (1.0 + math.exp(-float(free[-1]))) if count else 0.0
+    # A hair below, so that the scales never exceed 1 in sum by their rounding.
+    return (1.0 - 1e-12) * whole * weights, decays, weights
+
+
+def _buffer_loss(
+    free: Vector, workload: Vector, participation: Participation
+) -> tuple[float, Vector]:
+    """Return log(mean square noise x squared sensitivity) and its gradient."""
+    rounds = len(workload)
+    if not len(free):
+        scales = decays = weights = np.zeros(0)
+    else:
+        scales, decays, weights = _buffers_from(free)
+    series = buffer_series(rounds, scales, decays)
+    above, below = inverse_of_buffers(scales, decays)
+
+    def divide(numerator: Vector) -> Vector:
+        return filtered(above, below, numerator)
+
+    error, slope = _error_and_slope(workload, divide)
+    gap = participation.min_separation
+    firsts = range(0, min(participation.most * gap, rounds), gap)
+    encoded = np.zeros(rounds)
+    for first in firsts:
+        encoded[first:] += series[: rounds - first]
+    squared = float(encoded @ encoded)
+    steep = np.zeros(rounds)
+    for first in firsts:
+        steep[: rounds - first] += 2.0 * encoded[first:]
+    slope = slope / error + steep / squared  # by the coefficients, (rounds,)
+    value = math.log(error) + math.log(squared)
+    if not len(free):
+        return value, np.zeros(0)
+    steps = np.arange(rounds - 1)
+    powers = decays[:, None] ** steps
+    by_scale = powers @ slope[1:]
+    by_decay = scales * ((steps[1:] * powers[:, :-1]) @ slope[2:])
+    whole = scales.sum()
+    by_weight = scales * by_scale
+    return value, np.concatenate(
+        (
+            by_decay * decays * (1.0 - decays / _LARGEST_DECAY),
+            by_weight - weights * by_weight.sum(),
+            [by_weight.sum() * (1.0 - whole)],
+        )
+    )
+
+
+def _error_and_slope(workload: Vector, divide: Callable[[Vector], Vector]) -> tuple[float, Vector]:
+    """Return the mean square noise of the total and its gradient by the coefficients of C.
+
+    Args:
+        workload: (T,) the weights of the total.
+        divide: A power series to its quotient by that of C.
+    """
+    from scipy.signal import correlate
+
+    rounds = len(workload)
+    total = divide(workload)
+    # A change of c_j moves the total by -x^j total / c.
+    weighted = np.arange(rounds, 0, -1) * total
+    slope = correlate(weighted, divide(total), mode="full", method="auto")[rounds - 1 :]
+    return mean_square(total), -2.0 / rounds * np.asarray(slope, dtype=np.float64)
+
+
+def _minimise(
+    loss: Callable[[Vector], tuple[float, Vector]], start: Vector
+) -> tuple[Vector, float]:
+    """Return the place and the value of a local minimum."""
+    from scipy.optimize import minimize
+
+    with np.errstate(over="ignore"):
+        found = minimize(
+            loss,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(-30.0, 30.0)] * len(start),
+            options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-9},
+        )
+    return np.asarray(found.x, dtype=np.float64), float(found.fun)

@@ -1,0 +1,347 @@
+"""Noise that is correlated over the rounds: what it guarantees, and the stream that makes it.
+
+A round's noise is fresh only in part; the rest takes back noise of earlier rounds. So a single
+round says nothing about privacy. All rounds together are one Gaussian mechanism
+(:class:`Correlation`), charged as a whole before the first of them is released, and the noise comes
+from one stream (:class:`CorrelatedNoise`), which never makes a round twice.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_privsyn.errors import ConfigError, LedgerError
+from flower_privsyn.files import replacing
+from flower_privsyn.privacy import _checks
+from flower_privsyn.privacy.factorisation import (
+    BandedToeplitz,
+    BufferedLinearToeplitz,
+    Factorisation,
+)
+from flower_privsyn.privacy.participation import Participation
+from flower_privsyn.privacy.randomness import RandomSource
+from flower_privsyn.privacy.trees import TreeAggregation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlation:
+    """Rounds whose noise is correlated, as one mechanism.
+
+    *Formal guarantee.* Unit: one user, whose contribution to each round has norm at most that
+    round's clip norm and who takes part in rounds as ``participation`` allows. The noise of round
+    t is clip norm x round noise multiplier x (D z)_t with standard normal z. Then all rounds
+    together are post-processing of a Gaussian mechanism with noise multiplier round noise
+    multiplier / ``sensitivity``, under zero-out and add-remove, and half of it under replace-one.
+    That holds against observers who know who took part, and nothing is gained against those who
+    do not. The clip norm may differ from round to round and depend on earlier releases: in units
+    of the clip norm the mechanism is the same.
+
+    Args:
+        factorisation: How the noise is correlated.
+        participation: How often and how far apart a user takes part, over as many rounds.
+        stream: 32 hexadecimal digits, the name of the one stream that makes this noise; see
+            :meth:`create`.
+        first_round: The number of the first round, at least 0.
+
+    Raises:
+        ConfigError: A value is out of range, or the numbers of rounds differ.
+    """
+
+    factorisation: Factorisation
+    participation: Participation
+    stream: str
+    first_round: int = 1
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.stream, str) and len(self.stream) == 32):
+            raise ConfigError(f"stream must be 32 hexadecimal digits, got {self.stream!r}.")
+        _checks.whole("first_round", self.first_round, low=0)
+        self.factorisation.sensitivity(self.participation)  # refuses other numbers of rounds
+
+    @classmethod
+    def create(
+        cls, factorisation: Factorisation, participation: Participation, *, first_round: int = 1
+    ) -> Correlation:
+        """Return a correlation for a new stream.
+
+        Args:
+            factorisation: How the noise is correlated.
+            participation: How often and how far apart a user takes part.
+            first_round: The number of the first round.
+        """
+        return cls(
+            factorisation=factorisation,
+            participation=participation,
+            stream=secrets.token_hex(16),
+            first_round=first_round,
+        )
+
+    @property
+    def last_round(self) -> int:
+        """The number of the last round."""
+        return self.first_round + self.factorisation.rounds - 1
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """L2 sensitivity of the encoded rounds, in units of the clip norm."""
+        return self.factorisation.sensitivity(self.participation)
+
+    def noise_multiplier(self, round_multiplier: float) -> float:
+        """Return the noise multiplier of all rounds together.
+
+        Args:
+            round_multiplier: Standard deviation of the innovations over the clip norm, at least
+                0: what papers on DP-FTRL call the noise multiplier.
+        """
+        return round_multiplier / self.sensitivity
+
+    def round_multiplier(self, noise_multiplier: float) -> float:
+        """Return the noise multiplier of the innovations, from that of all rounds together.
+
+        Args:
+            noise_multiplier: At least 0, such as
+                :func:`~flower_privsyn.privacy.calibration.calibrate_noise_multiplier` returns for
+                one round of full participation.
+        """
+        return noise_multiplier * self.sensitivity
+
+    def step(self, number: int) -> int:
+        """Return the place of a round in the stream, from 1.
+
+        Args:
+            number: The round.
+
+        Raises:
+            ConfigError: It is none of the rounds.
+        """
+        number = _checks.whole("round", number, low=self.first_round, high=self.last_round)
+        return number - self.first_round + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The correlation as it stands in the ledger."""
+        return {
+            "stream": self.stream,
+            "first_round": self.first_round,
+            "sensitivity": self.sensitivity,
+            "participation": self.participation.to_dict(),
+            "factorisation": self.factorisation.to_dict(),
+        }
+
+    @staticmethod
+    def from_dict(description: Mapping[str, Any]) -> Correlation:
+        """Rebuild a correlation from :meth:`to_dict`; the sensitivity is computed anew.
+
+        Raises:
+            ConfigError: A value is missing or out of range.
+        """
+        return Correlation(
+            factorisation=factorisation_from_dict(description["factorisation"]),
+            participation=Participation.from_dict(description["participation"]),
+            stream=description["stream"],
+            first_round=description["first_round"],
+        )
+
+
+def factorisation_from_dict(description: Mapping[str, Any]) -> Factorisation:
+    """Rebuild a factorisation from its ``to_dict``.
+
+    Raises:
+        ConfigError: The name is unknown or a value is missing or out of range.
+    """
+    name = description.get("name")
+    try:
+        if name == BandedToeplitz.name:
+            return BandedToeplitz(
+                rounds=description["rounds"], coefficients=tuple(description["coefficients"])
+            )
+        if name == BufferedLinearToeplitz.name:
+            return BufferedLinearToeplitz(
+                rounds=description["rounds"],
+                scales=tuple(description["scales"]),
+                decays=tuple(description["decays"]),
+            )
+        if name == TreeAggregation.name:
+            return TreeAggregation(
+                rounds=description["rounds"],
+                restart_every=description["restart_every"],
+                honaker=description["honaker"],
+                completion=description["completion"],
+            )
+    except KeyError as error:
+        raise ConfigError(f"factorisation {name} lacks {error}.") from error
+    raise ConfigError(
+        f'factorisation name must be "{BandedToeplitz.name}", "{BufferedLinearToeplitz.name}" or '
+        f'"{TreeAggregation.name}", got {name!r}.'
+    )
+
+
+class CorrelatedNoise:
+    """The noise of one round after the other, as a random source for the Gaussian mechanism.
+
+    In place of independent draws :meth:`normal` returns the noise of the round that was prepared,
+    so a round is released by the same
+    :meth:`~flower_privsyn.privacy.mechanisms.GaussianMechanism.release` as with independent noise:
+
+        noise.prepare(round_number, len(total))
+        ledger.charge(round=round_number, num_users=num_users)
+        values = mechanism.release(total, random=noise)
+
+    The order matters. :meth:`prepare` leaves the memory of the stream on the disk; only then does
+    the ledger say that the round was released. So whenever a process dies, the memory is as old as
+    the last release or younger. A younger one has drawn noise that nobody saw; an older one would
+    draw other noise for a round that is out, and is refused. A round that was left out costs its
+    noise too: the stream goes on as if its sum had been zero.
+
+    The memory is secret. Together with the releases it gives away the sums of the last rounds; the
+    file has mode 0600, belongs where only the server can read, and after the last round holds
+    nothing but its number.
+
+    Args:
+        correlation: The rounds and their correlation.
+        random: The source of the innovations.
+        path: Where the memory is kept; continued when it exists. None keeps it in this process
+            only, for simulations that are not resumed.
+
+    Raises:
+        ConfigError: The file belongs to another stream or cannot be read.
+    """
+
+    def __init__(
+        self, correlation: Correlation, *, random: RandomSource, path: Path | None = None
+    ) -> None:
+        self._correlation = correlation
+        self._random = random
+        self._path = path
+        self._recurrence = correlation.factorisation.recurrence()
+        self._step = 0
+        self._size: int | None = None
+        self._prepared: NDArray[np.float64] | None = None
+        if path is not None and path.exists():
+            self._load(path)
+
+    @property
+    def name(self) -> str:
+        """The name of the source of the innovations."""
+        return self._random.name
+
+    @property
+    def secure(self) -> bool:
+        """Whether the source of the innovations is."""
+        return self._random.secure
+
+    @property
+    def last_round(self) -> int:
+        """The last round whose noise was made; one before the first when there is none."""
+        return self._correlation.first_round + self._step - 1
+
+    def deviation(self, number: int) -> float:
+        """Return the standard deviation of a round's noise in units of the innovations'.
+
+        Args:
+            number: The round.
+        """
+        return float(self._correlation.factorisation.round_std[self._correlation.step(number) - 1])
+
+    def prepare(self, number: int, size: int) -> None:
+        """Make the noise of a round and of all rounds before it that were left out.
+
+        The memory is on the disk when this returns.
+
+        Args:
+            number: The round, later than all rounds so far.
+            size: Length of the release, the same for all rounds.
+
+        Raises:
+            ConfigError: The round is none of the stream's, or the size is another one than before.
+            LedgerError: The noise of the round was already made, or the memory cannot be written.
+        """
+        step = self._correlation.step(number)
+        size = _checks.whole("size", size, low=1)
+        if step <= self._step:
+            raise LedgerError(
+                f"The noise of round {number} was already made; made again, it would not be what "
+                "the later rounds take back."
+            )
+        if self._size is not None and size != self._size:
+            raise ConfigError(
+                f"The release of round {number} has {size} numbers where the correlated noise is "
+                f"for {self._size}."
+            )
+        self._size = size
+        self._prepared = None
+        for _ in range(step - self._step):
+            noise = self._recurrence.next(lambda: self._random.normal(size))
+            self._step += 1
+        self._save()
+        self._prepared = noise
+
+    def normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
+        """Return the noise of the prepared round, in units of the innovations; once.
+
+        Args:
+            shape: (size,) as prepared.
+
+        Raises:
+            LedgerError: No round is prepared, or for another shape.
+        """
+        noise, self._prepared = self._prepared, None
+        wanted = (shape,) if isinstance(shape, int) else tuple(shape)
+        if noise is None or noise.shape != wanted:
+            raise LedgerError(
+                f"Correlated noise of shape {wanted} was asked for and not prepared; every round "
+                "has its own, once."
+            )
+        return noise
+
+    def uint64(self, n: int) -> NDArray[np.uint64]:
+        """Return (n,) independent draws of the source of the innovations."""
+        return self._random.uint64(n)
+
+    def _save(self) -> None:
+        if self._path is None:
+            return
+        finished = self._step == self._correlation.factorisation.rounds
+        memory: dict[str, Any] = {}
+        if not finished:
+            arrays = self._recurrence.arrays()
+            memory = {f"memory.{key}": array for key, array in arrays.items()}
+        try:
+            with replacing(self._path) as temporary:
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    np.savez(
+                        file,
+                        stream=np.array(self._correlation.stream),
+                        step=np.array(self._step),
+                        size=np.array(self._size),
+                        **memory,
+                    )
+        except OSError as error:
+            raise LedgerError(
+                f"{self._path} cannot be written: {error.strerror or error}."
+            ) from error
+
+    def _load(self, path: Path) -> None:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {key: file[key] for key in file.files}
+            stream, step, size = (arrays.pop(key) for key in ("stream", "step", "size"))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ConfigError(f"{path} is not the memory of correlated noise.") from error
+        if str(stream) != self._correlation.stream:
+            raise ConfigError(
+                f"{path} belongs to the noise stream {stream}, not to {self._correlation.stream}."
+            )
+        self._step, self._size = int(step), int(size)
+        if self._step < self._correlation.factorisation.rounds:
+            self._recurrence.load({key.removeprefix("memory."): arrays[key] for key in arrays})

@@ -1,0 +1,490 @@
+"""Matrices that correlate the noise of different rounds, so that sums over rounds carry less of it.
+
+A model trained on noisy round sums is moved by their running total. Independent noise of every
+round piles up in it; noise that later rounds partly take back does not. Such noise is described by
+two matrices: C encodes the rounds x into what the privacy rests on, C x + z with independent
+normal z, and D reads the rounds off it again, D C = I. What round t releases is
+
+    x_t + (D z)_t,
+
+so all rounds together are post-processing of one Gaussian mechanism with the sensitivity of C.
+
+Here are the C that are lower triangular and Toeplitz, banded or with buffers; binary trees are in
+:mod:`flower_privsyn.privacy.trees`. Everything is in units of the innovations z. Their standard
+deviation, and who may see what, is the business of :mod:`flower_privsyn.privacy.correlated_noise`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import _checks
+from flower_privsyn.privacy._toeplitz import (
+    buffer_series,
+    filtered,
+    impulse,
+    inverse_of_buffers,
+    mean_square,
+    momentum_workload,
+    optimal_bands,
+    optimal_buffers,
+    square_root_series,
+)
+from flower_privsyn.privacy.participation import Participation, squared_sensitivity
+
+Vector: TypeAlias = NDArray[np.float64]
+#: Draws one innovation vector, standard normal in every coordinate.
+Draw: TypeAlias = Callable[[], Vector]
+
+#: Dense matrices are for tests and for bounds; beyond this many rounds they are refused.
+_MOST_DENSE_ROUNDS = 2048
+
+
+class Recurrence(ABC):
+    """The noise of one round after the other, with the memory that it takes.
+
+    The memory is secret: together with the releases it gives the sums away.
+    """
+
+    @abstractmethod
+    def next(self, draw: Draw) -> Vector:
+        """Return the noise of the next round, in units of the innovations.
+
+        Args:
+            draw: Called once or more for fresh innovations, all of one length.
+
+        Returns:
+            (m,) float64, an array of its own.
+        """
+
+    @abstractmethod
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The memory as named arrays; what :meth:`load` takes back."""
+
+    @abstractmethod
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take over a memory; equal innovations then give equal noise."""
+
+
+@dataclass(frozen=True)
+class Factorisation(ABC):
+    """How the noise of ``rounds`` rounds is correlated.
+
+    Subclasses: :class:`BandedToeplitz`, :class:`BufferedLinearToeplitz`,
+    :class:`TreeAggregation`.
+    """
+
+    name: ClassVar[str]
+    rounds: int
+
+    @abstractmethod
+    def strategy_matrix(self) -> NDArray[np.float64]:
+        """Return C, (innovations, rounds)."""
+
+    @abstractmethod
+    def noise_matrix(self) -> NDArray[np.float64]:
+        """Return D, (rounds, innovations), with D C = I."""
+
+    @cached_property
+    @abstractmethod
+    def round_std(self) -> Vector:
+        """(rounds,) the standard deviation of the noise of each round."""
+
+    @cached_property
+    @abstractmethod
+    def prefix_std(self) -> Vector:
+        """(rounds,) the standard deviation of the noise in the sum of the rounds so far."""
+
+    @abstractmethod
+    def _squared_sensitivity(self, participation: Participation) -> tuple[float, bool]: ...
+
+    @abstractmethod
+    def recurrence(self) -> Recurrence:
+        """Return the noise from the first round on."""
+
+    @property
+    @abstractmethod
+    def buffers(self) -> int:
+        """Vectors of the length of the release that are kept from one round to the next."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able description that :func:`factorisation_from_dict` reads back."""
+
+    def sensitivity(self, participation: Participation) -> float:
+        """Return the largest L2 norm behind C of one user's contributions of norm at most 1.
+
+        *Formal guarantee.* Unit: one user, who takes part in an allowed set of rounds with
+        contributions of any directions, each of norm at most 1. C times the contributions has
+        Frobenius norm at most the returned number, so ``z`` of standard deviation ``s`` makes all
+        rounds together a Gaussian mechanism of noise multiplier ``s`` / sensitivity, under
+        zero-out and add-remove. The contributions may depend on earlier releases.
+
+        Args:
+            participation: The allowed sets, for the same number of rounds.
+
+        Raises:
+            ConfigError: The numbers of rounds differ.
+
+        References:
+            Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear
+            Operators on Adaptive Streams", for releases that depend on earlier ones.
+        """
+        return math.sqrt(self._sensitivity(participation)[0])
+
+    def is_exact(self, participation: Participation) -> bool:
+        """Say whether :meth:`sensitivity` is reached by some contributions or is a bound."""
+        return self._sensitivity(participation)[1]
+
+    @property
+    def prefix_rmse(self) -> float:
+        """Root mean square over the rounds of :attr:`prefix_std`."""
+        return float(np.sqrt(np.mean(self.prefix_std**2)))
+
+    def _sensitivity(self, participation: Participation) -> tuple[float, bool]:
+        if participation.rounds != self.rounds:
+            raise ConfigError(
+                f"participation must be over the {self.rounds} rounds of the factorisation, got "
+                f"{participation.rounds}."
+            )
+        return self._squared_sensitivity(participation)
+
+    def _refuse_dense(self) -> None:
+        if self.rounds > _MOST_DENSE_ROUNDS:
+            raise ConfigError(
+                f"rounds must be at most {_MOST_DENSE_ROUNDS} for a dense matrix, got "
+                f"{self.rounds}."
+            )
+
+
+@dataclass(frozen=True)
+class _Toeplitz(Factorisation):
+    """C_st = c_(s-t), with c_0 = 1, so that the fresh part of every round's noise is z_t itself."""
+
+    @property
+    @abstractmethod
+    def series(self) -> Vector:
+        """(rounds,) c_0, c_1, ..."""
+
+    @abstractmethod
+    def _divide(self, numerator: Vector) -> Vector:
+        """Return the first coefficients of the power series ``numerator`` / c, (rounds,)."""
+
+    def strategy_matrix(self) -> NDArray[np.float64]:
+        """Return C, (rounds, rounds), lower triangular."""
+        self._refuse_dense()
+        return _lower_toeplitz(self.series)
+
+    def noise_matrix(self) -> NDArray[np.float64]:
+        """Return the inverse of C, (rounds, rounds)."""
+        self._refuse_dense()
+        return _lower_toeplitz(self._divide(impulse(self.rounds)))
+
+    @cached_property
+    def round_std(self) -> Vector:
+        """(rounds,) the standard deviation of the noise of each round."""
+        return np.sqrt(np.cumsum(self._divide(impulse(self.rounds)) ** 2))
+
+    @cached_property
+    def prefix_std(self) -> Vector:
+        """(rounds,) the standard deviation of the noise in the sum of the rounds so far."""
+        return np.sqrt(np.cumsum(self._divide(np.ones(self.rounds)) ** 2))
+
+    def workload_rmse(self, workload: Vector) -> float:
+        """Return the root mean square noise of another running total than the plain sum.
+
+        Args:
+            workload: (rounds,) the weight of a round in the total of that round, of the next one,
+                and so on; ones for the sum, :func:`momentum_workload` for a server with momentum.
+        """
+        return math.sqrt(mean_square(self._divide(workload)))
+
+    @property
+    def _steps(self) -> int:
+        """How many leading coefficients are not zero."""
+        return self.rounds
+
+    def _squared_sensitivity(self, participation: Participation) -> tuple[float, bool]:
+        series, gap = self.series, participation.min_separation
+        apart = self._steps <= gap or participation.most == 1
+        falling = bool((series >= 0.0).all() and (np.diff(series) <= 0.0).all())
+        if apart or falling:
+            # In both cases the worst set starts at once and comes back as soon as it may. Columns
+            # that do not overlap only lose by moving to the right. Falling entries: the product of
+            # columns s <= t, the sum of c_m c_(m+t-s) over m < T - t, falls with t and with t - s,
+            # and the i-th round of any other set and its distance from the j-th are no smaller.
+            encoded = np.zeros(self.rounds)
+            for first in range(0, min(participation.most * gap, self.rounds), gap):
+                encoded[first:] += series[: self.rounds - first]
+            return float(encoded @ encoded), True
+        self._refuse_dense()
+        strategy = self.strategy_matrix()
+        return squared_sensitivity(strategy.T @ strategy, participation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandedToeplitz(_Toeplitz):
+    """A lower triangular Toeplitz matrix with few bands.
+
+    The noise of a round is a fresh innovation minus multiples of the noise of the rounds before, as
+    many as there are bands but one. One band is independent noise.
+
+    *Formal guarantee.* With no more bands than the rounds of a user are apart, the columns of these
+    rounds do not overlap, and the sensitivity is exact for coefficients of any sign: the root of
+    the sum of the squared column norms of rounds 0, b, 2 b, ... Also exact with more bands, where
+    the coefficients are nonnegative and fall. Otherwise a bound.
+
+    Args:
+        rounds: Rounds T, at least 1.
+        coefficients: c_0 = 1, c_1, ..., one per band, at most T.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    References:
+        Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", for bands and
+        separation. McKenna 2024, "Scaling up the Banded Matrix Factorization Mechanism for
+        Differentially Private ML", for :meth:`optimal`. Kalinin and Lampert 2024, "Banded Square
+        Root Matrix Factorization for Differentially Private Model Training", for
+        :meth:`square_root` and for the worst set of rounds.
+    """
+
+    name: ClassVar[str] = "banded-toeplitz"
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rounds = _checks.whole("rounds", self.rounds, low=1)
+        _checks.whole("the number of bands", len(self.coefficients), low=1, high=rounds)
+        values = tuple(
+            _checks.real("coefficients", value, "finite numbers", low=-math.inf)
+            for value in self.coefficients
+        )
+        if values[0] != 1.0:
+            raise ConfigError(f"coefficients must start with 1, got {values[0]!r}.")
+        object.__setattr__(self, "coefficients", values)
+
+    @classmethod
+    def square_root(cls, *, rounds: int, bands: int) -> BandedToeplitz:
+        """Return the first bands of the square root of the matrix that sums rounds up.
+
+        No optimisation: c_j = binomial(2 j, j) / 4^j.
+
+        Args:
+            rounds: Rounds T, at least 1.
+            bands: Between 1 and T.
+        """
+        bands = _checks.whole("bands", bands, low=1, high=_checks.whole("rounds", rounds, low=1))
+        return cls(rounds=rounds, coefficients=tuple(square_root_series(bands).tolist()))
+
+    @classmethod
+    def optimal(cls, *, rounds: int, bands: int, momentum: float = 0.0) -> BandedToeplitz:
+        """Return the bands with the least noise at equal privacy.
+
+        Minimises the root mean square noise of the running total times the sensitivity, for users
+        whose rounds are at least as far apart as there are bands.
+
+        Args:
+            rounds: Rounds T, at least 1.
+            bands: Between 1 and T: at most the separation of a user's rounds.
+            momentum: Of the server's optimiser, in [0, 1).
+        """
+        bands = _checks.whole("bands", bands, low=1, high=_checks.whole("rounds", rounds, low=1))
+        workload = momentum_workload(rounds, momentum)
+        return cls(rounds=rounds, coefficients=optimal_bands(workload, bands))
+
+    @property
+    def bands(self) -> int:
+        """The number of bands."""
+        return len(self.coefficients)
+
+    @property
+    def buffers(self) -> int:
+        """One vector per band but the first."""
+        return self.bands - 1
+
+    @property
+    def series(self) -> Vector:
+        """(rounds,) the coefficients, and zeros."""
+        return np.pad(np.asarray(self.coefficients), (0, self.rounds - self.bands))
+
+    @property
+    def _steps(self) -> int:
+        return self.bands
+
+    def _divide(self, numerator: Vector) -> Vector:
+        return filtered(np.ones(1), np.asarray(self.coefficients), numerator)
+
+    def recurrence(self) -> Recurrence:
+        """Return the noise from the first round on."""
+        return _BandedRecurrence(np.asarray(self.coefficients[1:]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"name": "banded-toeplitz", "rounds": ..., "coefficients": [...]}``."""
+        return {"name": self.name, "rounds": self.rounds, "coefficients": list(self.coefficients)}
+
+
+class _BandedRecurrence(Recurrence):
+    """y_t = z_t - sum over j of c_j y_(t-j)."""
+
+    def __init__(self, coefficients: Vector) -> None:
+        self._coefficients = coefficients  # c_1, c_2, ...
+        self._before = np.zeros((0, 0))  # ring of the noise of earlier rounds
+        self._step = 0
+
+    def next(self, draw: Draw) -> Vector:
+        noise = draw()
+        length = len(self._coefficients)
+        if not length:
+            return noise
+        if not self._step:
+            self._before = np.zeros((length, len(noise)))
+        # Row r holds round t - j with r = t - j mod length; rounds before the first are zero.
+        lags = (self._step - np.arange(length) - 1) % length + 1
+        noise -= self._coefficients[lags - 1] @ self._before
+        self._before[self._step % length] = noise
+        self._step += 1
+        return noise
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {"before": self._before, "step": np.array(self._step)}
+
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._before = np.array(arrays["before"], dtype=np.float64)
+        self._step = int(arrays["step"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferedLinearToeplitz(_Toeplitz):
+    """A lower triangular Toeplitz matrix whose coefficients are a sum of few decaying powers.
+
+    c_0 = 1 and c_i = sum over j of ``scales``_j ``decays``_j^(i-1). The noise of a round is a fresh
+    innovation minus the scaled buffers; each buffer decays and takes the noise in. So the memory
+    does not grow with the rounds or their separation, and two to three buffers come within a
+    percent of the best Toeplitz matrix.
+
+    *Formal guarantee.* The coefficients are positive and fall, so the worst set of rounds is 0, b,
+    2 b, ... and the sensitivity is exact.
+
+    Args:
+        rounds: Rounds T, at least 1.
+        scales: One per buffer, positive, at most 1 in sum.
+        decays: One per buffer, strictly between 0 and 1.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    References:
+        Dvijotham et al. 2024, "Efficient and Near-Optimal Noise Generation for Streaming
+        Differential Privacy". McMahan, Xu and Zhang 2024, "A Hassle-free Algorithm for Private
+        Learning in Practice: Don't Use Tree Aggregation, Use BLTs", here with the noise itself in
+        the buffers, which needs no parameters of the inverse. McMahan and Pillutla 2025, "An
+        Inversion Theorem for Buffered Linear Toeplitz (BLT) Matrices and Applications to Streaming
+        Differential Privacy".
+    """
+
+    name: ClassVar[str] = "buffered-linear-toeplitz"
+    scales: tuple[float, ...]
+    decays: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _checks.whole("rounds", self.rounds, low=1)
+        if len(self.scales) != len(self.decays):
+            raise ConfigError(
+                f"scales and decays must be as many, got {len(self.scales)} and {len(self.decays)}."
+            )
+        scales = tuple(_checks.positive("scales", value) for value in self.scales)
+        decays = tuple(_checks.probability("decays", value) for value in self.decays)
+        if math.fsum(scales) > 1.0:
+            raise ConfigError(f"scales must be at most 1 in sum, got {math.fsum(scales):g}.")
+        object.__setattr__(self, "scales", scales)
+        object.__setattr__(self, "decays", decays)
+
+    @classmethod
+    def optimal(
+        cls,
+        participation: Participation,
+        *,
+        buffers: int | None = None,
+        momentum: float = 0.0,
+    ) -> BufferedLinearToeplitz:
+        """Return the buffers with the least noise at equal privacy.
+
+        Minimises the root mean square noise of the running total times the sensitivity.
+
+        Args:
+            participation: How often and how far apart a user takes part.
+            buffers: Between 0 and 5. None for as many as each take 0.1 % off the noise, at most 4.
+            momentum: Of the server's optimiser, in [0, 1).
+        """
+        workload = momentum_workload(participation.rounds, momentum)
+        if buffers is not None:
+            buffers = _checks.whole("buffers", buffers, low=0, high=5)
+        scales, decays = optimal_buffers(workload, participation, buffers)
+        return cls(rounds=participation.rounds, scales=scales, decays=decays)
+
+    @property
+    def buffers(self) -> int:
+        """The number of buffers."""
+        return len(self.scales)
+
+    @property
+    def series(self) -> Vector:
+        """(rounds,) the coefficients."""
+        return buffer_series(self.rounds, np.asarray(self.scales), np.asarray(self.decays))
+
+    def _divide(self, numerator: Vector) -> Vector:
+        # 1 / c is a quotient of polynomials, too.
+        above, below = inverse_of_buffers(np.asarray(self.scales), np.asarray(self.decays))
+        return filtered(above, below, numerator)
+
+    def recurrence(self) -> Recurrence:
+        """Return the noise from the first round on."""
+        return _BufferRecurrence(np.asarray(self.scales), np.asarray(self.decays))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"name": "buffered-linear-toeplitz", "rounds": ..., "scales": ..., ...}``."""
+        return {
+            "name": self.name,
+            "rounds": self.rounds,
+            "scales": list(self.scales),
+            "decays": list(self.decays),
+        }
+
+
+class _BufferRecurrence(Recurrence):
+    """y_t = z_t - scales . s_t with s_(t+1) = decays s_t + y_t."""
+
+    def __init__(self, scales: Vector, decays: Vector) -> None:
+        self._scales, self._decays = scales, decays
+        self._sums = np.zeros((0, 0))
+
+    def next(self, draw: Draw) -> Vector:
+        noise = draw()
+        if not len(self._scales):
+            return noise
+        if not self._sums.size:
+            self._sums = np.zeros((len(self._scales), len(noise)))
+        noise -= self._scales @ self._sums
+        self._sums *= self._decays[:, None]
+        self._sums += noise
+        return noise
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {"sums": self._sums}
+
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._sums = np.array(arrays["sums"], dtype=np.float64)
+
+
+def _lower_toeplitz(series: Vector) -> NDArray[np.float64]:
+    lags = np.subtract.outer(np.arange(len(series)), np.arange(len(series)))
+    return np.where(lags >= 0, series[lags], 0.0)
