@@ -49,13 +49,17 @@ SIMILARITY = "flower_privsyn/queries/similarity.py"
 SIMILARITY_TESTS = "tests/queries/test_similarity.py"
 KERNEL_MEAN = "flower_privsyn/queries/kernel_mean.py"
 KERNEL_MEAN_TESTS = "tests/queries/test_kernel_mean.py"
+ROUNDS = "flower_privsyn/strategies/preference_rounds.py"
+ROUNDS_TESTS = "tests/strategies/test_preference_rounds.py"
+POPRI_TESTS = "tests/strategies/test_popri.py"
+SKETCH_TESTS = "tests/strategies/test_kernel_sketch.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="noise divided by the number of users",
         file=STRATEGY,
-        before="            values = mechanism.release(total, random=self._random)\n",
-        after="            values = mechanism.release(0 * total, random=self._random)\n"
+        before="            values = mechanism.release(total, random=random)\n",
+        after="            values = mechanism.release(0 * total, random=random)\n"
         "            values = total + values / max(1, num_users)\n",
         tests=(f"{SUM_TESTS}::TestNoise",),
     ),
@@ -264,6 +268,105 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="    means /= np.maximum(counts, 1)[:, None]\n",
         after="",
         tests=(KERNEL_MEAN_TESTS, f"{SIMILARITY_TESTS}::TestTheFormulas"),
+    ),
+    Mutation(
+        name="the rejected rank counted from zero",
+        file=ROUNDS,
+        before="        other = int(order[min(start + rejected_rank, stop) - 1])\n",
+        after="        other = int(order[min(start + rejected_rank, stop - 1)])\n",
+        tests=(f"{ROUNDS_TESTS}::TestRankPairs",),
+    ),
+    Mutation(
+        name="scores looked up by text",
+        file=ROUNDS,
+        before="    order = np.lexsort((-np.asarray(scores, dtype=np.float64), group))\n",
+        after="    first = [list(texts).index(text) for text in texts]\n"
+        "    order = np.lexsort((-np.asarray(scores, dtype=np.float64)[first], group))\n",
+        tests=(f"{ROUNDS_TESTS}::TestRankPairs",),
+    ),
+    Mutation(
+        name="the end of a cut response taught as an end",
+        file=ROUNDS,
+        before='                    ends.append(end if whole.endswith(text) else "")\n',
+        after="                    ends.append(end)\n",
+        tests=(f"{ROUNDS_TESTS}::TestCandidates",),
+    ),
+    Mutation(
+        name="every round trains from the public model",
+        file=ROUNDS,
+        before="                    adapter=self.adapter(number),\n",
+        after="                    adapter=None,\n",
+        tests=(f"{ROUNDS_TESTS}::TestLearning",),
+    ),
+    Mutation(
+        name="scores from other numbers than nodes have seen",
+        file=ROUNDS,
+        before="embeddings.astype(self._config.broadcast_precision).astype(np.float32)",
+        after="embeddings",
+        tests=(f"{ROUNDS_TESTS}::TestCandidates", f"{POPRI_TESTS}::TestWholeRun"),
+    ),
+    Mutation(
+        name="a round learned from twice",
+        file=ROUNDS,
+        before="        if (record := self.learned(number)) is not None:\n",
+        after="        if (record := None) is not None:\n",
+        tests=(f"{ROUNDS_TESTS}::TestLearning",),
+    ),
+    Mutation(
+        name="the worst checkpoint",
+        file=ROUNDS,
+        before="    return min(distances, key=lambda number: (distances[number], number))\n",
+        after="    return max(distances, key=lambda number: (distances[number], number))\n",
+        tests=(f"{POPRI_TESTS}::TestCheckpointByTheReleasedSketch",),
+    ),
+    Mutation(
+        name="a kernel mean that nobody released",
+        file="flower_privsyn/strategies/popri.py",
+        before="        return self._ask_sketch() if self._kernel is not None else self._ask(1)\n",
+        after="        return self._ask(1)\n",
+        tests=(f"{POPRI_TESTS}::TestCheckpointByTheReleasedSketch",),
+    ),
+    Mutation(
+        name="research without a stamp",
+        file="flower_privsyn/strategies/popri.py",
+        before="        return RESEARCH_STAMP if self.config.research else None\n",
+        after="        return None\n",
+        tests=(f"{POPRI_TESTS}::TestResearch",),
+    ),
+    Mutation(
+        name="a run that has ended goes on asking",
+        file=STRATEGY,
+        before="        if self._ended:\n            # Flower's loop",
+        after="        if False:\n            # Flower's loop",
+        tests=(f"{POPRI_TESTS}::TestPatience",),
+    ),
+    Mutation(
+        name="a run that had ended asks again when resumed",
+        file=STRATEGY,
+        before="        if self._rounds_before >= total or ended:\n",
+        after="        if self._rounds_before >= total:\n",
+        tests=(f"{POPRI_TESTS}::TestPatience",),
+    ),
+    Mutation(
+        name="a witness that forgets what is covered",
+        file="flower_privsyn/strategies/kernel_sketch.py",
+        before="        return sketch.witness_scores(embeddings, embeddings)\n",
+        after="        return sketch.mean_scores(embeddings)\n",
+        tests=(f"{SKETCH_TESTS}::TestPreferences",),
+    ),
+    Mutation(
+        name="herding that does not count what was chosen",
+        file="flower_privsyn/strategies/sketch.py",
+        before="            covered += rows @ rows[chosen[step]]\n",
+        after="",
+        tests=(f"{SKETCH_TESTS}::TestSketch",),
+    ),
+    Mutation(
+        name="a resumed run with other features",
+        file="flower_privsyn/strategies/sketch.py",
+        before="    if file.exists():\n        return _kernel",
+        after="    if False:\n        return _kernel",
+        tests=(f"{SKETCH_TESTS}::TestKernel",),
     ),
     Mutation(
         name="an exception's text leaves the client",
