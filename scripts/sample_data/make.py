@@ -16,6 +16,7 @@ import gzip
 import hashlib
 import json
 import re
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,8 @@ def main() -> None:
     write_users(arguments.corpus, arguments.part, arguments.users, arguments.max_words, target)
     if arguments.users_file is None:
         write_word_model(target, 100)
+        # An app travels as its own files alone, so it cannot point at another one's.
+        shutil.copyfile(target, ROOT / "baselines/popri/popri/sample/users.jsonl")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,15 @@ def test_every_reported_setting_has_a_file() -> None:
     assert set(NAMES) == wanted | {"cpu"}
 
 
+def test_the_sample_is_the_quickstart_s() -> None:
+    # A link would be left out of what Flower sends to its processes.
+    sample = APP / "popri" / "sample" / "users.jsonl"
+    quickstart = APP.parents[1] / "examples" / "quickstart" / "quickstart" / "data" / "users.jsonl"
+    assert not sample.is_symlink()
+    assert sample.read_bytes() == quickstart.read_bytes()
+    assert "public domain" in (sample.parent / "README.md").read_text()
+
+
 def test_bad_settings_stop_before_flower_starts() -> None:
     app = load_app(APP)
     values = resolve_config(app, config_name="cpu", settings=["rejected-rank=7"])
