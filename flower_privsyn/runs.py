@@ -7,7 +7,10 @@
           metrics.jsonl    one line per round
           synthetic.jsonl  (and .parquet) the result
           progress.json    how far the run is, for whoever follows it
-          rounds/0001/     population.parquet, release.npy, state.json
+          rounds/0001/     population.parquet, release.npy, state.json; of methods that train a
+                           generator candidates.parquet, adapter/, training.json in place of the
+                           population
+          refinement/0001/ the same without a release, where rounds follow one release
           models/
 ```
 
