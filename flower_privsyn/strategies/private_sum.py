@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import numpy as np
@@ -114,6 +114,7 @@ class PrivateSumStrategy(Strategy):
         self._mechanism: GaussianMechanism | None = None
         self._rounds_before = 0
         self._round_started = 0.0
+        self._traffic: wire.Traffic | None = None
         self._asked: dict[int, int] = {}  # node -> most users that may be in its answer
         self._asked_query: Query | None = None
         self._sent: Broadcast | None = None
@@ -267,7 +268,9 @@ class PrivateSumStrategy(Strategy):
                         timeout=settings.round_timeout if timeout is None else timeout,
                         evaluate_fn=evaluate_fn,
                     )
+                started = time.monotonic()
                 summary = {**self.finish(), **self._spent(), **self._stamped()}
+                summary["seconds_finish"] = round(time.monotonic() - started, 3)
                 self._run.mark_finished(summary)
             logger.info(
                 "epsilon of the release %s, for one who knows the cohorts %s, at delta = %g",
@@ -329,6 +332,20 @@ class PrivateSumStrategy(Strategy):
             secure_randomness=self._random.secure,
         )
         self._sent = broadcast = wire.read_broadcast(arrays)
+        self._traffic = wire.traffic(
+            wire.Ask(
+                round_number=number,
+                query=query,
+                broadcast=broadcast,
+                data=self._data_request(),
+                sampling=sampling,
+                sampling_key=bytes(32),
+                noise=settings.noise,
+                mechanism=mechanism if settings.noise == "shares" else None,
+                shares_required=settings.shares_required,
+            ),
+            arrays,
+        )
         messages = []
         for node, (share, count) in recipients.items():
             ask = wire.Ask(
@@ -387,6 +404,8 @@ class PrivateSumStrategy(Strategy):
                 del counts[key]
         metrics |= {key: counts[key] for key in sorted(counts)}
         metrics |= {**self._spent(), **self._stamped()}
+        if self._traffic is not None:
+            metrics |= asdict(self._traffic)
         # Whole seconds: finer ones would say something about the nodes' data.
         metrics["seconds_feedback"] = round(answered - self._round_started)
         metrics["seconds_server"] = round(time.monotonic() - answered, 3)
@@ -670,8 +689,9 @@ class PrivateSumStrategy(Strategy):
         return self._ledger
 
     def _begin(self) -> Broadcast:
+        started = time.monotonic()
         broadcast = self.first_broadcast()
-        self.run.finish_round(0)
+        self.run.finish_round(0, {"seconds_server": round(time.monotonic() - started, 3)})
         return broadcast
 
     def _continue(self) -> Broadcast | None:
