@@ -34,7 +34,8 @@ class NotPrivate:
         stamp: `STAMP`, always.
     """
 
-    stamp: str = field(default=STAMP, init=False)
+    # A factory, so that it is an attribute of the record and not only of its class.
+    stamp: str = field(default_factory=lambda: STAMP, init=False)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a record that replaces the stamp or leaves it out."""

@@ -1,0 +1,156 @@
+"""Copies of private text, against brute force and planted ones."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.evaluation import STAMP
+from flower_privsyn.evaluation.copies import copy_rates
+
+WORDS = [f"word{i}" for i in range(400)]
+
+
+def make_texts(count: int, *, seed: int, length: int = 45) -> list[str]:
+    """Texts of words as frequent as in language: a few are in nearly every text."""
+    generator = np.random.default_rng(seed)
+    weights = 1.0 / np.arange(1, len(WORDS) + 1)
+    weights /= weights.sum()
+    return [
+        " ".join(generator.choice(WORDS, size=length, p=weights)).capitalize() + "."
+        for _ in range(count)
+    ]
+
+
+def jaccard(first: str, second: str, width: int) -> float:
+    def shingles(text: str) -> set[tuple[str, ...]]:
+        row = text.lower().replace(".", " ").replace(",", " ").split()
+        if len(row) < width:
+            return {tuple(row)} if row else set()
+        return {tuple(row[i : i + width]) for i in range(len(row) - width + 1)}
+
+    a, b = shingles(first), shingles(second)
+    return len(a & b) / len(a | b) if a | b else 0.0
+
+
+class TestExact:
+    def test_case_punctuation_and_unicode_forms_do_not_hide_a_copy(self) -> None:
+        private = ["The café, at 5 o'clock - closed!"]
+        found = copy_rates(["the CAFE\u0301 at 5 o clock closed", "the cafe at 5"], private)
+        assert found.exact == 0.5
+        assert found.copied == (0,)
+
+    def test_order_matters(self) -> None:
+        assert copy_rates(["b a"], ["a b"], shingle_words=3).exact == 0.0
+
+    def test_texts_without_words_copy_nothing(self) -> None:
+        found = copy_rates(["...", ""], ["!!!", "", "word"])
+        assert (found.exact, found.windows, found.near) == (0.0, 0.0, 0.0)
+
+
+class TestWindows:
+    def test_thirteen_words_count_and_twelve_do_not(self) -> None:
+        private = " ".join(f"p{i}" for i in range(40))
+        thirteen = "x " + " ".join(f"p{i}" for i in range(7, 20)) + " y"
+        twelve = "x " + " ".join(f"p{i}" for i in range(7, 19)) + " y"
+        found = copy_rates([thirteen, twelve], ["other text", private])
+        assert found.windows == 0.5
+        assert found.copied == (0,)
+
+    def test_a_window_does_not_cross_texts(self) -> None:
+        first, second = (" ".join(f"{c}{i}" for i in range(7)) for c in "ab")
+        assert copy_rates([f"{first} {second}"], [first, second]).windows == 0.0
+
+    def test_equals_brute_force(self) -> None:
+        synthetic, private = make_texts(60, seed=1), make_texts(80, seed=2)
+
+        def windows(text: str) -> set[tuple[str, ...]]:
+            row = text.lower().strip(".").split()
+            return {tuple(row[i : i + 3]) for i in range(len(row) - 2)}
+
+        known = set().union(*map(windows, private))
+        expected = [bool(windows(text) & known) for text in synthetic]
+        found = copy_rates(synthetic, private, window_words=3)
+        assert found.windows == np.mean(expected)
+        assert found.windows > 0
+
+
+class TestNear:
+    @pytest.mark.parametrize("threshold", [0.2, 0.3, 0.5, 0.8, 1.0])
+    @pytest.mark.parametrize("width", [1, 2, 3])
+    def test_equals_brute_force(self, threshold: float, width: int) -> None:
+        generator = np.random.default_rng(3)
+        private = [*make_texts(60, seed=4, length=12), "word1", "word1 word2", "word1 word2 word3"]
+        synthetic = [*make_texts(30, seed=5, length=12), "word2 word1", "word1 word2", "word1"]
+        for text in private[:30]:  # with 0 to 8 words exchanged
+            row = text.strip(".").split()
+            for place in generator.choice(12, size=generator.integers(0, 9), replace=False):
+                row[place] = str(generator.choice(WORDS))
+            synthetic.append(" ".join(row))
+        found = copy_rates(
+            synthetic, private, shingle_words=width, threshold=threshold, window_words=100
+        )
+        expected = [
+            max(jaccard(text, other, width) for other in private) >= threshold for text in synthetic
+        ]
+        assert found.near == pytest.approx(np.mean(expected))
+        assert found.copied == tuple(np.flatnonzero(expected))
+        assert 0 < sum(expected) < len(expected)
+
+    def test_blocks_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        private = make_texts(50, seed=6, length=10)
+        synthetic = make_texts(50, seed=7, length=10)
+        options = {"shingle_words": 1, "threshold": 0.4, "window_words": 100}
+        whole = copy_rates(synthetic, private, **options)
+        assert 0 < whole.near < 1
+        for size in (1, 7, 100):
+            monkeypatch.setattr("flower_privsyn.evaluation.copies._PAIRS", size)
+            assert copy_rates(synthetic, private, **options) == whole
+
+    def test_planted_copies_are_all_found(self) -> None:
+        """Up to four of 45 words exchanged, apart from one another, as the docstring promises."""
+        generator = np.random.default_rng(8)
+        private = [" ".join(f"p{text}-{i}" for i in range(45)) for text in range(300)]
+        private = [text.replace("-", "x") for text in private]
+        planted = []
+        for text in private[::3]:
+            row = text.split()
+            for place in 4 + 9 * generator.permutation(5)[: generator.integers(0, 5)]:
+                row[place] = "other"
+            planted.append(" ".join(row))
+        found = copy_rates(planted + make_texts(100, seed=9), private)
+        assert found.copied == tuple(range(100))
+        assert found.near == 0.5
+
+
+@pytest.mark.slow
+def test_fifty_thousand_by_fifty_thousand() -> None:
+    vocabulary = np.array([f"w{i}" for i in range(20_000)])
+    weights = 1.0 / np.arange(1, len(vocabulary) + 1)
+    weights /= weights.sum()
+    generator = np.random.default_rng(0)
+    rows = generator.choice(len(vocabulary), size=(100_000, 45), p=weights)
+    texts = [" ".join(vocabulary[row]) for row in rows]
+    synthetic, private = texts[:49_990] + texts[50_000:50_010], texts[50_000:]
+    started = time.process_time()
+    found = copy_rates(synthetic, private)
+    assert time.process_time() - started < 120
+    assert found.copied[-10:] == tuple(range(49_990, 50_000))
+
+
+def test_stamped_and_silent_about_the_text() -> None:
+    record = copy_rates(["a secret text"], ["a secret text"]).to_json()
+    assert STAMP in record
+    assert "secret" not in record
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="at least one private text"):
+        copy_rates(["a"], [])
+    with pytest.raises(ConfigError, match="threshold must be in"):
+        copy_rates(["a"], ["a"], threshold=0.0)
+    with pytest.raises(ConfigError, match="window_words"):
+        copy_rates(["a"], ["a"], window_words=0)
