@@ -1,7 +1,7 @@
-"""Training of the public language model on public or synthetic text, at the server.
+"""Training of language models. Importing this package loads neither PyTorch nor TRL.
 
-Nothing in here sees private text: preferences come from released, noised scores. Importing this
-package loads neither PyTorch nor TRL.
+What is exported here runs at the server and sees no private text: preferences are made of public
+and generated text and of released, noised scores.
 """
 
 from flower_privsyn.training.preference import (

@@ -81,7 +81,7 @@ def sequence_log_probabilities(model: Any, batch: dict[str, torch.Tensor]) -> to
     mask = batch["completion_mask"].bool()  # (b, t)
     width = int(mask.any(0).sum())  # the last columns, responses being lined up
     names = ("input_ids", "attention_mask", "position_ids")
-    inputs = {name: batch[name] for name in names if name in batch}
+    inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     if accepts(model, "logits_to_keep"):
         # The output matrix is most of a small model, and prompts are most of the tokens.
         inputs["logits_to_keep"] = width + 1

@@ -1,0 +1,792 @@
+"""What a round of preference training does, on models that really learn."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
+from flower_privsyn.generation import SamplingParameters
+from flower_privsyn.generation.transformers_backend import TransformersGenerator
+from flower_privsyn.models.adapters import adapter_digest
+from flower_privsyn.training import (
+    PreferencePair,
+    PreferenceTraining,
+    TrainingReport,
+    preference,
+    response_log_probabilities,
+    storage,
+    train_preferences,
+    trainers,
+)
+from tests.training.conftest import pairs_of_topics, quick
+
+
+def scores(model: Path | str, adapter: Path | None, pairs: list[PreferencePair]):
+    """(n, 2): log-probabilities of the chosen and the rejected responses with their ends."""
+    prompts = [pair.prompt for pair in pairs]
+    return np.stack(
+        [
+            response_log_probabilities(model, adapter, prompts, responses, device="cpu")
+            for responses in (
+                [pair.chosen + pair.chosen_end for pair in pairs],
+                [pair.rejected + pair.rejected_end for pair in pairs],
+            )
+        ],
+        axis=1,
+    )
+
+
+def weights(adapter: Path) -> dict[str, torch.Tensor]:
+    return load_file(adapter / storage.WEIGHTS)
+
+
+def distance(one: Path, other: Path) -> float:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    return max(float((first[key] - second[key]).abs().max()) for key in first)
+
+
+def train(
+    model: Path | str,
+    pairs: list[PreferencePair],
+    output: Path,
+    *,
+    adapter: Path | None = None,
+    settings: PreferenceTraining | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> TrainingReport:
+    return train_preferences(
+        model,
+        pairs,
+        adapter=adapter,
+        output=output,
+        settings=settings or quick(),
+        seed=seed,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def first(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The adapter of a first round."""
+    output = tmp_path_factory.mktemp("first") / "adapter"
+    train(tiny, pairs_of_topics(8, first=500), output)
+    return output
+
+
+class TestLosses:
+    @pytest.mark.parametrize(("loss", "start"), [("dpo", math.log(2)), ("ipo", 25.0)])
+    def test_a_new_adapter_starts_at_the_reference(
+        self, tiny: Path, tmp_path: Path, loss: Any, start: float
+    ):
+        """ln 2 for DPO, (1 / (2 beta))^2 for IPO: whatever the model, its dropout off."""
+        report = train(tiny, pairs_of_topics(4), tmp_path / "a", settings=quick(loss=loss))
+        assert report.losses[0] == pytest.approx(start, abs=1e-6)
+        assert report.losses[1] < start
+
+    @pytest.mark.parametrize("loss", ["dpo", "ipo"])
+    @pytest.mark.parametrize("beta", [0.1, 0.5])
+    def test_the_loss_is_the_one_of_the_papers(
+        self, tiny: Path, first: Path, tmp_path: Path, loss: Any, beta: float
+    ):
+        pairs = pairs_of_topics(6)
+        report = train(
+            tiny,
+            pairs,
+            tmp_path / "a",
+            adapter=first,
+            settings=quick(loss=loss, beta=beta, batch_size=6, epochs=1),
+        )
+        ratios = torch.from_numpy(scores(tiny, first, pairs) - scores(tiny, None, pairs))
+        if loss == "dpo":
+            losses = -torch.nn.functional.logsigmoid(beta * (ratios[:, 0] - ratios[:, 1]))
+        else:
+            generator = TransformersGenerator(tiny, device="cpu", dtype="float32")
+            lengths = torch.tensor(
+                [
+                    [
+                        len(generator._tokenizer(text)["input_ids"])
+                        for text in (
+                            pair.chosen + pair.chosen_end,
+                            pair.rejected + pair.rejected_end,
+                        )
+                    ]
+                    for pair in pairs
+                ]
+            )
+            per_token = ratios / lengths
+            losses = (per_token[:, 0] - per_token[:, 1] - 1 / (2 * beta)) ** 2
+        assert float((ratios[:, 0] - ratios[:, 1]).abs().max()) > 0.1  # there is something to see
+        assert report.losses[0] == pytest.approx(float(losses.mean()), rel=1e-4)
+        margins = beta * (ratios[:, 0] - ratios[:, 1])
+        assert report.margin == pytest.approx(float(margins.mean()), rel=1e-3, abs=1e-4)
+        assert report.accuracy == pytest.approx(float((margins > 0).double().mean()))
+
+    def test_supervised_loss_is_the_mean_over_response_tokens(self, tiny: Path, tmp_path: Path):
+        pairs = [replace(pair, rejected="", rejected_end="") for pair in pairs_of_topics(6)]
+        report = train(
+            tiny, pairs, tmp_path / "a", settings=quick(loss="sft", batch_size=6, epochs=1)
+        )
+        generator = TransformersGenerator(tiny, device="cpu", dtype="float32")
+        texts = [pair.chosen + pair.chosen_end for pair in pairs]
+        count = sum(len(row) for row in generator._tokenizer(texts)["input_ids"])
+        total = response_log_probabilities(tiny, None, [pair.prompt for pair in pairs], texts).sum()
+        assert report.losses == (pytest.approx(-total / count, rel=1e-5),)
+        assert report.margin is None
+        assert report.accuracy is None
+
+    @pytest.mark.parametrize("loss", ["dpo", "ipo"])
+    @pytest.mark.parametrize("reference", ["base", "previous"])
+    @pytest.mark.parametrize("precompute", [False, True])
+    def test_trls_own_loss_trains_the_same_adapter(
+        self,
+        tiny: Path,
+        first: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        loss: Any,
+        reference: Any,
+        precompute: bool,
+    ):
+        """The loss computed on a CPU is TRL's, which computes it on a GPU."""
+        settings = quick(
+            loss=loss, reference=reference, precompute_reference=precompute, micro_batch_size=2
+        )
+        pairs = pairs_of_topics(7)
+        ours = train(tiny, pairs, tmp_path / "a", adapter=first, settings=settings)
+        build = functools.partial(trainers.build_trainer, fused=True)
+        monkeypatch.setattr(trainers, "build_trainer", build)
+        theirs = train(tiny, pairs, tmp_path / "b", adapter=first, settings=settings)
+        assert theirs.losses == pytest.approx(ours.losses, rel=1e-4)
+        assert theirs.margin == pytest.approx(ours.margin, rel=1e-3, abs=1e-4)
+        assert distance(tmp_path / "a", tmp_path / "b") < 2e-4
+        assert distance(tmp_path / "a", first) > 1e-3
+
+    @pytest.mark.parametrize("loss", ["dpo", "sft"])
+    def test_memory_does_not_change_the_result(self, tiny: Path, tmp_path: Path, loss: Any):
+        """Steps of 4, 4 and 2 pairs of different lengths, in pieces of 4 and of 1."""
+        settings = quick(loss=loss, micro_batch_size=4)
+        pairs = pairs_of_topics(10)
+        whole = train(tiny, pairs, tmp_path / "a", settings=settings)
+        pieces = train(tiny, pairs, tmp_path / "b", settings=replace(settings, micro_batch_size=1))
+        assert pieces.losses == pytest.approx(whole.losses, rel=1e-5)
+        assert distance(tmp_path / "a", tmp_path / "b") < 1e-4
+
+    def test_recomputed_activations_change_nothing(self, tiny: Path, tmp_path: Path):
+        train(tiny, pairs_of_topics(4), tmp_path / "a")
+        train(tiny, pairs_of_topics(4), tmp_path / "b", settings=quick(gradient_checkpointing=True))
+        assert distance(tmp_path / "a", tmp_path / "b") < 1e-5
+
+
+class TestReferences:
+    def test_they_agree_where_they_should(self, tiny: Path, tmp_path: Path):
+        """Without an adapter before, base and previous are the same; asked early or late."""
+        pairs = pairs_of_topics(6)
+        base = train(tiny, pairs, tmp_path / "base")
+        for name, changes in {
+            "previous": {"reference": "previous"},
+            "early": {"precompute_reference": True},
+            "early-previous": {"reference": "previous", "precompute_reference": True},
+        }.items():
+            report = train(tiny, pairs, tmp_path / name, settings=quick(**changes))
+            assert report.losses == pytest.approx(base.losses, rel=1e-5)
+            assert distance(tmp_path / "base", tmp_path / name) < 1e-5
+
+    def test_previous_is_the_adapter_the_round_began_with(
+        self, tiny: Path, first: Path, tmp_path: Path
+    ):
+        pairs = pairs_of_topics(6)
+        reports = {
+            early: train(
+                tiny,
+                pairs,
+                tmp_path / f"previous-{early}",
+                adapter=first,
+                settings=quick(reference="previous", precompute_reference=early),
+            )
+            for early in (False, True)
+        }
+        assert reports[False].losses[0] == pytest.approx(math.log(2), abs=1e-6)
+        assert reports[True].losses == pytest.approx(reports[False].losses, rel=1e-5)
+        assert distance(tmp_path / "previous-False", tmp_path / "previous-True") < 1e-5
+        base = train(tiny, pairs, tmp_path / "base", adapter=first)
+        assert abs(base.losses[0] - math.log(2)) > 1e-3
+        assert distance(tmp_path / "base", tmp_path / "previous-False") > 1e-4
+
+    def test_dropout_of_the_adapter_leaves_the_reference_alone(
+        self, tiny: Path, first: Path, tmp_path: Path
+    ):
+        """Asked early or late, the reference answers the same, so training goes the same way."""
+        for reference in ("base", "previous"):
+            outputs = []
+            for early in (False, True):
+                outputs.append(tmp_path / f"{reference}-{early}")
+                report = train(
+                    tiny,
+                    pairs_of_topics(6),
+                    outputs[-1],
+                    adapter=first,
+                    settings=quick(
+                        lora_dropout=0.5, reference=reference, precompute_reference=early
+                    ),
+                )
+            assert distance(*outputs) < 1e-5
+            if reference == "previous":
+                assert abs(report.losses[0] - math.log(2)) > 1e-5  # the policy does drop
+
+
+class TestLearning:
+    @pytest.mark.parametrize("loss", ["dpo", "ipo"])
+    def test_the_margin_rises_on_held_out_pairs(self, tiny: Path, tmp_path: Path, loss: Any):
+        """Issue 3: after one round on hand-made preferences, on pairs never seen."""
+        held_out = pairs_of_topics(12, first=600)
+        report = train(tiny, pairs_of_topics(24), tmp_path / "a", settings=quick(loss=loss))
+        gain = scores(tiny, tmp_path / "a", held_out) - scores(tiny, None, held_out)
+        margins = gain[:, 0] - gain[:, 1]
+        assert (margins > 0).mean() >= 0.9
+        assert margins.mean() > 1.0
+        assert report.steps == 12
+        assert report.accuracy is not None
+        assert report.accuracy > 0.9
+
+    @pytest.mark.parametrize("loss", ["dpo", "ipo"])
+    def test_the_margin_rises_for_the_bundled_model(self, tmp_path: Path, loss: Any):
+        held_out = pairs_of_topics(8, first=600)
+        train(
+            "privsyn-lm",
+            pairs_of_topics(16),
+            tmp_path / "a",
+            settings=quick(loss=loss, learning_rate=1e-3, batch_size=8),
+        )
+        gain = scores("privsyn-lm", tmp_path / "a", held_out) - scores("privsyn-lm", None, held_out)
+        margins = gain[:, 0] - gain[:, 1]
+        assert (margins > 0).mean() >= 0.75
+        assert margins.mean() > 0.5
+
+    def test_turned_round_preferences_turn_the_margin(self, tiny: Path, tmp_path: Path):
+        turned = [
+            replace(pair, chosen=pair.rejected, rejected=pair.chosen)
+            for pair in pairs_of_topics(24)
+        ]
+        held_out = pairs_of_topics(12, first=600)
+        train(tiny, turned, tmp_path / "a")
+        gain = scores(tiny, tmp_path / "a", held_out) - scores(tiny, None, held_out)
+        assert (gain[:, 0] - gain[:, 1]).mean() < -1.0
+
+    def test_supervised_training_raises_the_chosen_responses(self, tiny: Path, tmp_path: Path):
+        held_out = pairs_of_topics(12, first=600)
+        train(tiny, pairs_of_topics(24), tmp_path / "a", settings=quick(loss="sft"))
+        gain = scores(tiny, tmp_path / "a", held_out) - scores(tiny, None, held_out)
+        assert (gain[:, 0] > 1.0).all()
+        assert gain[:, 0].mean() > gain[:, 1].mean()
+
+    def test_the_end_is_learned_when_it_is_given(self, tiny: Path, tmp_path: Path):
+        pairs = pairs_of_topics(16)
+        bare = [replace(pair, chosen_end="", rejected_end="") for pair in pairs]
+        held_out = pairs_of_topics(8, first=600)
+        settings = quick(loss="sft", epochs=4)
+
+        def end_given_text(adapter: Path) -> float:
+            prompts = [pair.prompt for pair in held_out]
+            texts = [pair.chosen for pair in held_out]
+            with_end = [pair.chosen + pair.chosen_end for pair in held_out]
+            whole = response_log_probabilities(tiny, adapter, prompts, with_end)
+            return float((whole - response_log_probabilities(tiny, adapter, prompts, texts)).mean())
+
+        train(tiny, pairs, tmp_path / "with", settings=settings)
+        train(tiny, bare, tmp_path / "without", settings=settings)
+        assert end_given_text(tmp_path / "with") > end_given_text(tmp_path / "without") + 2
+
+    def test_rounds_add_up(self, tiny: Path, tmp_path: Path):
+        held_out = pairs_of_topics(12, first=600)
+        base = scores(tiny, None, held_out)
+        train(tiny, pairs_of_topics(12), tmp_path / "one")
+        train(tiny, pairs_of_topics(12, first=40), tmp_path / "two", adapter=tmp_path / "one")
+        gains = [
+            np.diff(scores(tiny, tmp_path / name, held_out) - base).mean()
+            for name in ("one", "two")
+        ]
+        assert gains[1] < gains[0] < 0
+
+    def test_the_models_own_weights_never_change(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        from transformers import AutoModelForCausalLM
+
+        before = AutoModelForCausalLM.from_pretrained(tiny).state_dict()
+        after: dict[str, torch.Tensor] = {}
+        write = storage.write_adapter
+
+        def note(model: Any, folder: Path, **options: Any) -> None:
+            after.update(model.get_base_model().state_dict())
+            write(model, folder, **options)
+
+        monkeypatch.setattr(storage, "write_adapter", note)
+        train(tiny, pairs_of_topics(4), tmp_path / "a")
+        for name, value in before.items():
+            found = after.get(name, after.get(name.replace(".weight", ".base_layer.weight")))
+            assert found is not None
+            assert torch.equal(found, value)
+
+    def test_bfloat16_trains_too_and_leaves_float32_as_it_was(self, tiny: Path, tmp_path: Path):
+        train(tiny, pairs_of_topics(8), tmp_path / "a")
+        low = train(
+            tiny, pairs_of_topics(8), tmp_path / "low", settings=quick(precision="bfloat16")
+        )
+        train(tiny, pairs_of_topics(8), tmp_path / "again", settings=quick())
+        assert low.losses[0] == pytest.approx(math.log(2), abs=1e-6)
+        assert low.losses[-1] < low.losses[0]
+        assert {value.dtype for value in weights(tmp_path / "low").values()} == {torch.float32}
+        assert distance(tmp_path / "a", tmp_path / "again") == 0
+
+
+class TestTheAdapter:
+    def test_the_folder(self, tiny: Path, first: Path):
+        assert sorted(path.name for path in first.iterdir()) == [
+            "adapter_config.json",
+            "adapter_model.safetensors",
+            "training.json",
+        ]
+        assert not first.with_name("adapter.partial").exists()
+        config = json.loads((first / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == tiny.name
+        assert config["peft_type"] == "LORA"
+        assert (config["r"], config["lora_alpha"], config["inference_mode"]) == (4, 8, True)
+        assert config["target_modules"] == [
+            "down_proj",
+            "gate_proj",
+            "k_proj",
+            "o_proj",
+            "q_proj",
+            "up_proj",
+            "v_proj",
+        ]
+        for file in first.iterdir():
+            for place in (tiny.parent, Path.home(), Path.cwd(), first.parent):
+                assert str(place).encode() not in file.read_bytes()
+
+    def test_bundled_and_hub_names_are_kept(self):
+        assert preference._public_name("privsyn-lm") == "privsyn-lm"
+        assert preference._public_name("owner/name") == "owner/name"
+
+    def test_peft_itself_loads_it(self, tiny: Path, first: Path):
+        """As vLLM and other programs do: plain PEFT on the plain model gives the same numbers."""
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        base = AutoModelForCausalLM.from_pretrained(tiny).eval()
+        tokenizer = AutoTokenizer.from_pretrained(tiny)
+        pair = pairs_of_topics(1)[0]
+        prompt = tokenizer(pair.prompt)["input_ids"]
+        response = tokenizer(pair.chosen, add_special_tokens=False)["input_ids"]
+        model = PeftModel.from_pretrained(base, first).eval()
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + response])).logits[0]
+        steps = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        expected = float(steps.gather(1, torch.tensor(response)[:, None]).sum())
+        found = response_log_probabilities(tiny, first, [pair.prompt], [pair.chosen])
+        assert found[0] == pytest.approx(expected, rel=1e-5)
+        plain = response_log_probabilities(tiny, None, [pair.prompt], [pair.chosen])
+        assert abs(plain[0] - expected) > 0.1
+
+    def test_the_generator_writes_with_it(self, tiny: Path, first: Path):
+        generator = TransformersGenerator(tiny, device="cpu", dtype="float32")
+        sampling = SamplingParameters(seed=1, max_new_tokens=12, temperature=0)
+        prompts = [pair.prompt for pair in pairs_of_topics(4)]
+        without = generator.generate(prompts, sampling=sampling)
+        assert generator.generate(prompts, sampling=sampling, adapter=first) != without
+
+    def test_the_same_arguments_give_the_same_bytes(self, tiny: Path, tmp_path: Path):
+        for name in ("a", "b"):
+            train(tiny, pairs_of_topics(5), tmp_path / name, seed=3)
+        assert adapter_digest(tmp_path / "a") == adapter_digest(tmp_path / "b")
+        train(tiny, pairs_of_topics(5), tmp_path / "c", seed=4)
+        assert distance(tmp_path / "a", tmp_path / "c") > 1e-3
+
+    def test_other_random_numbers_are_left_alone(self, tiny: Path, tmp_path: Path):
+        def draw() -> tuple[float, float, float]:
+            return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+        expected = draw()
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+        train(tiny, pairs_of_topics(4), tmp_path / "a")
+        assert draw() == expected
+
+    def test_another_rank_is_refused(self, tiny: Path, first: Path, tmp_path: Path):
+        with pytest.raises(ConfigError, match=r"lora_rank must stay that of adapter .*, 4, got 8"):
+            train(
+                tiny,
+                pairs_of_topics(4),
+                tmp_path / "a",
+                adapter=first,
+                settings=quick(lora_rank=8),
+            )
+        assert not (tmp_path / "a").exists()
+
+    def test_an_adapter_of_another_model_is_refused(self, tiny: Path, first: Path, tmp_path: Path):
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        (broken / storage.CONFIG).write_bytes((first / storage.CONFIG).read_bytes())
+        kept = {key: value for key, value in weights(first).items() if "layers.0" in key}
+        save_file(kept, broken / storage.WEIGHTS)
+        with pytest.raises(ModelError, match="broken cannot be loaded onto the model"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a", adapter=broken)
+        with pytest.raises(ModelError, match=r"no folder with an adapter_config\.json"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a", adapter=tmp_path / "nothing")
+
+    def test_the_output_may_not_be_the_adapter(self, tiny: Path, first: Path):
+        with pytest.raises(ConfigError, match="output must be another folder than adapter"):
+            train(tiny, pairs_of_topics(4), first, adapter=first)
+
+    def test_a_foreign_folder_is_not_replaced(self, tiny: Path, tmp_path: Path):
+        (tmp_path / "thesis").mkdir()
+        (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+        with pytest.raises(ModelError, match="is not replaced"):
+            train(tiny, pairs_of_topics(4), tmp_path / "thesis")
+        assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+    def test_an_older_adapter_is_replaced(self, tiny: Path, tmp_path: Path):
+        train(tiny, pairs_of_topics(4), tmp_path / "a", seed=1)
+        before = adapter_digest(tmp_path / "a")
+        train(tiny, pairs_of_topics(4), tmp_path / "a", seed=2)
+        assert adapter_digest(tmp_path / "a") != before
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
+class TestPairs:
+    def test_no_pairs_give_the_adapter_back(self, tiny: Path, first: Path, tmp_path: Path):
+        report = train(tiny, [], tmp_path / "a", adapter=first)
+        assert (report.steps, report.pairs, report.losses) == (0, 0, ())
+        assert adapter_digest(tmp_path / "a") == adapter_digest(first)
+
+    def test_no_pairs_and_no_adapter_give_one_without_effect(self, tiny: Path, tmp_path: Path):
+        report = train(tiny, [], tmp_path / "a")
+        assert (report.steps, report.margin, report.loss) == (0, None, 0.0)
+        pairs = pairs_of_topics(3)
+        assert scores(tiny, tmp_path / "a", pairs) == pytest.approx(scores(tiny, None, pairs))
+
+    def test_too_long_pairs_are_named(
+        self, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ):
+        pairs = pairs_of_topics(5)
+        pairs[1] = replace(pairs[1], chosen="law " * 200)
+        pairs[3] = replace(pairs[3], rejected="sea " * 200)
+        passed: list[int] = []
+        report = train(tiny, pairs, tmp_path / "a", progress=passed.append)
+        assert report.too_long == (1, 3)
+        assert report.pairs == 3
+        assert "2 of 5 preference pairs are left out" in caplog.text
+        assert "longer than 128 tokens: 1, 3" in caplog.text
+        assert sum(passed) == 2 * 5
+        kept = [pairs[0], pairs[2], pairs[4]]
+        assert train(tiny, kept, tmp_path / "b").losses == report.losses
+        # An unread rejected response does not make a pair too long.
+        assert train(tiny, pairs, tmp_path / "c", settings=quick(loss="sft")).too_long == (1,)
+
+    def test_max_tokens_may_be_less_than_the_context(self, tiny: Path, tmp_path: Path):
+        with pytest.raises(ConfigError, match=r"none of the 3 preference pairs fits, the shortest"):
+            train(tiny, pairs_of_topics(3), tmp_path / "a", settings=quick(max_tokens=20))
+        assert not (tmp_path / "a").exists()
+
+    def test_an_empty_rejected_response_is_for_supervised_training(
+        self, tiny: Path, tmp_path: Path
+    ):
+        pairs = [replace(pair, rejected="", rejected_end="") for pair in pairs_of_topics(2)]
+        with pytest.raises(ConfigError, match="preference pair 0: rejected may be empty only for"):
+            train(tiny, pairs, tmp_path / "a")
+
+    def test_other_arguments(self, tiny: Path, tmp_path: Path):
+        with pytest.raises(ConfigError, match=r"pairs\[0\] must be a PreferencePair"):
+            train(tiny, [("a", "b", "c")], tmp_path / "a")  # type: ignore[list-item]
+        with pytest.raises(ConfigError, match="seed must be an integer"):
+            train(tiny, pairs_of_topics(1), tmp_path / "a", seed=-1)
+        with pytest.raises(ModelError, match="does not exist"):
+            train("privsyn-xl", pairs_of_topics(1), tmp_path / "a")
+        with pytest.raises(ConfigError, match="one response per prompt, got 2 prompts and 1"):
+            response_log_probabilities(tiny, None, ["a", "b"], ["c"])
+        with pytest.raises(ConfigError, match=r"prompts\[0\] and its response are \d+ tokens"):
+            response_log_probabilities(tiny, None, ["a"], ["b " * 200])
+
+    def test_batches_do_not_change_log_probabilities(self, tiny: Path):
+        pairs = pairs_of_topics(9)
+        prompts = [pair.prompt * (1 + index % 2) for index, pair in enumerate(pairs)]
+        responses = [pair.chosen[: 5 + 7 * index] for index, pair in enumerate(pairs)]
+        responses[4] = ""
+        one = response_log_probabilities(tiny, None, prompts, responses, batch_size=1)
+        many = response_log_probabilities(tiny, None, prompts, responses, batch_size=4)
+        assert many == pytest.approx(one, rel=1e-5)
+        assert one[4] == 0
+        assert (np.delete(one, 4) < -10).all()
+
+
+class TestFailures:
+    def test_a_loss_that_is_no_number(self, tiny: Path, first: Path, tmp_path: Path):
+        before = adapter_digest(first)
+        with pytest.raises(TrainingError, match=r"broke down in step 2: the loss is nan"):
+            train(
+                tiny,
+                pairs_of_topics(8),
+                tmp_path / "a",
+                adapter=first,
+                settings=quick(learning_rate=1e30),
+            )
+        assert list(tmp_path.iterdir()) == []
+        assert adapter_digest(first) == before
+
+    def test_weights_that_are_no_numbers(self, tiny: Path, tmp_path: Path):
+        """The last step's own loss is still finite."""
+        with pytest.raises(TrainingError, match="weight .*lora_.* is no longer finite"):
+            train(
+                tiny,
+                pairs_of_topics(4),
+                tmp_path / "a",
+                settings=quick(learning_rate=1e39, epochs=1),
+            )
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_missing_library_is_one_sentence(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setitem(sys.modules, "trl", None)
+        monkeypatch.delitem(sys.modules, "flower_privsyn.training.trainers")
+        with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[training\]'"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a")
+
+
+class Killed(Exception):
+    """Stands for whatever ends a process."""
+
+
+def kill_after(pairs: int) -> Any:
+    passed = 0
+
+    def progress(count: int) -> None:
+        nonlocal passed
+        passed += count
+        if passed >= pairs:
+            raise Killed
+
+    return progress
+
+
+class TestResuming:
+    @pytest.fixture(autouse=True)
+    def every_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(trainers, "CHECKPOINT_SECONDS", 0.0)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"loss": "sft", "schedule": "cosine"},
+            {"lora_dropout": 0.3, "micro_batch_size": 2, "warmup_steps": 2},
+            {"reference": "previous", "precompute_reference": True, "loss": "ipo"},
+        ],
+        ids=["dpo", "sft", "dropout", "previous"],
+    )
+    def test_a_killed_training_ends_at_the_same_weights(
+        self, tiny: Path, first: Path, tmp_path: Path, changes: dict[str, Any]
+    ):
+        settings, pairs = quick(**changes), pairs_of_topics(10)
+        whole = train(tiny, pairs, tmp_path / "whole", adapter=first, settings=settings)
+        output = tmp_path / "a"
+        for pairs_passed in (5, 13):  # in the first epoch, then in the second
+            with pytest.raises(Killed):
+                train(
+                    tiny,
+                    pairs,
+                    output,
+                    adapter=first,
+                    settings=settings,
+                    progress=kill_after(pairs_passed),
+                )
+            assert not output.exists()
+            assert any((tmp_path / "a.partial").glob("checkpoint-*"))
+        passed: list[int] = []
+        report = train(
+            tiny, pairs, output, adapter=first, settings=settings, progress=passed.append
+        )
+        assert passed[0] >= 10  # nothing of the first epoch again
+        assert sum(passed) == 20
+        assert distance(output, tmp_path / "whole") < 1e-5
+        assert report.losses == pytest.approx(whole.losses, rel=1e-5)
+        assert report.steps == whole.steps == 6
+        assert report.margin == (
+            None if whole.margin is None else pytest.approx(whole.margin, rel=1e-3, abs=1e-5)
+        )
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "whole"]
+
+    def _kill(self, tiny: Path, output: Path, **changes: Any) -> None:
+        with pytest.raises(Killed):
+            train(
+                tiny,
+                changes.pop("pairs", pairs_of_topics(10)),
+                output,
+                progress=kill_after(13),
+                **changes,
+            )
+
+    @pytest.mark.parametrize("what", ["pairs", "settings", "seed", "adapter", "model"])
+    def test_checkpoints_of_another_training_are_not_used(
+        self, tiny: Path, first: Path, tmp_path: Path, what: str
+    ):
+        import shutil
+
+        model = tmp_path / "model"
+        shutil.copytree(tiny, model)
+        same: dict[str, Any] = {"pairs": pairs_of_topics(10), "settings": quick(), "seed": 0}
+        other: dict[str, Any] = {
+            "pairs": [*pairs_of_topics(9), pairs_of_topics(1, first=77)[0]],
+            "settings": quick(beta=0.2),
+            "seed": 1,
+            "adapter": first,
+        }
+        self._kill(
+            model, tmp_path / "a", **({**same, what: other[what]} if what in other else same)
+        )
+        if what == "model":
+            saved = load_file(model / "model.safetensors")
+            saved["model.norm.weight"] = saved["model.norm.weight"] * 1.1
+            save_file(saved, model / "model.safetensors", metadata={"format": "pt"})
+        passed: list[int] = []
+        resumed = train(model, output=tmp_path / "a", progress=passed.append, **same)
+        assert passed[0] == 4
+        fresh = train(model, output=tmp_path / "b", **same)
+        assert distance(tmp_path / "a", tmp_path / "b") == 0
+        assert resumed.losses == fresh.losses
+
+    def test_a_torn_checkpoint_is_passed_over(self, tiny: Path, tmp_path: Path):
+        pairs = pairs_of_topics(10)
+        train(tiny, pairs, tmp_path / "whole")
+        self._kill(tiny, tmp_path / "a", pairs=pairs)
+        found = sorted((tmp_path / "a.partial").glob("checkpoint-*"))
+        assert len(found) == 2
+        (found[-1] / "complete").unlink()
+        (found[-1] / "optimizer.pt").write_bytes(b"torn")
+        passed: list[int] = []
+        train(tiny, pairs, tmp_path / "a", progress=passed.append)
+        assert passed[0] < 10
+        assert distance(tmp_path / "a", tmp_path / "whole") < 1e-5
+
+    def test_checkpoints_are_made_by_the_clock(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(trainers, "CHECKPOINT_SECONDS", 3600.0)
+        self._kill(tiny, tmp_path / "a")
+        assert list((tmp_path / "a.partial").glob("checkpoint-*")) == []
+
+    def test_a_finished_training_is_not_run_again(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        report = train(tiny, pairs_of_topics(4), tmp_path / "a")
+        monkeypatch.delattr(trainers, "build_trainer")
+        passed: list[int] = []
+        assert train(tiny, pairs_of_topics(4), tmp_path / "a", progress=passed.append) == report
+        assert passed == [8]
+        with pytest.raises(AttributeError):
+            train(tiny, pairs_of_topics(4), tmp_path / "a", seed=1)
+
+    def test_a_killed_process(self, tiny: Path, tmp_path: Path):
+        """SIGKILL: nothing of this process's own clean-up runs."""
+        script = tmp_path / "kill.py"
+        script.write_text(
+            "import os, signal, sys\n"
+            "from pathlib import Path\n"
+            "import torch\n"
+            "torch.set_num_threads(1)\n"
+            "from flower_privsyn.training import trainers\n"
+            "from tests.training.conftest import pairs_of_topics\n"
+            "from tests.training.test_preference import train\n"
+            "trainers.CHECKPOINT_SECONDS = 0.0\n"
+            "passed = 0\n"
+            "def progress(count):\n"
+            "    global passed\n"
+            "    passed += count\n"
+            "    if passed >= 13:\n"
+            "        os.kill(os.getpid(), signal.SIGKILL)\n"
+            "train(Path(sys.argv[1]), pairs_of_topics(10), Path(sys.argv[2]), progress=progress)\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, str(script), str(tiny), str(tmp_path / "a")],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+        )
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        assert not (tmp_path / "a").exists()
+        train(tiny, pairs_of_topics(10), tmp_path / "whole")
+        passed: list[int] = []
+        train(tiny, pairs_of_topics(10), tmp_path / "a", progress=passed.append)
+        assert passed[0] >= 10
+        assert distance(tmp_path / "a", tmp_path / "whole") < 1e-5
+
+
+QUIET = """
+import os, socket, sys
+def refuse(*args, **kwargs):
+    raise AssertionError(f"asked for the network: {args}")
+socket.getaddrinfo = refuse
+socket.socket.connect = refuse
+from pathlib import Path
+from flower_privsyn.training import trainers
+from tests.training.conftest import pairs_of_topics, quick
+from tests.training.test_preference import train
+trainers.CHECKPOINT_SECONDS = 0.0
+out = Path(sys.argv[2])
+first = None
+for loss in ("dpo", "sft", "ipo"):
+    settings = quick(loss=loss)
+    train(Path(sys.argv[1]), pairs_of_topics(6), out / loss, adapter=first, settings=settings)
+    first = out / loss
+"""
+
+
+def test_nothing_is_printed_sent_or_left_behind(tiny: Path, tmp_path: Path):
+    """In a bare environment: no offline switch, empty home, temporary and working folders."""
+    places = {name: tmp_path / name for name in ("home", "temporary", "work", "out")}
+    for place in places.values():
+        place.mkdir()
+    kept = {
+        key: os.environ[key] for key in ("PATH", "LANG", "OMP_NUM_THREADS") if key in os.environ
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", QUIET, str(tiny), str(places["out"])],
+        cwd=places["work"],
+        env={
+            **kept,
+            "HOME": str(places["home"]),
+            "TMPDIR": str(places["temporary"]),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == ""
+    assert ended.stderr == ""
+    left = {
+        str(path.relative_to(tmp_path))
+        for name in ("home", "temporary", "work")
+        for path in places[name].rglob("*")
+        if path.is_file()
+    }
+    assert left == set()
+    assert sorted(path.name for path in places["out"].iterdir()) == ["dpo", "ipo", "sft"]
