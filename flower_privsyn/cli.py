@@ -358,6 +358,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             date_column=arguments.date_column,
         )
 
+    private: Any = None
     run = RunDirectory.open(arguments.run_dir)
     if (arguments.held_out is None) == (arguments.users is None):
         raise ConfigError(
@@ -370,7 +371,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         private, held_out = split_users(run, load(arguments.users))
     else:
         held_out = load(arguments.held_out)
-        private = None if arguments.private is None else load(arguments.private)
+        if arguments.private is not None:
+            private = load(arguments.private)
     output = run.path.with_name(f"{run.path.name}.evaluation")
     if arguments.output is not None:
         output = Path(arguments.output).expanduser().absolute()

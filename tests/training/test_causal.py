@@ -1,0 +1,393 @@
+"""Fine-tuning: what it learns, that nothing changes the result but the arguments, and resuming."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flower_privsyn.errors import ConfigError, ModelError, TrainingError
+from flower_privsyn.training import causal
+from flower_privsyn.training.causal import (
+    CausalTraining,
+    fine_tune,
+    first_token,
+    text_window,
+    training_rows,
+)
+from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
+
+__all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]
+
+
+def quick(**changes: Any) -> CausalTraining:
+    values: dict[str, Any] = {
+        "learning_rate": 3e-3,
+        "batch_size": 8,
+        "max_steps": 4,
+        "warmup_steps": 0,
+        "schedule": "constant",
+        "device": "cpu",
+        **changes,
+    }
+    return CausalTraining(**values)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return dict(model.state_dict())
+
+
+def same(first: Path, second: Path) -> bool:
+    one, other = weights(first), weights(second)
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+class TestRows:
+    @pytest.fixture
+    def tokenizer(self, gpt2: Path) -> Any:
+        return AutoTokenizer.from_pretrained(gpt2)
+
+    def rows(self, tokenizer: Any, given: list[str], **changes: Any) -> list[list[int]]:
+        settings = quick(**changes)
+        return training_rows(
+            tokenizer, given, settings=settings, window=settings.max_tokens, seed=1
+        )
+
+    def test_a_text_stands_between_a_beginning_and_an_end(
+        self, tokenizer: Any, texts: list[str]
+    ) -> None:
+        row = self.rows(tokenizer, texts[:1], max_tokens=200)[0]
+        assert row[0] == tokenizer.bos_token_id
+        assert row[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(row[1:-1]) == texts[0]
+
+    def test_long_texts_are_split_or_cut(self, tokenizer: Any, texts: list[str]) -> None:
+        whole = self.rows(tokenizer, texts[:1], max_tokens=200)[0][1:]
+        split = self.rows(tokenizer, texts[:1], max_tokens=5)
+        assert [token for row in split for token in row[1:]] == whole
+        assert all(row[0] == tokenizer.bos_token_id and len(row) <= 6 for row in split)
+        assert self.rows(tokenizer, texts[:1], max_tokens=5, long_texts="cut") == split[:1]
+
+    def test_packing_fills_rows_and_loses_nothing(self, tokenizer: Any, texts: list[str]) -> None:
+        rows = self.rows(tokenizer, texts[:20], layout="pack", max_tokens=16)
+        assert all(len(row) == 17 for row in rows[:-1])
+        stream = [token for row in rows for token in row[1:]]
+        ends = [i for i, token in enumerate(stream) if token == tokenizer.eos_token_id]
+        found = [
+            tokenizer.decode(stream[start:end])
+            for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)
+        ]
+        assert sorted(found) == sorted(texts[:20])
+        assert found != texts[:20]  # in an order drawn from the seed
+
+    def test_texts_without_tokens_are_left_out(self, tokenizer: Any) -> None:
+        assert self.rows(tokenizer, [""]) == []
+
+    def test_what_a_row_begins_with(self, tokenizer: Any) -> None:
+        class Tokens:
+            bos_token_id = None
+            eos_token_id = None
+            cls_token_id = None
+
+        with pytest.raises(ModelError, match="no token to begin"):
+            first_token(Tokens())
+        Tokens.cls_token_id = 5
+        assert first_token(Tokens()) == 5
+        Tokens.eos_token_id = 0
+        assert first_token(Tokens()) == 0
+
+    def test_the_context_bounds_a_row(self, gpt2: Path) -> None:
+        model = AutoModelForCausalLM.from_pretrained(gpt2)
+        context = model.config.max_position_embeddings
+        assert text_window(model, 10_000) == context - 1
+        assert text_window(model, 10) == 10
+
+
+class TestSteps:
+    def test_one_step_equals_the_optimiser_by_hand(
+        self, llama: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        """The mean over all tokens of the batch, whatever the lengths of its texts."""
+        settings = quick(
+            max_steps=1, batch_size=100, weight_decay=0.1, max_gradient_norm=0.0, max_tokens=100
+        )
+        fine_tune(llama, texts[:6], settings=settings, output=tmp_path / "out", seed=0)
+        model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(llama)
+        rows = training_rows(tokenizer, texts[:6], settings=settings, window=100, seed=0)
+        total = sum(len(row) - 1 for row in rows)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+        for row in rows:
+            ids = torch.tensor([row])
+            (model(input_ids=ids, labels=ids).loss * (len(row) - 1) / total).backward()
+        optimiser.step()
+        found = weights(tmp_path / "out")
+        for name, value in model.named_parameters():
+            # Adam's first step is as long for a gradient of rounding errors as for a real one.
+            real = value.grad.abs() > 1e-4
+            assert real.any()
+            assert torch.allclose(found[name][real], value[real], atol=1e-5), name
+
+    @pytest.mark.parametrize("model", ["gpt2", "llama", "lstm"])
+    def test_it_learns_and_the_result_loads(
+        self, model: str, request: pytest.FixtureRequest, texts: list[str], tmp_path: Path
+    ) -> None:
+        folder = request.getfixturevalue(model)
+        calls: list[tuple[int, int]] = []
+        report = fine_tune(
+            folder,
+            texts,
+            settings=quick(max_steps=40, learning_rate=2e-2),
+            output=tmp_path / "out",
+            seed=0,
+            progress=lambda done, total: calls.append((done, total)),
+        )
+        assert report.first_loss > 5.0  # random weights over 600 tokens
+        assert report.loss < report.first_loss - 1.0
+        assert (report.steps, len(report.losses)) == (40, 40)
+        assert report.epochs == pytest.approx(40 / math.ceil(report.rows / 8))
+        assert calls == [(step, 40) for step in range(1, 41)]
+        assert not list(tmp_path.glob("*.partial*"))
+        assert AutoTokenizer.from_pretrained(tmp_path / "out")("the river")["input_ids"]
+
+    def test_micro_batches_change_nothing(
+        self, llama: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        for size in (0, 3):
+            fine_tune(
+                llama,
+                texts[:20],
+                settings=quick(micro_batch_size=size),
+                output=tmp_path / str(size),
+                seed=0,
+            )
+        one, other = weights(tmp_path / "0"), weights(tmp_path / "3")
+        assert all(torch.allclose(one[name], other[name], atol=1e-4) for name in one)
+
+    def test_the_same_arguments_give_the_same_bits(
+        self, gpt2: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+            torch.manual_seed(sum(map(ord, name)))  # the caller's random numbers do not matter
+            fine_tune(gpt2, texts[:20], settings=quick(), output=tmp_path / name, seed=seed)
+        assert same(tmp_path / "a", tmp_path / "b")
+        assert not same(tmp_path / "a", tmp_path / "c")
+
+    def test_the_caller_keeps_its_random_numbers(
+        self, gpt2: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        torch.manual_seed(3)
+        expected = torch.rand(1)
+        torch.manual_seed(3)
+        fine_tune(gpt2, texts[:4], settings=quick(max_steps=1), output=tmp_path / "a", seed=0)
+        assert torch.equal(torch.rand(1), expected)
+
+    def test_bfloat16_products_keep_float32_weights(
+        self, llama: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        report = fine_tune(
+            llama, texts, settings=quick(precision="bfloat16"), output=tmp_path / "a", seed=0
+        )
+        assert report.losses[-1] < report.losses[0]
+        stored = json.loads((tmp_path / "a" / "config.json").read_text())
+        assert stored["dtype"] == "float32"
+
+    def test_every_row_once_per_epoch(self) -> None:
+        seen = [row for step in range(4) for row in causal._rows_of_step(10, 3, step, 7)]
+        again = [row for step in range(4, 8) for row in causal._rows_of_step(10, 3, step, 7)]
+        assert sorted(seen) == sorted(again) == list(range(10))
+        assert seen != again
+
+    @pytest.mark.parametrize(
+        ("schedule", "expected"),
+        [
+            ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+            ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
+            ("cosine", [0.5, 1.0, 1.0, (1 + math.cos(math.pi / 4)) / 2, 0.5]),
+        ],
+    )
+    def test_learning_rates(self, schedule: Any, expected: list[float]) -> None:
+        settings = quick(schedule=schedule, warmup_steps=2)
+        found = [causal._rate(settings, step, 6) for step in range(len(expected))]
+        assert found == pytest.approx(expected)
+
+    def test_a_loss_that_is_not_finite_stops_and_leaves_no_model(
+        self, llama: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        with pytest.raises(TrainingError, match="lower learning_rate"):
+            fine_tune(
+                llama,
+                texts,
+                settings=quick(learning_rate=1e30, max_steps=20, max_gradient_norm=0.0),
+                output=tmp_path / "a",
+                seed=0,
+            )
+        assert not (tmp_path / "a").exists()
+
+
+class _Killed(BaseException):
+    """Ends a training as a signal would."""
+
+
+class TestResume:
+    @pytest.fixture(autouse=True)
+    def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(causal, "CHECKPOINT_SECONDS", 0.0)
+
+    @staticmethod
+    def kill_at(step: int) -> Any:
+        def progress(done: int, total: int) -> None:
+            if done == step:
+                raise _Killed
+
+        return progress
+
+    def test_a_killed_training_ends_with_the_same_bits(
+        self, gpt2: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        # GPT-2 has dropout, and six steps are more than an epoch of five.
+        options: dict[str, Any] = {"settings": quick(max_steps=6, schedule="linear"), "seed": 3}
+        given = texts[:40]
+        whole = fine_tune(gpt2, given, output=tmp_path / "whole", **options)
+        steps = []
+        for stop in (2, 5):
+            with pytest.raises(_Killed):
+                fine_tune(
+                    gpt2, given, output=tmp_path / "cut", progress=self.kill_at(stop), **options
+                )
+            assert not (tmp_path / "cut").exists()
+        report = fine_tune(
+            gpt2,
+            given,
+            output=tmp_path / "cut",
+            progress=lambda done, total: steps.append(done),
+            **options,
+        )
+        assert steps == [6]  # the five before were not made again
+        assert report.losses == whole.losses
+        assert same(tmp_path / "whole", tmp_path / "cut")
+
+    def test_a_finished_training_is_taken_as_it_is(
+        self, gpt2: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options: dict[str, Any] = {"settings": quick(), "output": tmp_path / "a", "seed": 0}
+        first = fine_tune(gpt2, texts[:9], **options)
+        monkeypatch.setattr(causal, "_train", lambda *args, **kwargs: pytest.fail("trained"))
+        assert fine_tune(gpt2, texts[:9], **options) == first
+
+    @pytest.mark.parametrize("change", ["texts", "settings", "seed", "resume"])
+    def test_anything_else_starts_anew(
+        self, gpt2: Path, texts: list[str], tmp_path: Path, change: str
+    ) -> None:
+        options: dict[str, Any] = {"settings": quick(), "output": tmp_path / "a", "seed": 0}
+        with pytest.raises(_Killed):
+            fine_tune(gpt2, texts[:9], progress=self.kill_at(2), **options)
+        given = texts[:9]
+        if change == "texts":
+            given = texts[1:10]
+        else:
+            options |= {
+                "settings": {"settings": quick(learning_rate=1e-3)},
+                "seed": {"seed": 1},
+                "resume": {"resume": False},
+            }[change]
+        steps: list[int] = []
+        fine_tune(gpt2, given, progress=lambda done, total: steps.append(done), **options)
+        assert steps == [1, 2, 3, 4]
+
+    def test_a_half_written_checkpoint_is_not_used(
+        self, gpt2: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        options: dict[str, Any] = {"settings": quick(), "output": tmp_path / "a", "seed": 0}
+        with pytest.raises(_Killed):
+            fine_tune(gpt2, texts[:9], progress=self.kill_at(3), **options)
+        (checkpoint,) = (tmp_path / "a.partial").glob("checkpoint-*")
+        (checkpoint / "complete").unlink()
+        steps: list[int] = []
+        fine_tune(gpt2, texts[:9], progress=lambda done, total: steps.append(done), **options)
+        assert steps == [1, 2, 3, 4]
+
+
+class TestRefusals:
+    def test_a_folder_that_is_no_model_is_never_replaced(
+        self, gpt2: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        (tmp_path / "notes.txt").write_text("mine")
+        with pytest.raises(ModelError, match="not replaced"):
+            fine_tune(gpt2, texts, settings=quick(), output=tmp_path, seed=0)
+        assert (tmp_path / "notes.txt").read_text() == "mine"
+
+    def test_a_model_is_not_trained_onto_itself(self, gpt2: Path, texts: list[str]) -> None:
+        with pytest.raises(ConfigError, match="another folder"):
+            fine_tune(gpt2, texts, settings=quick(), output=gpt2, seed=0)
+
+    def test_nothing_to_learn(self, gpt2: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="list of texts"):
+            fine_tune(gpt2, [], settings=quick(), output=tmp_path / "a", seed=0)
+        with pytest.raises(ConfigError, match="nothing to learn"):
+            fine_tune(gpt2, [""], settings=quick(), output=tmp_path / "a", seed=0)
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"learning_rate": 0}, "learning_rate must be > 0"),
+            ({"learning_rate": float("nan")}, "learning_rate must be a number"),
+            ({"batch_size": 0}, "batch_size must be an integer >= 1"),
+            ({"epochs": 1.5}, "epochs must be an integer"),
+            ({"layout": "mix"}, "layout must be one of pad, pack"),
+            ({"precision": "int8"}, "precision must be one of"),
+            ({"retokenize": True}, "retokenize = true needs"),
+            ({"retokenize": 1}, "retokenize must be true or false"),
+        ],
+    )
+    def test_settings(self, changes: dict[str, Any], words: str) -> None:
+        with pytest.raises(ConfigError, match=words):
+            CausalTraining(**changes)
+
+
+def test_presets_are_the_papers() -> None:
+    paper = CausalTraining.distilgpt2()
+    assert (paper.learning_rate, paper.max_tokens + 1, paper.epochs) == (2e-4, 64, 20)
+    assert (paper.schedule, paper.max_gradient_norm) == ("constant", 0.0)
+    assert CausalTraining.distilgpt2(retokenize=True, batch_size=64).retokenize
+    bert = CausalTraining.bert()
+    assert (bert.max_steps, bert.learning_rate, bert.batch_size) == (6000, 3e-4, 64)
+
+
+def test_bert_as_a_causal_model(tmp_path: Path, texts: list[str]) -> None:
+    """A folder that says `is_decoder` trains without a token seeing those after it."""
+    from transformers import BertConfig, BertLMHeadModel
+
+    from tests.generation.conftest import _word_piece
+
+    torch.manual_seed(1)
+    tokenizer = _word_piece()
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        is_decoder=True,
+    )
+    BertLMHeadModel(config).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    settings = CausalTraining.bert(
+        max_steps=15, batch_size=16, learning_rate=1e-2, device="cpu", max_tokens=32
+    )
+    report = fine_tune(tmp_path / "bert", texts, settings=settings, output=tmp_path / "a", seed=0)
+    assert report.losses[-1] < report.losses[0] - 0.5
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a").eval()
+    ids = torch.tensor(np.arange(6, 16)[None])
+    changed = ids.clone()
+    changed[0, -1] = 30
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits[0, :-1], model(changed).logits[0, :-1], atol=1e-5)
