@@ -109,7 +109,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="NaN passes the clip",
         file=f"{PRIVACY}/clipping.py",
-        before="    clipped[broken] = 0.0\n",
+        before="    rows[~np.isfinite(rows).all(axis=1)] = 0.0\n",
         after="",
         tests=("tests/queries", "tests/privacy/test_clipping.py"),
     ),
@@ -210,8 +210,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the span's root is triangular at the users",
         file=SIMILARITY,
-        before="    root = (directions.T * lengths) @ directions\n",
-        after="    root = lengths[:, None] * directions\n",
+        before="    root = (directions * lengths) @ directions.T\n",
+        after="    root = lengths[:, None] * directions.T\n",
         tests=(
             f"{SIMILARITY_TESTS}::TestTheSpan::test_more_dimensions_than_candidates",
             f"{SIMILARITY_TESTS}::TestTheCohortForm",
@@ -367,6 +367,44 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="    if file.exists():\n        return _kernel",
         after="    if False:\n        return _kernel",
         tests=(f"{SKETCH_TESTS}::TestKernel",),
+    ),
+    Mutation(
+        name="the clipping bit without its half shift",
+        file="flower_privsyn/queries/model_delta.py",
+        before="np.where(lengths <= bound, self._bit, -self._bit)",
+        after="np.where(lengths <= bound, 2 * self._bit, 0.0)",
+        tests=("tests/queries/test_model_delta.py",),
+    ),
+    Mutation(
+        name="update and bit have a bound each, and one noise",
+        file="flower_privsyn/queries/model_delta.py",
+        before="        return self.clip_to / self.unit / math.sqrt(1.0 - self.bit_share**2)\n",
+        after="        return self.clip_to / self.unit\n",
+        tests=("tests/queries/test_model_delta.py::TestAdaptiveClipping",),
+    ),
+    Mutation(
+        name="a user is trained from where the one before ended",
+        file="flower_privsyn/training/local.py",
+        before="        self._weights.copy_(self._start)\n"
+        "        for buffer, value in self._buffers:\n"
+        "            buffer.copy_(value)\n"
+        "        order",
+        after="        order",
+        tests=("tests/training/test_local.py::TestUpdate",),
+    ),
+    Mutation(
+        name="running statistics pass from user to user",
+        file="flower_privsyn/training/local.py",
+        before="            buffer.copy_(value)\n        order",
+        after="            pass\n        order",
+        tests=("tests/training/test_local.py::TestUpdate",),
+    ),
+    Mutation(
+        name="updates are averaged over those who answered",
+        file="flower_privsyn/strategies/federated_training.py",
+        before="query.mean_update(release.values, self.expected_users)",
+        after="query.mean_update(release.values, release.num_users or 1)",
+        tests=("tests/strategies/test_dp_fedavg.py::TestNoise",),
     ),
     Mutation(
         name="an exception's text leaves the client",
