@@ -24,7 +24,11 @@ from flower_privsyn.privacy.factorisation import (
 )
 from flower_privsyn.privacy.ledger import PrivacyLedger
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
-from flower_privsyn.privacy.participation import CyclicSampling, Participation
+from flower_privsyn.privacy.participation import (
+    CyclicSampling,
+    Participation,
+    participation_of,
+)
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import (
@@ -64,6 +68,7 @@ __all__ = [
     "calibrate_noise_multiplier",
     "clip_rows",
     "mechanism_from_dict",
+    "participation_of",
     "release_epsilon",
     "server_epsilon",
 ]

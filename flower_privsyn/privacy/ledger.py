@@ -578,10 +578,16 @@ class PrivacyLedger:
         return tuple(self._pending)
 
     @property
-    def correlations(self) -> tuple[Correlation, ...]:
-        """The correlations of the rounds so far, in the order of their first rounds."""
-        found = (stream.first.correlation for stream in self._streams.values())
-        return tuple(correlation for correlation in found if correlation is not None)
+    def correlations(self) -> dict[Correlation, float]:
+        """The correlations of the rounds so far, each with the noise multiplier of its rounds.
+
+        In the order of their first rounds.
+        """
+        return {
+            stream.first.correlation: stream.first.mechanism.noise_multiplier
+            for stream in self._streams.values()
+            if stream.first.correlation is not None
+        }
 
     def last_released(self, correlation: Correlation) -> int | None:
         """Return the last of correlated rounds that was charged and not interrupted, or None.
@@ -702,8 +708,11 @@ class PrivacyLedger:
                 "for."
             )
         first = stream.first
-        before = (first.correlation, first.mechanism.noise_multiplier, first.sampling)
-        if before != (correlation, planned.mechanism.noise_multiplier, planned.sampling):
+        if (
+            first.correlation != correlation
+            or first.mechanism.noise_multiplier != planned.mechanism.noise_multiplier
+            or _turns(first.sampling) != _turns(planned.sampling)
+        ):
             raise LedgerError(
                 f"Round {planned.round} does not have the noise and the sampling that its "
                 f"correlated rounds are accounted for in {self._path}."
@@ -878,6 +887,11 @@ class PrivacyLedger:
             raise _damaged(self._path, number, "a field is missing or out of range") from error
         self._size += len(raw) + 1
         self._previous = hashlib.sha256(raw).hexdigest()
+
+
+def _turns(sampling: Sampling) -> dict[str, Any]:
+    """Who takes part when; users who come or go change nothing for the others."""
+    return {**sampling.to_dict(), "population": None}
 
 
 def _secret_size(sampling: Sampling) -> bool:

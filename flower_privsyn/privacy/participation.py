@@ -199,7 +199,7 @@ class CyclicSampling(Sampling):
         rounds: Rounds T, at least 1.
         max_participations: Rounds of one user that are allowed, at least 1; None for what
             ``rounds`` and ``groups`` leave room for.
-        salt: 32 hexadecimal digits, public, fresh for every run so that no user is always first.
+        salt: 32 hexadecimal digits, public. Other salts deal users to other groups.
         population: Number of users in the federation, at least 1; None when it is not known.
         round_number: The round this sampling is asked for; None for the plan as a whole.
 

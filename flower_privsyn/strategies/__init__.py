@@ -1,6 +1,7 @@
 """The server's half, one file per method."""
 
 from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
+from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
 from flower_privsyn.strategies.federated_training import (
     FederatedTraining,
     FederatedTrainingConfig,
@@ -15,6 +16,8 @@ from flower_privsyn.strategies.sketch import Sketch
 
 __all__ = [
     "CLIENT_KEYS",
+    "DPFTRL",
+    "DPFTRLConfig",
     "DPFedAvg",
     "DPFedAvgConfig",
     "FederatedTraining",

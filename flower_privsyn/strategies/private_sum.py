@@ -24,14 +24,19 @@ from flower_privsyn import wire
 from flower_privsyn.errors import ConfigError, FederationError, LedgerError
 from flower_privsyn.files import replacing, user_path
 from flower_privsyn.privacy import (
+    CorrelatedNoise,
+    Correlation,
+    Factorisation,
     FullParticipation,
     GaussianMechanism,
     NeighboringRelation,
+    Participation,
     PrivacyLedger,
     RandomSource,
     Sampling,
     SecureRandom,
     calibrate_noise_multiplier,
+    participation_of,
 )
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
@@ -42,6 +47,10 @@ logger = logging.getLogger("flwr.privsyn")
 
 _POLL_SECONDS = 0.5
 
+#: The memory of correlated noise, in the run directory. Secret: with the releases it gives sums
+#: away. Its last state holds nothing.
+NOISE_FILE = "noise.npz"
+
 #: What a subclass may not replace.
 _PRIVATE_PATH = (
     "configure_train",
@@ -49,9 +58,11 @@ _PRIVATE_PATH = (
     "configure_evaluate",
     "aggregate_evaluate",
     "_release",
+    "_correlation_of",
+    "_noise_multiplier",
+    "_open_noise",
     "start",
 )
-
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +94,9 @@ class PrivateSumStrategy(Strategy):
         norm at most `query.clip_norm`; Gaussian noise of standard deviation noise multiplier x
         clip norm is added once to the sum. The rounds compose to (epsilon, delta) as accounted by
         `config.accountant` for the sampling in use; a round is written to the ledger and synced
-        to disk before its release is used, and a round that was interrupted is charged. Two
+        to disk before its release is used, and a round that was interrupted is charged. Where
+        `factorisation` correlates the noise, all rounds are one Gaussian mechanism, charged with
+        the first of them (`flower_privsyn.privacy.Correlation`). Two
         epsilons are kept: for those who see only what is released, with the sampling secret, and
         for those who also know who took part. With central noise the server itself sees the raw
         sums of the nodes, and is trusted with them.
@@ -112,6 +125,8 @@ class PrivateSumStrategy(Strategy):
         self._roster: dict[int, int] = {}
         self._sampling: Sampling | None = None
         self._mechanism: GaussianMechanism | None = None
+        self._correlation: Correlation | None = None
+        self._noise: CorrelatedNoise | None = None
         self._rounds_before = 0
         self._round_started = 0.0
         self._traffic: wire.Traffic | None = None
@@ -167,6 +182,16 @@ class PrivateSumStrategy(Strategy):
     def finish(self) -> dict[str, Any]:
         """Make and write the result; return figures for the end of the run."""
 
+    def factorisation(self, participation: Participation) -> Factorisation | None:  # noqa: ARG002
+        """How the noise of the rounds is correlated; None: every round has noise of its own.
+
+        Asked once, when a run begins; a resumed run goes on with the matrix of its ledger.
+
+        Args:
+            participation: in which sets of rounds a user may take part, by the sampling in use.
+        """
+        return None
+
     @property
     def stamp(self) -> str | None:
         """What marks every figure of a run whose result the ledger does not cover; else None."""
@@ -196,8 +221,16 @@ class PrivateSumStrategy(Strategy):
         return self._sampling.expected_users
 
     @property
+    def correlation(self) -> Correlation | None:
+        """The rounds as one mechanism, where their noise is correlated; from `start` on."""
+        return self._correlation
+
+    @property
     def noise_multiplier(self) -> float:
-        """Noise standard deviation over the clip norm; available from `start` on."""
+        """Noise standard deviation over the clip norm; available from `start` on.
+
+        Of correlated noise, that of the fresh part of every round, which is what papers state.
+        """
         if self._mechanism is None:
             raise RuntimeError("the strategy has not been started")
         return self._mechanism.noise_multiplier
@@ -261,6 +294,7 @@ class PrivateSumStrategy(Strategy):
                 result = Result()
                 remaining = settings.num_rounds - self._rounds_before
                 if remaining > 0 and broadcast is not None:
+                    self._open_noise()
                     result = super().start(
                         grid,
                         initial_arrays=self._packed(broadcast),
@@ -330,6 +364,7 @@ class PrivateSumStrategy(Strategy):
             noise=settings.noise,
             shares_required=settings.shares_required or None,
             secure_randomness=self._random.secure,
+            correlation=self._correlation,
         )
         self._sent = broadcast = wire.read_broadcast(arrays)
         self._traffic = wire.traffic(
@@ -353,7 +388,7 @@ class PrivateSumStrategy(Strategy):
                 query=query,
                 broadcast=broadcast,
                 data=self._data_request(),
-                sampling=share,
+                sampling=share.of_round(number),
                 # One key per node: equal ids on two nodes must not share a coin, and no node
                 # may know the coins of another's users.
                 sampling_key=self._random.uint64(4).tobytes(),
@@ -492,13 +527,20 @@ class PrivateSumStrategy(Strategy):
                 ledger.charge(round=number, num_users=num_users, extra={"used": False})
             logger.warning("round %d is left out: %s", number, reason)
             return None
+        random: RandomSource = self._random
+        noise_std = mechanism.standard_deviation
+        if self._noise is not None:
+            # On the disk before the ledger says that the sum is out: what is out, later rounds
+            # must take up. The round's noise then comes from there in place of fresh noise.
+            self._noise.prepare(number, length)
+            noise_std *= self._noise.deviation(number)
+            random = self._noise
         ledger.charge(round=number, num_users=num_users)
         if settings.noise == "central":
-            values = mechanism.release(total, random=self._random)
-            noise_std = mechanism.standard_deviation
+            values = mechanism.release(total, random=random)
         else:
             values = total.copy()
-            noise_std = mechanism.standard_deviation * np.sqrt(num_users / settings.shares_required)
+            noise_std *= np.sqrt(num_users / settings.shares_required)
         del total
         return ReleasedSum(
             round_number=number,
@@ -549,7 +591,9 @@ class PrivateSumStrategy(Strategy):
         self._roster = roster
         settings.check_delta(users)
         self._sampling = settings.sampling_of(users)
-        multiplier = self._multiplier(self._sampling)
+        self._correlation, multiplier = self._correlation_of(self._sampling)
+        if multiplier is None:
+            multiplier = self._noise_multiplier(self._sampling)
         self._mechanism = GaussianMechanism(
             noise_multiplier=multiplier, l2_sensitivity=self.query.clip_norm
         )
@@ -590,19 +634,50 @@ class PrivateSumStrategy(Strategy):
             problems["no reply"] += len(asked) - len(seen)
         return roster, problems
 
-    def _multiplier(self, sampling: Sampling) -> float:
+    @final
+    def _noise_multiplier(self, sampling: Sampling) -> float:
         """The noise multiplier that was given, or the one the budget asks for."""
-        settings = self._settings
+        settings, correlation = self._settings, self._correlation
         if settings.epsilon is None:
             return settings.noise_multiplier or 0.0
-        return calibrate_noise_multiplier(
+        # Correlated rounds are one release, and nothing is gained from who takes part in which.
+        multiplier = calibrate_noise_multiplier(
             epsilon=settings.epsilon,
             delta=settings.delta,
-            rounds=settings.num_rounds,
-            sampling=sampling,
+            rounds=settings.num_rounds if correlation is None else 1,
+            sampling=sampling if correlation is None else self._everyone(),
             accountant=settings.accountant,
             relation=NeighboringRelation(settings.relation),
         )
+        return multiplier if correlation is None else correlation.round_multiplier(multiplier)
+
+    @final
+    def _correlation_of(self, sampling: Sampling) -> tuple[Correlation | None, float | None]:
+        """The correlation of this run's noise, and the noise multiplier if the ledger has it."""
+        if self.run.ledger_file.exists():
+            known = PrivacyLedger.read(self.run.ledger_file).correlations
+            if known:
+                return next(iter(known.items()))
+        participation = participation_of(sampling, rounds=self._settings.num_rounds)
+        factorisation = self.factorisation(participation)
+        if factorisation is None:
+            return None, None
+        return Correlation.create(factorisation, participation), None
+
+    @final
+    def _open_noise(self) -> None:
+        """Begin the stream of correlated noise, or go on with it."""
+        correlation, ledger = self._correlation, self._ledger
+        if correlation is None or ledger is None:
+            return
+        path = self.run.path / NOISE_FILE
+        self._noise = CorrelatedNoise(correlation, random=self._random, path=path)
+        released = ledger.last_released(correlation)
+        if released is not None and released > self._noise.last_round:
+            raise LedgerError(
+                f"{path} does not reach round {released}, which was released: the noise of the "
+                "rounds to come must take that round's noise up, and the run cannot continue"
+            )
 
     @abstractmethod
     def embedder_identity(self) -> tuple[str, int]:

@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from flower_privsyn.data import parse_cutoff
 from flower_privsyn.errors import ConfigError
@@ -97,6 +97,8 @@ class PrivateSumConfig:
         resume: continue the run in `run_dir`.
     """
 
+    samplings: ClassVar[tuple[str, ...]] = ("full", "poisson", "fixed-size")
+
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-6
@@ -153,7 +155,7 @@ class PrivateSumConfig:
             "seed",
         ):
             check_integer(key.replace("_", "-"), getattr(self, key), low=0)
-        check_choice("sampling", self.sampling, ("full", "poisson", "fixed-size"))
+        check_choice("sampling", self.sampling, self.samplings)
         check_number("sampling-rate", self.sampling_rate, low=0, high=1, low_open=True)
         if self.sampling != "poisson" and self.sampling_rate != 1.0:
             raise ConfigError(

@@ -381,7 +381,7 @@ def test_a_reopened_ledger_knows_its_streams(rounds: Rounds) -> None:
     before = rounds.ledger.epsilon_release, rounds.ledger.epsilon_server
     rounds.reopen()
     assert (rounds.ledger.epsilon_release, rounds.ledger.epsilon_server) == before
-    assert rounds.ledger.correlations == (rounds.correlation,)
+    assert rounds.ledger.correlations == {rounds.correlation: rounds.mechanism.noise_multiplier}
     assert rounds.ledger.last_released(rounds.correlation) == 5
     assert rounds.ledger.last_released(correlation()) is None
     looked_at = PrivacyLedger.read(rounds.path)

@@ -1,0 +1,320 @@
+"""DP-FTRL: training on the nodes with noise that is correlated over the rounds.
+
+Papers:
+    Kairouz, McMahan, Song, Thakkar, Thakurta, Xu: "Practical and Private (Deep) Learning Without
+    Sampling or Shuffling" (ICML 2021), Algorithm 1: trees, plain or with Honaker's estimate.
+    McMahan, Xu, Zhang: "A Hassle-free Algorithm for Private Learning in Practice: Don't Use Tree
+    Aggregation, Use BLTs" (2024): buffers, the default here.
+    Choquette-Choo et al.: "(Amplified) Banded Matrix Factorization: A unified approach to private
+    training" (2023): bands, and users who come back after b rounds at the earliest.
+
+Algorithm 1 of Kairouz et al., for users instead of records:
+    a fixed order of the users, a cohort a round                `CyclicSampling`
+    the gradient, clipped to norm C                             `ModelDelta`, as in DP-FedAvg
+    AddToTree, GetSum: the running total plus tree noise        `TreeAggregation`
+    theta_t from the noisy total of all rounds                  `FederatedTraining.update`, which
+                                                                adds up noisy rounds: the same sum
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal, Self, final
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import (
+    BandedToeplitz,
+    BufferedLinearToeplitz,
+    CyclicSampling,
+    Factorisation,
+    Participation,
+    RandomSource,
+    Sampling,
+    TreeAggregation,
+)
+from flower_privsyn.strategies.federated_training import (
+    FederatedTraining,
+    FederatedTrainingConfig,
+)
+from flower_privsyn.strategies.settings import check_choice, check_integer, check_number
+
+logger = logging.getLogger("flwr.privsyn")
+
+CORRELATIONS: Final = ("blt", "banded", "banded-square-root", "tree", "tree-honaker")
+
+#: POPri's noise multipliers for DP-FTRL by (users, users per round) and epsilon, table 3.
+POPRI_TREES: Final[Mapping[tuple[int, int], Mapping[str, float]]] = {
+    (1_000, 1_000): {"1": 19.5, "7": 3.35},
+    (2_000, 1_000): {"1": 28.0, "7": 4.8},
+    (4_000, 1_000): {"1": 34.0, "7": 5.8},
+    (10_000, 500): {"1": 43.0, "7": 7.5},
+    (10_000, 1_000): {"1": 39.0, "7": 6.7},
+    (10_000, 2_000): {"1": 34.0, "7": 5.8},
+    (10_000, 2_500): {"1": 34.0, "7": 5.8},
+    (10_000, 5_000): {"1": 28.0, "7": 4.8},
+    (10_000, 7_500): {"1": 19.5, "7": 3.35},
+    (10_000, 10_000): {"1": 19.5, "7": 3.35},
+    (17_000, 1_000): {"1": 44.0, "7": 7.5},
+    (72_000, 1_000): {"1": 52.0, "7": 8.9},
+    (72_000, 72_000): {"1": 19.5, "7": 3.35},
+    (133_000, 1_000): {"1": 55.0, "7": 9.5},
+    (133_000, 133_000): {"1": 19.5, "7": 3.35},
+}
+
+#: Noise multipliers of Wang et al. 2023 by epsilon.
+PUBLIC_LLM_TREES: Final[Mapping[str, float]] = {"1.77": 8.83, "18.71": 1.13}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPFTRLConfig(FederatedTrainingConfig):
+    """Settings of `DPFTRL`.
+
+    Attributes:
+        sampling: "cyclic": users are dealt to `min_separation` groups that take turns.
+        noise_multiplier: standard deviation of the fresh part of a round's noise over the clip
+            norm, as papers on DP-FTRL state it: of one node of a tree. What all rounds cost is
+            this over the sensitivity of the correlation, and follows from the participation.
+        min_separation: b, rounds from one participation of a user to the next, >= 1. About
+            num_users / min_separation users take part in a round. At 1 everybody takes part in
+            every round, and no correlation is worth having: that is DP-FedAvg.
+        max_participations: rounds that one user may take part in, >= 1, or 0 for as many as
+            `num_rounds` and `min_separation` leave room for; more rounds than it allows are
+            refused.
+        correlation: "blt": buffers; "banded": bands; "banded-square-root": bands that need no
+            optimisation; "tree", "tree-honaker": binary trees as published.
+        noise_buffers: for "blt": vectors of the model's size that are kept, 1 to 5, or 0 for as
+            many as are worth it.
+        noise_bands: for the banded ones: rounds that a round's noise depends on, itself included,
+            up to `min_separation`, or 0 for that; all but one are kept.
+        tree_restart: for trees: rounds per tree, or 0 for one pass over the users,
+            `min_separation`.
+        tree_completion: for trees: read the total of a tree that ends off its root.
+
+    References:
+        Kairouz et al. 2021, Algorithm 1; McMahan, Xu, Zhang 2024; Choquette-Choo et al. 2023.
+    """
+
+    samplings: ClassVar[tuple[str, ...]] = ("cyclic",)
+
+    sampling: Literal["cyclic"] = "cyclic"  # type: ignore[assignment]
+    min_separation: int = 10
+    max_participations: int = 0
+    correlation: Literal["blt", "banded", "banded-square-root", "tree", "tree-honaker"] = "blt"
+    noise_buffers: int = 0
+    noise_bands: int = 0
+    tree_restart: int = 0
+    tree_completion: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every value on its own and against the others."""
+        check_integer("min-separation", self.min_separation, low=1)
+        for key in ("max_participations", "noise_buffers", "noise_bands", "tree_restart"):
+            check_integer(key.replace("_", "-"), getattr(self, key), low=0)
+        check_number("noise-buffers", self.noise_buffers, low=0, high=5)
+        check_choice("correlation", self.correlation, CORRELATIONS)
+        if self.noise != "central":
+            raise ConfigError(
+                f'noise = "{self.noise}" cannot be correlated over rounds: use noise = "central", '
+                "or DP-FedAvg"
+            )
+        self._refuse_unused("noise-buffers", self.noise_buffers, ("blt",))
+        self._refuse_unused("noise-bands", self.noise_bands, ("banded", "banded-square-root"))
+        self._refuse_unused("tree-restart", self.tree_restart, ("tree", "tree-honaker"))
+        self._refuse_unused("tree-completion", self.tree_completion, ("tree", "tree-honaker"))
+        if self.noise_bands > self.min_separation:
+            raise ConfigError(
+                f"noise-bands = {self.noise_bands} must be at most min-separation = "
+                f"{self.min_separation}"
+            )
+        super().__post_init__()
+        turns = -(-self.num_rounds // self.min_separation)
+        if 0 < self.max_participations < turns:
+            raise ConfigError(
+                f"max-participations = {self.max_participations} is less than the {turns} turns of "
+                f"a user in num-rounds = {self.num_rounds} with min-separation = "
+                f"{self.min_separation}: use fewer rounds or a larger separation"
+            )
+
+    def _refuse_unused(self, key: str, value: int, correlations: tuple[str, ...]) -> None:
+        if value and self.correlation not in correlations:
+            listed = " or ".join(f'"{name}"' for name in correlations)
+            raise ConfigError(
+                f"{key} = {str(value).lower()} needs correlation = {listed}, got correlation = "
+                f'"{self.correlation}"'
+            )
+
+    def sampling_of(self, population: int) -> Sampling:
+        """Groups that take turns, dealt by a public hash of the users' ids and the seed."""
+        return CyclicSampling(
+            groups=self.min_separation,
+            rounds=self.num_rounds,
+            max_participations=self.max_participations or None,
+            salt=hashlib.blake2b(f"turns {self.seed}".encode(), digest_size=16).hexdigest(),
+            population=population,
+        )
+
+    def factorisation(self, participation: Participation) -> Factorisation:
+        """The matrix that correlates the noise, for the momentum of the server."""
+        rounds, gap = self.num_rounds, self.min_separation
+        if self.correlation == "blt":
+            return BufferedLinearToeplitz.optimal(
+                participation,
+                buffers=self.noise_buffers or None,
+                momentum=self.server_momentum,
+            )
+        bands = min(self.noise_bands or gap, rounds)
+        if self.correlation == "banded":
+            return BandedToeplitz.optimal(rounds=rounds, bands=bands, momentum=self.server_momentum)
+        if self.correlation == "banded-square-root":
+            return BandedToeplitz.square_root(rounds=rounds, bands=bands)
+        return TreeAggregation(
+            rounds=rounds,
+            restart_every=self.tree_restart or gap,
+            honaker=self.correlation == "tree-honaker",
+            completion=self.tree_completion,
+        )
+
+    @classmethod
+    def popri(
+        cls,
+        *,
+        users: int = 10_000,
+        users_per_round: int = 1_000,
+        epsilon: Literal["1", "7"] = "7",
+        twenty: Literal["epochs", "rounds"] = "epochs",
+        **overrides: Any,
+    ) -> Self:
+        """POPri's DP-FTRL baseline: trees with a restart in every pass over the users.
+
+        The paper states 20 rounds; its noise multipliers reach its epsilons for 20 epochs. For 20
+        rounds they are far more noise than the epsilon asks for.
+
+        Args:
+            users: N of table 3.
+            users_per_round: L of table 3.
+            epsilon: of table 3.
+            twenty: what there are twenty of: "epochs" as in the table's accounting, "rounds" as in
+                the text.
+            overrides: further settings.
+
+        Raises:
+            ConfigError: table 3 has no such row.
+        """
+        row = POPRI_TREES.get((users, users_per_round), {}).get(epsilon)
+        if row is None:
+            listed = "; ".join(f"{n} and {per}" for n, per in POPRI_TREES)
+            raise ConfigError(
+                f"users, users_per_round and epsilon must be a row of POPri's table 3 ({listed}; "
+                f'epsilon "1" or "7"), got {users}, {users_per_round} and {epsilon!r}'
+            )
+        check_choice("twenty", twenty, ("epochs", "rounds"))
+        passes = users // users_per_round
+        return cls(
+            **{
+                "noise_multiplier": row,
+                "delta": 3e-6,
+                "num_rounds": 20 * passes if twenty == "epochs" else 20,
+                "min_separation": passes,
+                "correlation": "tree",
+                "accountant": "rdp",
+                "local_batch_size": 2,
+                "local_learning_rate": 0.03,
+                **overrides,
+            }
+        )
+
+    @classmethod
+    def public_llm(cls, *, epsilon: Literal["1.77", "18.71"] = "1.77", **overrides: Any) -> Self:
+        """DP-FTRL of "Can Public Large Language Models Help Private Cross-device FL?".
+
+        One tree over 1,600 rounds of 100 of 342,000 users, each at most once (Wang et al. 2023).
+
+        Args:
+            epsilon: as printed.
+            overrides: further settings.
+
+        Raises:
+            ConfigError: no such epsilon is printed.
+        """
+        check_choice("epsilon", epsilon, tuple(PUBLIC_LLM_TREES))
+        return cls(
+            **{
+                "noise_multiplier": PUBLIC_LLM_TREES[epsilon],
+                "delta": 1e-6,
+                "num_rounds": 1_600,
+                "min_separation": 3_420,
+                "max_participations": 1,
+                "correlation": "tree",
+                "accountant": "rdp",
+                **overrides,
+            }
+        )
+
+
+@final
+class DPFTRL(FederatedTraining):
+    """Train a language model on the users' own text, with noise that later rounds take back.
+
+    Unlike `DPFedAvg` with Poisson sampling it needs no secret about who takes part: its epsilon
+    holds towards those who know. It asks for less noise in the model than independent noise
+    wherever users come back only after several rounds; where everybody takes part in every round
+    it is DP-FedAvg.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            config = DPFTRLConfig(epsilon=7.0, num_users=1250, min_separation=10, num_nodes=50)
+            DPFTRL(config).start(grid)
+        ```
+    with `clientapp = "flower_privsyn.client_apps.training:app"`. The trained model is in
+    `<run-dir>/models/final`.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`. Users are dealt to `min_separation` groups by a
+        hash of their ids, and round t asks group (t - 1) mod `min_separation`, once: so no user
+        takes part more than ceil(`num_rounds` / `min_separation`) times or in rounds closer than
+        `min_separation`. For such users all rounds together are one Gaussian mechanism, with the
+        sensitivity of the correlation matrix. It is charged as a whole with the first round; a
+        round that was begun is never asked again, also not by a resumed run. Epsilon towards the
+        server's cohorts is the same as towards everybody else.
+
+        The memory of the noise, `noise.npz` in the run directory until the last round, is as
+        secret as the sums of the last rounds.
+
+    Args:
+        config: the settings.
+        random: source of noise; only tests pass one.
+
+    References:
+        Kairouz et al. 2021, Algorithm 1; McMahan, Xu, Zhang 2024.
+    """
+
+    def __init__(self, config: DPFTRLConfig, *, random: RandomSource | None = None) -> None:
+        super().__init__(config, random=random)
+        self.config = config
+
+    def factorisation(self, participation: Participation) -> Factorisation:
+        """The matrix of the settings."""
+        return self.config.factorisation(participation)
+
+    def summary(self) -> None:
+        """Log what the run will spend, and what the correlation does."""
+        super().summary()
+        correlation = self.correlation
+        if correlation is None:
+            return
+        matrix, participation = correlation.factorisation, correlation.participation
+        logger.info(
+            "\t%s noise, %d vectors kept; a user takes part at most %d times, %d rounds apart at "
+            "least; sensitivity %.5g, noise multiplier of all rounds together %.5g",
+            self.config.correlation,
+            matrix.buffers,
+            participation.most,
+            participation.min_separation,
+            correlation.sensitivity,
+            correlation.noise_multiplier(self.noise_multiplier),
+        )

@@ -1,0 +1,587 @@
+"""DP-FTRL: correlated noise through real messages, turns of users, restarts, published settings."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from flower_privsyn import wire
+from flower_privsyn.data import Users
+from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
+from flower_privsyn.privacy import (
+    BandedToeplitz,
+    BufferedLinearToeplitz,
+    CyclicSampling,
+    Factorisation,
+    Participation,
+    PrivacyLedger,
+    TreeAggregation,
+)
+from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
+from flower_privsyn.strategies import (
+    DPFTRL,
+    DPFedAvg,
+    DPFedAvgConfig,
+    DPFTRLConfig,
+    PrivateSumConfig,
+    ReleasedSum,
+)
+from flower_privsyn.strategies.dp_ftrl import POPRI_TREES
+from flower_privsyn.training.local import LocalModel
+from tests.conftest import make_users
+from tests.privacy.test_correlated_noise import worst_deviation
+from tests.strategies.test_dp_fedavg import asked, federation, release
+from tests.strategies.test_private_evolution import lines, releases
+from tests.strategies.test_private_sum import Killed, Probe, silent_users
+from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
+
+__all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]
+
+Builder = Callable[..., Any]
+
+ROUNDS, GROUPS, WIDTH = 8, 3, 20_000
+CORRELATIONS = ["blt", "banded", "banded-square-root", "tree", "tree-honaker"]
+
+
+class CorrelatedProbe(Probe):
+    """Asks for votes in every round, under the noise of DP-FTRL."""
+
+    def __init__(self, config: PrivateSumConfig, **parts: Any) -> None:
+        super().__init__(config, **parts)
+        self.ftrl = config
+
+    def factorisation(self, participation: Participation) -> Factorisation | None:
+        assert isinstance(self.ftrl, DPFTRLConfig)
+        return self.ftrl.factorisation(participation)
+
+
+@pytest.fixture
+def votes(tmp_path: Path) -> Callable[..., DPFTRLConfig]:
+    """Settings of a run of `CorrelatedProbe`."""
+
+    def build(**changes: Any) -> DPFTRLConfig:
+        values: dict[str, Any] = {
+            "num_rounds": ROUNDS,
+            "min_separation": GROUPS,
+            "max_samples": 3,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "server_momentum": 0.0,
+            **changes,
+        }
+        if "epsilon" not in values:
+            values.setdefault("noise_multiplier", 1.5)
+        return DPFTRLConfig(**values)
+
+    return build
+
+
+class TestNoise:
+    @pytest.mark.parametrize("correlation", CORRELATIONS)
+    def test_released_noise_has_the_law_of_the_matrix(
+        self, federation: Builder, votes: Builder, correlation: str
+    ) -> None:
+        # 20,000 runs through real messages, without any signal.
+        strategy = CorrelatedProbe(votes(correlation=correlation), candidates=WIDTH)
+        strategy.start(federation(silent_users(4)))
+        noise = np.stack([one.values for one in strategy.released]) / (1.5 * 3)
+        assert strategy.correlation is not None
+        matrix = strategy.correlation.factorisation.noise_matrix()
+        assert worst_deviation(noise, matrix @ matrix.T) < 5.0
+        assert worst_deviation(noise, np.eye(ROUNDS)) > 5.0
+        for one, row in zip(strategy.released, matrix, strict=True):
+            assert one.noise_std == pytest.approx(1.5 * 3 * np.linalg.norm(row))
+        total = noise.sum(axis=0)
+        expected = strategy.correlation.factorisation.prefix_std[-1]
+        assert total.std() == pytest.approx(expected, rel=4 / math.sqrt(2 * WIDTH))
+
+    def test_a_run_in_pieces_has_the_law_of_a_whole_one(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        """Killed at every kind of moment; what was released is correlated as planned."""
+        released: dict[int, np.ndarray] = {}
+
+        def run(die: Callable[[CorrelatedProbe], None] | None, *, resume: bool = True) -> None:
+            strategy = CorrelatedProbe(votes(resume=resume), candidates=WIDTH)
+            if die is not None:
+                die(strategy)
+            try:
+                strategy.start(federation(silent_users(4)))
+            except Killed:
+                assert die is not None
+            released.update({one.round_number: one.values for one in strategy.released})
+
+        def before_update(strategy: CorrelatedProbe) -> None:
+            strategy.before_update = killed
+
+        def before_storing(strategy: CorrelatedProbe) -> None:
+            store = strategy._store_release
+
+            def die(one: ReleasedSum) -> None:
+                if one.round_number == 2:
+                    raise Killed
+                store(one)
+
+            strategy._store_release = die  # type: ignore[method-assign]
+
+        def killed() -> None:
+            raise Killed
+
+        run(before_update, resume=False)  # round 1 is stored, and used by the next process
+        run(before_storing)  # round 2 is charged and lost
+        run(before_update)  # round 3 is stored
+        run(None)
+        assert sorted(released) == [1, 3, 4, 5, 6, 7, 8]
+        noise = np.stack([released[number] for number in sorted(released)]) / (1.5 * 3)
+        [correlation] = PrivacyLedger.read(tmp_path / "run" / "ledger.jsonl").correlations
+        matrix = correlation.factorisation.noise_matrix()[np.array(sorted(released)) - 1]
+        assert worst_deviation(noise, matrix @ matrix.T) < 5.0
+
+    def test_the_budget_pays_for_all_rounds_at_once(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        strategy = CorrelatedProbe(votes(epsilon=2.0, delta=1e-6))
+        strategy.start(federation())
+        charged = releases(tmp_path / "run")
+        assert [line["round"] for line in charged] == list(range(1, ROUNDS + 1))
+        assert [line["covered_by"] for line in charged] == [None] + [1] * (ROUNDS - 1)
+        for line in charged:
+            assert line["epsilon_release"] == pytest.approx(2.0, rel=1e-6)
+            assert line["epsilon_server"] == pytest.approx(2.0, rel=1e-6)
+        assert strategy.correlation is not None
+        assert strategy.noise_multiplier == pytest.approx(
+            strategy.correlation.sensitivity * charged[0]["noise_multiplier"]
+        )
+
+    def test_a_method_may_not_replace_the_stream(self) -> None:
+        with pytest.raises(TypeError, match="must not override _open_noise"):
+            type("Careless", (CorrelatedProbe,), {"_open_noise": lambda self: None})
+
+
+class TestTurns:
+    def test_every_user_takes_part_in_the_rounds_of_their_group(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        users = make_users(30)
+        config = votes(noise_multiplier=0.0)
+        strategy = CorrelatedProbe(config)
+        grid = federation(users, num_nodes=4)
+        strategy.start(grid)
+        sampling = config.sampling_of(30)
+        assert isinstance(sampling, CyclicSampling)
+        groups = sampling.groups_of(users.user_ids)
+        alone = {}
+        for group in range(GROUPS):
+            members = users.select(groups == group)
+            query = NearestNeighborHistogram(max_samples=3)
+            probe = Probe(
+                PrivateSumConfig(
+                    noise_multiplier=0.0,
+                    num_rounds=1,
+                    max_samples=3,
+                    run_dir=str(tmp_path / f"group-{group}"),
+                    node_timeout=0.2,
+                )
+            )
+            probe.start(federation(members))
+            alone[group] = probe.released[0].values
+            assert query.clip_norm == 3
+        for one in strategy.released:
+            group = (one.round_number - 1) % GROUPS
+            assert one.num_users == int((groups == group).sum())
+            assert np.array_equal(one.values, alone[group])
+        together = sum(alone.values())
+        assert together.sum() == 90
+
+    def test_nodes_are_told_the_round_and_nothing_about_others(
+        self, federation: Builder, votes: Builder
+    ) -> None:
+        grid = federation(make_users(9), num_nodes=3)
+        CorrelatedProbe(votes(num_rounds=4)).start(grid)
+        for message in asked(grid):
+            request = message.content.config_records["privsyn.request"]
+            sampling = json.loads(str(request["sampling"]))
+            assert sampling["method"] == "cyclic"
+            assert sampling["round_number"] == request["round"]
+        for reply in grid.replies:
+            assert wire.unexpected_records(reply) == []
+
+    def test_another_seed_deals_other_groups(self, votes: Builder) -> None:
+        ids = [f"user-{i}" for i in range(1000)]
+        first, second = (
+            votes(seed=seed).sampling_of(1000).groups_of(ids)  # type: ignore[attr-defined]
+            for seed in (0, 1)
+        )
+        assert (votes().sampling_of(5).groups_of(ids) == first).all()
+        assert abs((first == second).mean() - 1 / GROUPS) < 0.06
+
+
+class TestRestart:
+    def killing(self, number: int) -> Callable[[Message, Message], list[Message]]:
+        def tamper(request: Message, reply: Message) -> list[Message]:
+            if request.content.config_records["privsyn.request"].get("round") == number:
+                raise Killed
+            return [reply]
+
+        return tamper
+
+    def test_a_round_that_was_begun_is_not_asked_again(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(Killed):
+            CorrelatedProbe(votes(epsilon=2.0)).start(federation(tamper=self.killing(3)))
+        grid = federation()
+        strategy = CorrelatedProbe(votes(epsilon=2.0, resume=True))
+        strategy.start(grid)
+        rounds = {m.content.config_records["privsyn.request"]["round"] for m in asked(grid)}
+        assert rounds == set(range(4, ROUNDS + 1))
+        charged = releases(tmp_path / "run")
+        assert [line["round"] for line in charged if line["interrupted"]] == [3]
+        assert charged[-1]["epsilon_release"] == pytest.approx(2.0, rel=1e-6)
+        begun = [
+            line["round"]
+            for line in lines(tmp_path / "run" / "ledger.jsonl")
+            if line["event"] == "started"
+        ]
+        assert begun == list(range(1, ROUNDS + 1))
+
+    def test_a_round_with_too_few_users_is_left_out_for_good(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        def lose(request: Message, reply: Message) -> list[Message]:
+            lost = request.content.config_records["privsyn.request"].get("round") in (1, 4)
+            return [] if lost else [reply]
+
+        strategy = CorrelatedProbe(votes(epsilon=2.0, min_users=1))
+        strategy.start(federation(tamper=lose))
+        assert [one.round_number for one in strategy.released] == [2, 3, 5, 6, 7, 8]
+        charged = releases(tmp_path / "run")
+        assert [line["covered_by"] for line in charged] == [None, 2, 2, 2, 2, 2]
+        assert charged[-1]["epsilon_release"] == pytest.approx(2.0, rel=1e-6)
+
+    def test_a_lost_memory_stops_the_run(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(Killed):
+            CorrelatedProbe(votes()).start(federation(tamper=self.killing(4)))
+        memory = tmp_path / "run" / "noise.npz"
+        assert memory.stat().st_mode & 0o777 == 0o600
+        kept = memory.read_bytes()
+        memory.unlink()
+        with pytest.raises(LedgerError, match="does not reach round 3, which was released"):
+            CorrelatedProbe(votes(resume=True)).start(federation())
+        memory.write_bytes(kept)
+        strategy = CorrelatedProbe(votes(resume=True))
+        strategy.start(federation())
+        assert [one.round_number for one in strategy.released] == [5, 6, 7, 8]
+
+    def test_an_old_memory_stops_the_run(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        """As when the file comes from a backup: it would draw round 2's noise again."""
+        memory = tmp_path / "run" / "noise.npz"
+        with pytest.raises(Killed):
+            CorrelatedProbe(votes()).start(federation(tamper=self.killing(2)))
+        old = memory.read_bytes()
+        with pytest.raises(Killed):
+            CorrelatedProbe(votes(resume=True)).start(federation(tamper=self.killing(5)))
+        memory.write_bytes(old)
+        with pytest.raises(LedgerError, match="does not reach round 4"):
+            CorrelatedProbe(votes(resume=True)).start(federation())
+
+    def test_users_may_come_and_go_between_processes(
+        self, federation: Builder, votes: Builder
+    ) -> None:
+        with pytest.raises(Killed):
+            CorrelatedProbe(votes()).start(federation(make_users(9), tamper=self.killing(3)))
+        strategy = CorrelatedProbe(votes(resume=True))
+        strategy.start(federation(make_users(12)))
+        assert [one.round_number for one in strategy.released] == [4, 5, 6, 7, 8]
+
+    def test_nothing_secret_is_left_at_the_end(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        CorrelatedProbe(votes()).start(federation())
+        with np.load(tmp_path / "run" / "noise.npz") as memory:
+            assert sorted(memory.files) == ["size", "step", "stream"]
+
+
+@pytest.fixture
+def config(lstm: Path, tmp_path: Path) -> Callable[..., DPFTRLConfig]:
+    """Settings of a small run that trains; keyword arguments replace them."""
+
+    def build(**changes: Any) -> DPFTRLConfig:
+        values: dict[str, Any] = {
+            "model": str(lstm),
+            "num_rounds": 6,
+            "min_separation": 2,
+            "local_learning_rate": 0.5,
+            "clip_norm": 0.05,
+            "max_tokens": 32,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            **changes,
+        }
+        if "epsilon" not in values:
+            values.setdefault("noise_multiplier", 0.0)
+        return DPFTRLConfig(**values)
+
+    return build
+
+
+@pytest.fixture
+def people(texts: list[str]) -> Users:
+    rows = [(f"user-{i}", texts[3 * i + k]) for i in range(8) for k in range(1 + i % 3)]
+    return Users.from_rows(rows)
+
+
+class TestTraining:
+    def test_a_run_trains_a_model_within_its_budget(self, config: Builder, people: Users) -> None:
+        strategy = DPFTRL(config(epsilon=3.0))
+        strategy.start(federation(people))
+        assert strategy.run.status == "finished"
+        charged = releases(strategy.run.path)
+        assert len(charged) == 6
+        assert charged[-1]["epsilon_release"] == pytest.approx(3.0, rel=1e-6)
+        assert charged[-1]["private"]
+        trained = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
+        public = LocalModel(TrainableModel(name=strategy.config.model))
+        assert np.abs(trained.parameters - public.parameters).max() > 1e-3
+
+    def test_the_model_moves_by_the_running_total(self, config: Builder, people: Users) -> None:
+        """Averages are over the expected size of a group, public, whatever its real size."""
+        strategy = DPFTRL(config(server_momentum=0.0, noise_multiplier=0.2, clip_norm=2.0))
+        strategy.start(federation(people))
+        total = sum(release(strategy.run.path, number) for number in range(1, 7))
+        trained = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
+        public = LocalModel(TrainableModel(name=strategy.config.model))
+        assert trained.parameters == pytest.approx(public.parameters + total / 4, abs=1e-5)
+
+    def test_everybody_in_every_round_is_dp_fedavg(
+        self, config: Builder, people: Users, tmp_path: Path
+    ) -> None:
+        """The same sums to the bit, the same epsilon, whatever the correlation is called."""
+        shared: dict[str, Any] = {"num_rounds": 3, "server_momentum": 0.9}
+        plain = config(**shared).to_dict()
+        kept = {field.replace("_", "-") for field in DPFedAvgConfig.__dataclass_fields__}
+        same = {key.replace("-", "_"): value for key, value in plain.items() if key in kept}
+        same |= {"sampling": "full", "run_dir": str(tmp_path / "fedavg")}
+        fedavg = DPFedAvg(DPFedAvgConfig(**same))
+        fedavg.start(federation(people))
+        for correlation in CORRELATIONS:
+            ftrl = DPFTRL(
+                config(
+                    **shared,
+                    min_separation=1,
+                    correlation=correlation,
+                    run_dir=str(tmp_path / correlation),
+                )
+            )
+            ftrl.start(federation(people))
+            for number in (1, 2, 3):
+                assert np.array_equal(
+                    release(ftrl.run.path, number), release(fedavg.run.path, number)
+                )
+            assert ftrl.correlation is not None
+            assert (ftrl.correlation.factorisation.noise_matrix() == np.eye(3)).all()
+        spent = []
+        for strategy, more, name in (
+            (DPFedAvg, {}, "a"),
+            (DPFTRL, {"min_separation": 1, "correlation": "tree"}, "b"),
+        ):
+            kind = DPFedAvgConfig if strategy is DPFedAvg else DPFTRLConfig
+            sampling = "full" if strategy is DPFedAvg else "cyclic"
+            values = {**same, "noise_multiplier": 2.0, "sampling": sampling, **more}
+            run = strategy(kind(**{**values, "run_dir": str(tmp_path / name)}))
+            run.start(federation(people))
+            spent.append(releases(run.run.path)[-1]["epsilon_release"])
+        assert spent[0] == pytest.approx(spent[1], rel=1e-9)
+
+    def test_users_of_one_node_are_asked_by_group(self, config: Builder, people: Users) -> None:
+        strategy = DPFTRL(config())
+        grid = federation(people, num_nodes=2)
+        strategy.start(grid)
+        metrics = lines(strategy.run.path / "metrics.jsonl")
+        sizes = [line["num_users"] for line in metrics]
+        assert sizes[0] + sizes[1] == 8
+        assert sizes == sizes[:2] * 3
+        assert {line["num_nodes"] for line in metrics} == {2}
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("correlation", "kind"),
+        [
+            ("blt", BufferedLinearToeplitz),
+            ("banded", BandedToeplitz),
+            ("banded-square-root", BandedToeplitz),
+            ("tree", TreeAggregation),
+            ("tree-honaker", TreeAggregation),
+        ],
+    )
+    def test_the_correlation_is_the_one_named(
+        self, votes: Builder, correlation: str, kind: type
+    ) -> None:
+        config = votes(correlation=correlation, num_rounds=20, min_separation=5)
+        participation = Participation(rounds=20, min_separation=5, cyclic=True)
+        matrix = config.factorisation(participation)
+        assert type(matrix) is kind
+        if isinstance(matrix, TreeAggregation):
+            assert (matrix.honaker, matrix.restart_every) == (correlation == "tree-honaker", 5)
+        if isinstance(matrix, BandedToeplitz):
+            assert matrix.bands == 5
+        assert matrix.is_exact(participation)
+
+    def test_a_momentum_changes_the_matrix(self, votes: Builder) -> None:
+        pattern = Participation(rounds=ROUNDS, min_separation=GROUPS, cyclic=True)
+        for correlation in ("blt", "banded"):
+            first, second = (
+                votes(correlation=correlation, server_momentum=momentum).factorisation(pattern)
+                for momentum in (0.0, 0.9)
+            )
+            assert first != second
+
+    def test_the_defaults_keep_few_buffers(self) -> None:
+        config = DPFTRLConfig(epsilon=1.0)
+        participation = Participation(rounds=20, min_separation=10, cyclic=True)
+        assert config.factorisation(participation).buffers <= 3
+        assert config.noise == "central"
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"min_separation": 0}, "min-separation must be a whole number of at least 1"),
+            (
+                {"num_rounds": 20, "min_separation": 4, "max_participations": 4},
+                "max-participations = 4 is less than the 5 turns of a user in num-rounds = 20",
+            ),
+            ({"correlation": "cholesky"}, "correlation must be one of"),
+            ({"noise": "shares", "shares_required": 3}, 'noise = "shares" cannot be correlated'),
+            ({"sampling": "poisson"}, "sampling must be one of \"cyclic\", got 'poisson'"),
+            ({"sampling": "full"}, 'sampling must be one of "cyclic"'),
+            ({"noise_bands": 4, "correlation": "banded"}, "noise-bands = 4 must be at most"),
+            ({"noise_bands": 2}, 'noise-bands = 2 needs correlation = "banded" or'),
+            ({"noise_buffers": 6}, "noise-buffers must be a number in"),
+            (
+                {"noise_buffers": 2, "correlation": "tree"},
+                'noise-buffers = 2 needs correlation = "blt"',
+            ),
+            ({"tree_restart": 2}, 'tree-restart = 2 needs correlation = "tree" or'),
+            ({"tree_completion": True}, "tree-completion = true needs correlation"),
+        ],
+    )
+    def test_bad_values_are_named(
+        self, votes: Builder, changes: dict[str, Any], sentence: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=sentence):
+            votes(**changes)
+
+    def test_the_other_strategies_do_not_take_turns(self) -> None:
+        with pytest.raises(ConfigError, match='sampling must be one of "full", "poisson"'):
+            DPFedAvgConfig(epsilon=1.0, sampling="cyclic")  # type: ignore[arg-type]
+
+    def test_settings_come_from_flat_keys(self) -> None:
+        config = DPFTRLConfig.from_run_config(
+            {
+                "epsilon": 2.0,
+                "min-separation": 5,
+                "correlation": "tree-honaker",
+                "tree-completion": True,
+                "num-rounds": 40,
+            }
+        )
+        assert (config.min_separation, config.tree_completion) == (5, True)
+        keys = {**config.to_dict(), "noise-multiplier": -1}
+        assert DPFTRLConfig.from_run_config(keys) == config
+        assert "samplings" not in config.to_dict()
+        with pytest.raises(ConfigError, match='unknown key "samplings"'):
+            DPFTRLConfig.from_run_config({"epsilon": 1.0, "samplings": "full"})
+
+    @pytest.mark.parametrize(("users", "per_round"), POPRI_TREES)
+    @pytest.mark.parametrize("epsilon", ["1", "7"])
+    def test_popris_column(self, users: int, per_round: int, epsilon: Any, tmp_path: Path) -> None:
+        """Its settings cost what the paper prints when twenty are epochs, to 3 %."""
+        config = DPFTRLConfig.popri(users=users, users_per_round=per_round, epsilon=epsilon)
+        assert (config.num_rounds, config.accountant) == (20 * (users // per_round), "rdp")
+        spent = {
+            twenty: spent_by(
+                DPFTRLConfig.popri(
+                    users=users, users_per_round=per_round, epsilon=epsilon, twenty=twenty
+                ),
+                users,
+                tmp_path / f"{twenty}.jsonl",
+            )
+            for twenty in ("epochs", "rounds")
+        }
+        assert 0.97 * float(epsilon) <= spent["epochs"] <= 1.003 * float(epsilon)
+        assert (spent["rounds"] < 0.7 * float(epsilon)) == (users // per_round > 1)
+
+    def test_public_llms_trees(self, tmp_path: Path) -> None:
+        for epsilon in ("1.77", "18.71"):
+            config = DPFTRLConfig.public_llm(epsilon=epsilon)  # type: ignore[arg-type]
+            spent = spent_by(config, 342_000, tmp_path / f"{epsilon}.jsonl")
+            assert spent == pytest.approx(float(epsilon), abs=5e-3)
+
+    def test_rows_that_are_not_printed_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="must be a row of POPri's table 3"):
+            DPFTRLConfig.popri(users=10_000, users_per_round=3)
+        with pytest.raises(ConfigError, match="epsilon must be one of"):
+            DPFTRLConfig.public_llm(epsilon="2")  # type: ignore[arg-type]
+
+
+def spent_by(config: DPFTRLConfig, users: int, path: Path) -> float:
+    """What a ledger says after the first round of a run with these settings."""
+    from flower_privsyn.privacy import Correlation, GaussianMechanism, participation_of
+
+    sampling = config.sampling_of(users)
+    participation = participation_of(sampling, rounds=config.num_rounds)
+    mechanism = GaussianMechanism(
+        noise_multiplier=config.noise_multiplier or 0.0, l2_sensitivity=config.clip_norm
+    )
+    with PrivacyLedger.create(
+        path, delta=config.delta, epsilon_budget=None, accountant=config.accountant
+    ) as ledger:
+        ledger.begin(
+            round=1,
+            query="model_delta",
+            mechanism=mechanism,
+            sampling=sampling,
+            planned_users=round(sampling.expected_users),
+            correlation=Correlation.create(config.factorisation(participation), participation),
+        )
+        line = ledger.charge(round=1, num_users=round(sampling.expected_users))
+    return float(line["epsilon_release"])
+
+
+def test_a_larger_budget_than_planned_is_refused(
+    federation: Builder, votes: Builder, tmp_path: Path
+) -> None:
+    """The ledger, not the settings, has the last word on what correlated rounds cost."""
+    strategy = CorrelatedProbe(votes(epsilon=2.0))
+    real = strategy._noise_multiplier
+
+    def weaker(sampling: Any) -> float:
+        return 0.9 * real(sampling)
+
+    strategy._noise_multiplier = weaker  # type: ignore[method-assign]
+    grid = federation()
+    with pytest.raises(BudgetExceededError):
+        strategy.start(grid)
+    assert asked(grid) == []
+    assert not releases(tmp_path / "run")
+
+
+def test_a_released_sum_states_its_noise(federation: Builder, votes: Builder) -> None:
+    strategy = CorrelatedProbe(votes(correlation="banded"))
+    seen: list[ReleasedSum] = strategy.released
+    strategy.start(federation())
+    stated = [one.noise_std for one in seen]
+    assert stated == sorted(stated)
+    assert stated[0] == pytest.approx(1.5 * 3)
