@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import GaussianMechanism, InsecureRandom, NeighboringRelation
+from flower_privsyn.privacy import (
+    GaussianMechanism,
+    InsecureRandom,
+    NeighboringRelation,
+    clip_rows,
+)
 from flower_privsyn.queries import (
     QUERIES,
     Cohort,
@@ -91,6 +96,18 @@ class TestBound:
         expected = updates * (1e-6 / np.linalg.norm(updates, axis=1, keepdims=True))
         got = query.contribution(cohort(updates), BROADCAST) * query.unit
         assert np.abs(got - expected).max() < 1e-6 * 1e-7
+
+    def test_contributions_lie_on_the_grid_whatever_the_layout(self) -> None:
+        query = ModelDelta(clip_to=0.7)
+        rows = np.random.default_rng(2).standard_normal((5, SIZE))
+        expected = query._clip(rows)
+        assert np.array_equal(expected * 2.0**30, np.rint(expected * 2.0**30))
+        wide = np.random.default_rng(3).standard_normal((3, 50_001))
+        wide[1] *= 1e-4
+        direct = np.trunc(clip_rows(wide, norm=query.clip_norm) * 2.0**30) * 2.0**-30
+        assert np.array_equal(query._clip(wide), direct)
+        for layout in (np.asfortranarray(rows), np.repeat(rows, 2, axis=1)[:, ::2]):
+            assert np.array_equal(query._clip(layout), expected)
 
     def test_clipping_is_not_for_a_subclass(self) -> None:
         for name in ("contribution", "_clip", "sensitivity"):
