@@ -30,6 +30,7 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
 )
 from flower_privsyn.privacy.participation import participation_of
+from tests.privacy.test_audit import DELTA, TRIALS, best_threshold, epsilon_lower_bound
 
 ROUNDS, GROUPS = 12, 4
 PATTERN = Participation(rounds=ROUNDS, min_separation=GROUPS, cyclic=True)
@@ -124,6 +125,80 @@ def test_the_deviation_of_a_round(tmp_path: Path) -> None:
         assert noise.deviation(number) == pytest.approx(
             float(np.linalg.norm(BANDED.noise_matrix()[number - 1]))
         )
+
+
+def audited(factorisation: Factorisation, multiplier: float, *, present: bool) -> np.ndarray:
+    """The attacker's statistic in a million runs of all rounds, for the worst user.
+
+    Their contributions point the same way in every round of theirs; the best test of two normal
+    laws that differ in the mean is linear.
+    """
+    rounds = correlation(factorisation)
+    mechanism = GaussianMechanism(
+        noise_multiplier=rounds.round_multiplier(multiplier), l2_sensitivity=8.0
+    )
+    random = InsecureRandom(22)
+    weights, _ = attack(factorisation, mechanism)
+    statistic = np.zeros(TRIALS)
+    for block in np.array_split(statistic, 10):
+        noise = CorrelatedNoise(rounds, random=random)
+        for number in range(1, ROUNDS + 1):
+            there = present and (number - 1) % GROUPS == 0
+            noise.prepare(number, len(block))
+            others = np.full(len(block), 1234.0)
+            values = mechanism.release(others + 8.0 * there, random=noise) - others
+            block += weights[number - 1] * values
+    return statistic
+
+
+def attack(factorisation: Factorisation, mechanism: GaussianMechanism) -> tuple[np.ndarray, float]:
+    """Weights of the best test against the first group, and the distance that it sees."""
+    matrix = mechanism.standard_deviation * factorisation.noise_matrix()
+    shift = np.where(np.arange(ROUNDS) % GROUPS == 0, mechanism.l2_sensitivity, 0.0)
+    weights = np.linalg.solve(matrix @ matrix.T, shift)
+    return weights, float(shift @ weights)
+
+
+@pytest.mark.parametrize("factorisation", [BANDED, BUFFERS], ids=NAMES[:2])
+def test_the_claimed_epsilon_is_neither_broken_nor_out_of_reach(
+    factorisation: Factorisation,
+) -> None:
+    multiplier = calibrate_noise_multiplier(
+        epsilon=1.0, delta=DELTA, rounds=1, sampling=FullParticipation()
+    )
+    _, squared = attack(
+        factorisation,
+        GaussianMechanism(
+            noise_multiplier=correlation(factorisation).round_multiplier(multiplier),
+            l2_sensitivity=8.0,
+        ),
+    )
+    # The law that is released tells a user of the first group apart as well as is accounted for.
+    assert math.sqrt(squared) == pytest.approx(1.0 / multiplier)
+    present = audited(factorisation, multiplier, present=True)
+    absent = audited(factorisation, multiplier, present=False)
+    bound = epsilon_lower_bound(present, absent, best_threshold(squared, math.sqrt(squared)))
+    assert 0.6 <= bound <= 1.0
+    # It would notice if one participation were accounted for where there are three.
+    once = factorisation.sensitivity(Participation(rounds=ROUNDS, max_participations=1))
+    too_little = dp_accounting.get_epsilon_gaussian(
+        multiplier * factorisation.sensitivity(PATTERN) / once, DELTA
+    )
+    assert bound > too_little
+
+
+@pytest.mark.parametrize("factorisation", KINDS, ids=NAMES)
+def test_no_group_is_told_apart_better_than_is_accounted_for(factorisation: Factorisation) -> None:
+    matrix = factorisation.noise_matrix()
+    inverse = np.linalg.inv(matrix @ matrix.T)
+    distances = []
+    for group in range(GROUPS):
+        shift = np.where(np.arange(ROUNDS) % GROUPS == group, 1.0, 0.0)
+        distances.append(math.sqrt(shift @ inverse @ shift))
+    limit = factorisation.sensitivity(PATTERN)
+    assert max(distances) <= limit * (1 + 1e-9)
+    if factorisation in (BANDED, BUFFERS):
+        assert max(distances) == pytest.approx(limit)
 
 
 # The memory ---------------------------------------------------------------------------------------
