@@ -1,0 +1,199 @@
+"""Next-token figures, against the model's own logits one text at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flower_privsyn.errors import ConfigError, ModelError
+from flower_privsyn.evaluation import STAMP
+from flower_privsyn.evaluation.language_model import (
+    evaluate_language_model,
+    predict,
+    score_texts,
+)
+from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
+
+__all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]
+
+
+def by_hand(folder: Path, text: str, window: int) -> tuple[int, int, float]:
+    """Tokens, correct ones and nats of one text, a window at a time without padding."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    row = tokenizer(text, add_special_tokens=False)["input_ids"]
+    correct, nats = 0, 0.0
+    for start in range(0, len(row), window):
+        ids = torch.tensor([[tokenizer.bos_token_id, *row[start : start + window]]])
+        with torch.no_grad():
+            logits = model(ids).logits[0, :-1].double()
+        targets = ids[0, 1:]
+        correct += int((logits.argmax(-1) == targets).sum())
+        nats -= float(logits.log_softmax(-1).gather(1, targets[:, None]).sum())
+    return len(row), correct, nats
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "lstm"])
+@pytest.mark.parametrize("window", [5, 64])
+def test_figures_by_token_and_by_user(
+    model: str, window: int, request: pytest.FixtureRequest, texts: list[str]
+) -> None:
+    folder = request.getfixturevalue(model)
+    given = [*texts[:7], texts[7] + " " + texts[8]]
+    owners = [3, 3, 3, 3, 3, 9, 9, 1]
+    done: list[int] = []
+    found = evaluate_language_model(
+        folder,
+        given,
+        owners=owners,
+        max_tokens=window,
+        batch_size=3,
+        progress=done.append,
+        device="cpu",
+    )
+    rows = np.array([by_hand(folder, text, window) for text in given])
+    tokens, correct, nats = rows.sum(axis=0)
+    assert found.tokens == tokens
+    assert found.next_token_accuracy.value == pytest.approx(correct / tokens)
+    assert found.cross_entropy.value == pytest.approx(nats / tokens, rel=1e-5)
+    assert found.perplexity.value == pytest.approx(math.exp(nats / tokens), rel=1e-4)
+    size = sum(len(text.encode()) for text in given)
+    assert found.bytes == size
+    assert found.bits_per_byte is not None
+    assert found.bits_per_byte.value == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    people = [rows[np.array(owners) == user].sum(axis=0) for user in (1, 3, 9)]
+    assert found.users == 3
+    assert found.user_next_token_accuracy.value == pytest.approx(
+        np.mean([row[1] / row[0] for row in people])
+    )
+    assert found.user_cross_entropy.value == pytest.approx(
+        np.mean([row[2] / row[0] for row in people]), rel=1e-5
+    )
+    assert sum(done) == len(given)
+
+
+def test_uniform_predictions_cost_the_logarithm_of_the_vocabulary(
+    gpt2: Path, texts: list[str], tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(gpt2)
+    with torch.no_grad():
+        model.transformer.wte.weight.zero_()
+    model.save_pretrained(tmp_path / "flat")
+    AutoTokenizer.from_pretrained(gpt2).save_pretrained(tmp_path / "flat")
+    found = evaluate_language_model(tmp_path / "flat", texts[:3], device="cpu")
+    assert found.cross_entropy.value == pytest.approx(math.log(model.config.vocab_size), rel=1e-6)
+    assert found.cross_entropy.low == pytest.approx(found.cross_entropy.high)
+
+
+def test_padding_and_batches_do_not_matter(
+    llama: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    given = [*texts[:9], "", texts[9] * 5]
+    one = score_texts(model, tokenizer, given, max_tokens=64, batch_size=1)
+    many = score_texts(model, tokenizer, given, max_tokens=64, batch_size=16)
+    monkeypatch.setattr("flower_privsyn.evaluation.language_model._LOGITS", 1)
+    narrow = score_texts(model, tokenizer, given, max_tokens=64, batch_size=16)
+    for other in (many, narrow):
+        assert np.array_equal(one.tokens, other.tokens)
+        assert np.array_equal(one.correct, other.correct)
+        assert np.allclose(one.nats, other.nats, rtol=1e-5)
+    assert one.tokens[9] == 0
+
+
+class TestIntervals:
+    def test_they_cover_the_truth_as_often_as_they_say(
+        self, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Users with shares drawn around 0.4: 90 % intervals hold 0.4 in about 90 of 100 cases."""
+        from flower_privsyn.evaluation import language_model
+
+        generator = np.random.default_rng(0)
+        hits = 0
+        for case in range(100):
+            shares = np.clip(generator.normal(0.4, 0.1, size=60), 0, 1)
+            scores = language_model.TokenScores(
+                tokens=np.full(60, 50),
+                correct=generator.binomial(50, shares),
+                nats=np.full(60, 100.0),
+                unknown=np.zeros(60, dtype=np.int64),
+            )
+            monkeypatch.setattr(language_model, "score_texts", lambda *a, s=scores, **k: s)
+            found = evaluate_language_model(
+                gpt2, ["text"] * 60, confidence=0.9, resamples=300, seed=case
+            ).next_token_accuracy
+            assert found.low < found.value < found.high
+            hits += found.low <= 0.4 <= found.high
+        assert 80 <= hits <= 98
+
+    def test_texts_of_one_user_count_as_one_draw(self, gpt2: Path, texts: list[str]) -> None:
+        options: dict[str, Any] = {"resamples": 500, "device": "cpu"}
+        many = evaluate_language_model(gpt2, texts[:30], **options).cross_entropy
+        owners = [index // 15 for index in range(30)]
+        two = evaluate_language_model(gpt2, texts[:30], owners=owners, **options).cross_entropy
+        one = evaluate_language_model(gpt2, texts[:30], owners=[0] * 30, **options).cross_entropy
+        assert many.value == two.value == one.value
+        assert one.low == pytest.approx(one.high)  # one user says nothing about another
+        assert many.high > many.low
+
+    def test_the_same_every_time(self, gpt2: Path, texts: list[str]) -> None:
+        found = [
+            evaluate_language_model(gpt2, texts[:5], seed=seed, device="cpu").cross_entropy
+            for seed in (1, 1, 2)
+        ]
+        assert found[0] == found[1]
+        assert found[0].low != found[2].low
+
+
+def test_text_the_tokenizer_does_not_know_has_no_bits_per_byte(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from tests.generation.conftest import _word_piece
+
+    tokenizer = _word_piece()
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=16, n_layer=1, n_head=1)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    known = evaluate_language_model(tmp_path / "model", ["the river"], device="cpu")
+    assert known.unknown_tokens == 0
+    assert known.bits_per_byte is not None
+    unknown = evaluate_language_model(tmp_path / "model", ["the \u4f60\u597d river"], device="cpu")
+    assert unknown.unknown_tokens > 0
+    assert unknown.bits_per_byte is None
+
+
+def test_stamped_and_silent_about_the_text(gpt2: Path) -> None:
+    record = evaluate_language_model(gpt2, ["a secret letter"], device="cpu")
+    assert json.loads(record.to_json())["stamp"] == STAMP
+    assert "secret" not in record.to_json()
+
+
+def test_refusals(gpt2: Path, texts: list[str]) -> None:
+    with pytest.raises(ConfigError, match="at least one held-out text"):
+        evaluate_language_model(gpt2, [])
+    with pytest.raises(ConfigError, match="no text has a token"):
+        evaluate_language_model(gpt2, ["", ""], device="cpu")
+    with pytest.raises(ConfigError, match="owners must hold one integer per text"):
+        evaluate_language_model(gpt2, texts[:2], owners=[1])
+    with pytest.raises(ConfigError, match="confidence must be in"):
+        evaluate_language_model(gpt2, texts[:2], confidence=95)
+    with pytest.raises(ConfigError, match="max_tokens must be"):
+        evaluate_language_model(gpt2, texts[:2], max_tokens=0)
+    with pytest.raises(ConfigError, match="batch_size must be"):
+        evaluate_language_model(gpt2, texts[:2], batch_size=0, device="cpu")
+
+
+def test_damaged_weights_are_an_error(gpt2: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(gpt2)
+    with torch.no_grad():
+        model.transformer.ln_f.weight.fill_(float("nan"))
+    with pytest.raises(ModelError, match="not finite"):
+        predict(model.eval(), [[1, 2, 3]], batch_size=1)
