@@ -140,6 +140,8 @@ def _report(outcome: Any) -> int:
     for name in ("synthetic.jsonl", "synthetic.parquet"):
         if name in facts["files"]:
             print(f"Synthetic texts: {outcome.path / name} ({facts['synthetic_texts']:,})")
+    if (trained := outcome.path / "models" / "final").is_dir():
+        print(f"Trained model: {trained}")
     return 0
 
 

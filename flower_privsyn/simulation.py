@@ -63,7 +63,10 @@ ConfigValue = bool | int | float | str
 Follower = Callable[[Sequence[Mapping[str, Any]]], None]
 """Shown the stages of the run, oldest first, several times a second."""
 
-_READY_CLIENT = "flower_privsyn.client_apps.default:app"
+_READY_CLIENTS = (
+    "flower_privsyn.client_apps.default:app",
+    "flower_privsyn.client_apps.training:app",
+)
 _PRIVATE = ".flower"
 _CONNECTION = "privsyn"
 _POLL_SECONDS = 0.2
@@ -145,6 +148,8 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
     """
     from flower_privsyn.strategies import (
         CLIENT_KEYS,
+        DPFedAvgConfig,
+        DPFTRLConfig,
         KernelSketchConfig,
         POPriConfig,
         PrivateEvolutionConfig,
@@ -155,6 +160,8 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
         PrivateEvolutionConfig,
         POPriConfig,
         KernelSketchConfig,
+        DPFedAvgConfig,
+        DPFTRLConfig,
     )
     for config in configs:
         if config.keys() <= set(app.defaults):
@@ -169,7 +176,7 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
     the command holds the data, and may be told the file and the line.
 
     Args:
-        app: The app; only one with the library's ready ClientApp is checked, because only then
+        app: The app; only one with a ready ClientApp of the library is checked, because only then
             the meaning of `data` is known.
         values: Settings from `resolve_config`.
 
@@ -177,7 +184,7 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
         ConfigError: `data` is empty.
         DataError: The file or dataset cannot be read.
     """
-    if app.client != _READY_CLIENT:
+    if app.client not in _READY_CLIENTS:
         return
     if not values.get("data"):
         raise ConfigError(
