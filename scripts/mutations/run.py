@@ -45,6 +45,8 @@ class Mutation:
 SUM_TESTS = "tests/strategies/test_private_sum.py"
 LEDGER_TESTS = "tests/privacy/test_ledger.py"
 ACCOUNTING = "tests/privacy/test_accounting.py"
+CORRELATED = "tests/privacy/test_correlated_noise.py"
+FTRL_TESTS = "tests/strategies/test_dp_ftrl.py"
 SIMILARITY = "flower_privsyn/queries/similarity.py"
 SIMILARITY_TESTS = "tests/queries/test_similarity.py"
 KERNEL_MEAN = "flower_privsyn/queries/kernel_mean.py"
@@ -405,6 +407,112 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="query.mean_update(release.values, self.expected_users)",
         after="query.mean_update(release.values, release.num_users or 1)",
         tests=("tests/strategies/test_dp_fedavg.py::TestNoise",),
+    ),
+    Mutation(
+        name="one participation is accounted for, whatever the pattern",
+        file=f"{PRIVACY}/factorisation.py",
+        before="range(0, min(participation.most * gap, self.rounds), gap)",
+        after="range(0, 1)",
+        tests=(
+            "tests/privacy/test_factorisation.py::test_sensitivity_against_brute_force",
+            f"{CORRELATED}::test_the_claimed_epsilon_is_neither_broken_nor_out_of_reach",
+        ),
+    ),
+    Mutation(
+        name="a visited node counts once however often it is visited",
+        file=f"{PRIVACY}/trees.py",
+        before='squared += np.einsum("ij,ij->i", visits, visits)',
+        after='squared += np.einsum("ij->i", visits)',
+        tests=(
+            "tests/privacy/test_factorisation.py::test_sensitivity_of_turns",
+            "tests/privacy/test_published_numbers.py::test_popri_trees_recomputed",
+        ),
+    ),
+    Mutation(
+        name="restarts of a tree are not counted",
+        file=f"{PRIVACY}/trees.py",
+        before="        return (length,) * whole + ((rest,) if rest else ())\n",
+        after="        return (length,)\n",
+        tests=("tests/privacy/test_factorisation.py::test_sensitivity_of_turns",),
+    ),
+    Mutation(
+        name="every correlated round is covered, the first as well",
+        file=f"{PRIVACY}/ledger.py",
+        before="        return stream is not None and stream.charged is not None\n",
+        after="        return True\n",
+        tests=(f"{CORRELATED}::test_the_first_round_pays_for_all", f"{FTRL_TESTS}::TestNoise"),
+    ),
+    Mutation(
+        name="a correlated round may be begun twice",
+        file=f"{PRIVACY}/ledger.py",
+        before="        if planned.round <= max(stream.started):\n",
+        after="        if False:\n",
+        tests=(f"{CORRELATED}::test_no_round_is_asked_twice",),
+    ),
+    Mutation(
+        name="correlated rounds may get noisier or less so",
+        file=f"{PRIVACY}/ledger.py",
+        before="first.mechanism.noise_multiplier != planned.mechanism.noise_multiplier",
+        after="False",
+        tests=(f"{CORRELATED}::test_later_rounds_must_be_what_the_first_was_charged_as",),
+    ),
+    Mutation(
+        name="the innovations' noise multiplier is taken for that of all rounds",
+        file=f"{PRIVACY}/correlated_noise.py",
+        before="        return round_multiplier / self.sensitivity\n",
+        after="        return round_multiplier\n",
+        tests=(
+            f"{CORRELATED}::test_the_first_round_pays_for_all",
+            f"{FTRL_TESTS}::TestSettings::test_public_llms_trees",
+        ),
+    ),
+    Mutation(
+        name="correlated noise forgets a round that was left out",
+        file=f"{PRIVACY}/correlated_noise.py",
+        before="        for _ in range(step - self._step):\n"
+        "            noise = self._recurrence.next(lambda: self._random.normal(size))\n"
+        "            self._step += 1\n",
+        after="        noise = self._recurrence.next(lambda: self._random.normal(size))\n"
+        "        self._step = step\n",
+        tests=(f"{CORRELATED}::test_a_round_that_was_left_out_costs_its_noise",),
+    ),
+    Mutation(
+        name="the memory of the noise is written after the round is out",
+        file=f"{PRIVACY}/correlated_noise.py",
+        before="        self._save()\n        self._prepared = noise\n",
+        after="        self._prepared = noise\n",
+        tests=(
+            f"{CORRELATED}::test_the_memory_is_on_the_disk_before_the_noise_is_used",
+            f"{FTRL_TESTS}::TestRestart",
+        ),
+    ),
+    Mutation(
+        name="a lost memory of the noise is not noticed",
+        file=STRATEGY,
+        before="        if released is not None and released > self._noise.last_round:\n",
+        after="        if False:\n",
+        tests=(f"{FTRL_TESTS}::TestRestart",),
+    ),
+    Mutation(
+        name="correlated rounds are released with independent noise",
+        file=STRATEGY,
+        before="            random = self._noise\n",
+        after="",
+        tests=(f"{FTRL_TESTS}::TestNoise",),
+    ),
+    Mutation(
+        name="turns depend on the node's order of users",
+        file=f"{PRIVACY}/participation.py",
+        before="            mark.update(user_id.encode())\n",
+        after="            mark.update(str(index).encode())\n",
+        tests=("tests/privacy/test_participation.py", f"{FTRL_TESTS}::TestTurns"),
+    ),
+    Mutation(
+        name="every round asks the first group",
+        file=f"{PRIVACY}/participation.py",
+        before="(self.round_number - 1) % self.groups",
+        after="0 * self.round_number",
+        tests=("tests/privacy/test_participation.py", f"{FTRL_TESTS}::TestTurns"),
     ),
     Mutation(
         name="an exception's text leaves the client",
