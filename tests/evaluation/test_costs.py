@@ -1,0 +1,426 @@
+"""Costs: the papers' tables, and that what a run counts is what its messages hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message
+from flwr.common.serde import recorddict_to_proto
+
+from flower_privsyn import wire
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.cpu_time import CPU_TIME_FILE
+from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.evaluation import STAMP
+from flower_privsyn.evaluation.costs import (
+    DISTILGPT2_PARAMETERS,
+    Communication,
+    client_costs,
+    communication,
+    federated_training_communication,
+    kernel_sketch_communication,
+    popri_communication,
+    private_evolution_communication,
+    run_costs,
+)
+from flower_privsyn.privacy.randomness import InsecureRandom
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.strategies import (
+    DPFedAvg,
+    DPFedAvgConfig,
+    KernelSketch,
+    KernelSketchConfig,
+    POPri,
+    POPriConfig,
+)
+from flower_privsyn.testing import (
+    HashEmbedder,
+    LoopbackGrid,
+    ShuffleWords,
+    WordGenerator,
+    hash_embedder,
+    train_words,
+)
+from tests.conftest import WORDS, make_users
+from tests.training.models import lstm, offline, one_thread
+
+__all__ = ["lstm", "offline", "one_thread"]
+
+Builder = Callable[..., Any]
+VOTES = "query.nearest_neighbor_histogram"
+TABLES = json.loads(
+    (Path(__file__).parents[1] / "data" / "communication_reference.json").read_text()
+)["rows"]
+
+
+def row(paper: str, method: str) -> dict[str, Any]:
+    (found,) = [r for r in TABLES if (r["paper"], r["method"]) == (paper, method)]
+    return dict(found)
+
+
+class TestThePapersTables:
+    def test_distilgpt2_both_ways_for_training_on_the_device(self) -> None:
+        printed = row("PrE-Text", "DP-FL")
+        found = federated_training_communication(
+            num_parameters=DISTILGPT2_PARAMETERS, rounds=printed["rounds"]
+        )
+        assert (found.floats_down, found.floats_up) == (printed["value"], printed["value"])
+        assert f"{found.floats_up / 1e6:.0f}M" == printed["upload_printed"]
+        assert f"{found.floats_down / 1e6:.0f}M" == printed["download_printed"]
+
+    def test_pre_text(self) -> None:
+        printed = row("PrE-Text", "PrE-Text")
+        found = private_evolution_communication(num_candidates=2048, rounds=printed["rounds"])
+        assert (found.floats_down, found.floats_up) == (786_432, 2_048)
+        assert (found.floats_down, found.floats_up) == (printed["download"], printed["upload"])
+        assert str(found.floats_up) == printed["upload_printed"]
+        assert DISTILGPT2_PARAMETERS / found.floats_up == pytest.approx(
+            printed["ratio_printed"]["upload"], rel=0.03
+        )
+
+    def test_popri(self) -> None:
+        printed = row("POPri", "POPri")
+        found = popri_communication(num_prompts=1800, responses_per_prompt=10, rounds=20)
+        assert (found.floats_down, found.floats_up) == (6_912_000, 18_000)
+        assert (found.floats_down, found.floats_up) == (printed["download"], printed["upload"])
+        assert f"{found.floats_down / 1e6:.0f} million" == printed["download_printed"]
+        evolution = private_evolution_communication(num_candidates=1800, rounds=20)
+        printed = row("POPri", "PE")
+        assert (evolution.floats_down, evolution.floats_up) == (
+            printed["download"],
+            printed["upload"],
+        )
+
+    def test_ours(self) -> None:
+        assert popri_communication(
+            num_prompts=1800, responses_per_prompt=10, rounds=20, answer_space="span"
+        ) == Communication(floats_down=6_912_000, floats_up=384, rounds=20)
+        assert kernel_sketch_communication(num_features=4096) == Communication(
+            floats_down=0, floats_up=4096, rounds=1
+        )
+
+    def test_bytes(self) -> None:
+        found = private_evolution_communication(num_candidates=2048, rounds=11)
+        assert found.bytes_down() == 2 * 786_432
+        assert found.bytes_down("float32") == 4 * 786_432
+        assert found.bytes_up == 8 * 2_048
+
+    def test_refusals(self) -> None:
+        with pytest.raises(ConfigError, match="num-candidates, which is missing"):
+            communication("private-evolution", {"num-rounds": 11})
+        with pytest.raises(ConfigError, match="'expand-private' is not known"):
+            communication("expand-private", {})
+        with pytest.raises(ConfigError, match="rounds must be"):
+            kernel_sketch_communication(num_features=8, rounds=-1)
+        assert communication("public-only", {}) == Communication(
+            floats_down=0, floats_up=0, rounds=0
+        )
+
+
+# ---------------------------------------------------------------------- what a run counts
+
+
+def small(tmp_path: Path, public_file: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "num_nodes": 2,
+        "num_prompts": 6,
+        "responses_per_prompt": 5,
+        "rejected_rank": 4,
+        "public_text": str(public_file),
+        "synthetic_samples": 10,
+        "run_dir": str(tmp_path / "run"),
+        "node_timeout": 0.2,
+        "noise_multiplier": 0.1,
+        **changes,
+    }
+
+
+class Runs:
+    """One small run of every family, in this process."""
+
+    def __init__(self, tmp_path: Path, public_file: Path, federation: Builder) -> None:
+        self.folder, self.public_file, self.federation = tmp_path, public_file, federation
+
+    def settings(self, **changes: Any) -> dict[str, Any]:
+        return small(self.folder, self.public_file, **changes)
+
+    def private_evolution(self, settings: Builder, evolution: Builder) -> tuple[LoopbackGrid, Any]:
+        grid = self.federation(make_users(6), num_nodes=2)
+        strategy = evolution(settings(num_rounds=2, noise_multiplier=0.1))
+        strategy.start(grid)
+        return grid, strategy
+
+    def popri(self, answer_space: Any, centre: Any) -> tuple[LoopbackGrid, Any]:
+        grid = self.federation(make_users(6), num_nodes=2)
+        strategy = POPri(
+            POPriConfig(**self.settings(num_rounds=2, answer_space=answer_space, centre=centre)),
+            embedder=HashEmbedder(),
+            generator=WordGenerator(WORDS),
+            trainer=train_words,
+        )
+        strategy.start(grid)
+        return grid, strategy
+
+    def kernel_sketch(self, weight: float) -> tuple[LoopbackGrid, Any]:
+        grid = self.federation(make_users(6), num_nodes=2)
+        strategy = KernelSketch(
+            KernelSketchConfig(
+                **self.settings(num_features=64, embedding_weight=weight, refinement_rounds=1)
+            ),
+            embedder=HashEmbedder(),
+            generator=WordGenerator(WORDS),
+            variation=ShuffleWords(),
+            trainer=train_words,
+        )
+        strategy.start(grid)
+        return grid, strategy
+
+    def dp_fedavg(self, model: Path, adaptive: bool) -> tuple[LoopbackGrid, Any]:
+        users = Users.from_rows([(f"user-{i}", "the river waits under the train") for i in "abcd"])
+
+        def load(context: Context) -> Users:
+            return users.deal(
+                partition_id=int(context.node_config["partition-id"]), num_partitions=2
+            )
+
+        grid = LoopbackGrid(create_training_app(load, device="cpu"), num_nodes=2)
+        strategy = DPFedAvg(
+            DPFedAvgConfig(
+                model=str(model),
+                num_rounds=2,
+                num_nodes=2,
+                noise_multiplier=0.1,
+                clip_norm=0.05,
+                max_tokens=32,
+                adaptive_clipping=adaptive,
+                run_dir=str(self.folder / "run"),
+                node_timeout=0.2,
+            )
+        )
+        strategy.start(grid)
+        return grid, strategy
+
+
+@pytest.fixture
+def runs(tmp_path: Path, public_file: Path, federation: Builder) -> Runs:
+    return Runs(tmp_path, public_file, federation)
+
+
+def check(grid: LoopbackGrid, strategy: Any, expected: Communication) -> None:
+    """What was counted is what was sent, and what the method says by its definition."""
+    costs = run_costs(strategy.run)
+    assert costs.rounds == expected.rounds
+    assert costs.floats_down == expected.rounds * expected.floats_down
+    assert costs.floats_up == expected.rounds * expected.floats_up
+    precision = strategy.run.config["broadcast-precision"]
+    requests = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
+    replies = [m for m in grid.replies if "privsyn.answer" in m.content]
+    assert len(requests) == len(replies) == 2 * expected.rounds
+    for number, counted in enumerate(costs.per_round):
+        for messages, key, numbers in (
+            (requests, "bytes_down", expected.bytes_down(precision)),
+            (replies, "bytes_up", expected.bytes_up),
+        ):
+            for message in messages[2 * number : 2 * number + 2]:
+                assert counted[key] == pytest.approx(wire.packed_bytes(message.content), abs=8)
+                # Counted bytes are those of Flower's own serialisation, up to its tags.
+                serialised = recorddict_to_proto(message.content).ByteSize()
+                assert counted[key] == pytest.approx(serialised, rel=0.35, abs=600)
+            assert 0 <= counted[key] - numbers < 3000
+
+
+class TestCountedInARun:
+    def test_private_evolution(self, runs: Runs, settings: Builder, evolution: Builder) -> None:
+        grid, strategy = runs.private_evolution(settings, evolution)
+        expected = communication("private-evolution", {**strategy.run.config, "dimension": 32})
+        assert expected == private_evolution_communication(
+            num_candidates=16, rounds=2, dimension=32
+        )
+        check(grid, strategy, expected)
+
+    @pytest.mark.parametrize("answer_space", ["candidates", "span"])
+    @pytest.mark.parametrize("centre", ["prompt", "all"])
+    def test_popri(self, runs: Runs, answer_space: str, centre: str) -> None:
+        grid, strategy = runs.popri(answer_space, centre)
+        expected = communication("popri", {**strategy.run.config, "dimension": 32})
+        assert expected.floats_up == (32 if answer_space == "span" else 30)
+        check(grid, strategy, expected)
+
+    @pytest.mark.parametrize("weight", [0.0, 0.5])
+    def test_kernel_sketch(self, runs: Runs, weight: float) -> None:
+        grid, strategy = runs.kernel_sketch(weight)
+        expected = communication("kernel-sketch", {**strategy.run.config, "dimension": 32})
+        assert expected.floats_up == (96 if weight else 64)
+        check(grid, strategy, expected)
+
+    @pytest.mark.parametrize("adaptive", [False, True])
+    def test_dp_fedavg(self, runs: Runs, lstm: Path, adaptive: bool) -> None:
+        grid, strategy = runs.dp_fedavg(lstm, adaptive)
+        parameters = strategy.model.dimension
+        assert parameters > 5000
+        expected = communication("dp-fedavg", {**strategy.run.config, "num-parameters": parameters})
+        assert expected.floats_up == parameters + adaptive
+        check(grid, strategy, expected)
+
+    def test_seconds_are_those_of_the_whole_run(
+        self, runs: Runs, settings: Builder, evolution: Builder
+    ) -> None:
+        _, strategy = runs.private_evolution(settings, evolution)
+        run = RunDirectory.open(strategy.run.path)
+        costs = run_costs(run)
+        before = run.round_state(0)
+        assert before is not None
+        between = [line["seconds_server"] for line in run.metrics()]
+        after = run.state["summary"]["seconds_finish"]
+        assert costs.seconds_server == pytest.approx(
+            before["seconds_server"] + sum(between) + after
+        )
+        assert costs.participation == 1.0
+        assert costs.lost_rounds == 0
+        json.dumps(costs.to_dict())
+
+    def test_what_is_counted_says_nothing_about_who_took_part(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        """Under Poisson sampling: the same counts for a crowd, for one user and for nobody."""
+        counts = []
+        for name, rate, seed in (("many", 0.9, 1), ("few", 0.05, 2), ("none", 1e-6, 3)):
+            strategy = evolution(
+                settings(
+                    num_rounds=2,
+                    sampling="poisson",
+                    sampling_rate=rate,
+                    noise_multiplier=0.5,
+                    run_dir=str(tmp_path / name),
+                ),
+                random=InsecureRandom(seed),
+            )
+            strategy.start(federation(make_users(9), num_nodes=3))
+            lines = strategy.run.metrics()
+            assert len(lines) == 2
+            assert all("num_nodes" not in line for line in lines)
+            counts += [(line["floats_down"], line["floats_up"], line["bytes_up"]) for line in lines]
+            assert run_costs(strategy.run).participation == pytest.approx(rate)
+        assert len(set(counts)) == 1
+
+    def test_a_run_without_counts(self, tmp_path: Path) -> None:
+        run = RunDirectory.create(tmp_path / "run", config={})
+        run.append_metrics({"round": 1, "released": True})
+        with pytest.raises(DataError, match="no round"):
+            run_costs(run)
+
+
+def test_empty_texts_in_a_record_are_counted() -> None:
+    """Flower's own count refuses them."""
+    request = wire.pack_prepare(
+        wire.DataRequest(
+            embedding_model="m",
+            embedding_precision="float32",
+            max_tokens=64,
+            max_samples=8,
+            newer_than="",
+            held_out_fraction=0.0,
+            seed=0,
+        )
+    )
+    size = wire.packed_bytes(request)
+    assert size == pytest.approx(recorddict_to_proto(request).ByteSize(), rel=0.5)
+    arrays = ArrayRecord({"x": wire.Array(np.zeros(1000, np.float32))})
+    request["big"] = arrays
+    assert wire.packed_bytes(request) - size == pytest.approx(4000, abs=200)
+
+
+# ---------------------------------------------------------------------- time on the nodes
+
+
+class TestClientTime:
+    @pytest.fixture
+    def busy(self, tmp_path: Path) -> LoopbackGrid:
+        """Nodes that compute for a while before they know their users."""
+
+        def load(context: Context) -> Users:
+            total = 0
+            for number in range(400_000):
+                total += number
+            return make_users(4).deal(
+                partition_id=int(context.node_config["partition-id"]), num_partitions=2
+            )
+
+        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        return LoopbackGrid(app, num_nodes=2)
+
+    def test_nothing_is_counted_unless_the_node_asks_for_it(
+        self,
+        busy: LoopbackGrid,
+        settings: Builder,
+        evolution: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.delenv(CPU_TIME_FILE, raising=False)
+        evolution(settings(num_rounds=1)).start(busy)
+        assert not list(tmp_path.glob("cpu*"))
+
+    def test_counted_on_the_node_and_never_sent(
+        self,
+        busy: LoopbackGrid,
+        settings: Builder,
+        evolution: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        file = tmp_path / "cpu.jsonl"
+        monkeypatch.setenv(CPU_TIME_FILE, str(file))
+        strategy = evolution(settings(num_rounds=2))
+        strategy.start(busy)
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [(line["message"], line["node"]) for line in lines] == [
+            ("query.prepare", 0),
+            ("query.prepare", 1),
+            *[(VOTES, 0), (VOTES, 1)] * 2,
+        ]
+        found = client_costs(file, users=4)
+        assert found.answers == 4
+        assert found.cpu_seconds_prepare > 0.005
+        assert found.cpu_seconds_per_user == pytest.approx(
+            (found.cpu_seconds_prepare + found.cpu_seconds_rounds) / 4
+        )
+        assert found.to_dict()["stamp"] == STAMP
+        for reply in busy.replies:
+            assert not wire.unexpected_records(reply)
+        sent = b"".join(_serialised(reply) for reply in busy.replies)
+        assert b"cpu" not in sent
+        assert "cpu" not in (strategy.run.path / "metrics.jsonl").read_text()
+
+    def test_a_file_that_cannot_be_written_does_not_stop_the_node(
+        self,
+        busy: LoopbackGrid,
+        settings: Builder,
+        evolution: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv(CPU_TIME_FILE, str(tmp_path / "missing" / "cpu.jsonl"))
+        strategy = evolution(settings(num_rounds=1))
+        strategy.start(busy)
+        assert strategy.run.status == "finished"
+
+    def test_refusals(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="does not exist"):
+            client_costs(tmp_path / "nothing.jsonl", users=1)
+        with pytest.raises(ConfigError, match="users must be"):
+            client_costs(tmp_path / "nothing.jsonl", users=0)
+        (tmp_path / "other.jsonl").write_text('{"text": "x"}\n')
+        with pytest.raises(DataError, match="without cpu_seconds"):
+            client_costs(tmp_path / "other.jsonl", users=1)
+
+
+def _serialised(message: Message) -> bytes:
+    return bytes(recorddict_to_proto(message.content).SerializeToString())
