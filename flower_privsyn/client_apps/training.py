@@ -99,8 +99,11 @@ class _Updates:
 
     def __init__(self, model: LocalModel) -> None:
         self.model = model
-        self.fingerprint = model.fingerprint
         self.lock = threading.Lock()
+
+    @property
+    def fingerprint(self) -> str:
+        return self.model.fingerprint
 
     @property
     def dimension(self) -> int:

@@ -12,6 +12,7 @@ McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Langu
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import json
 import shutil
@@ -94,7 +95,7 @@ class LocalModel:
             yield tuple(vector[begin:end].view(shape) for vector in vectors)
             begin = end
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 of all that an update depends on besides the trained parameters' values.
 
