@@ -224,9 +224,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=SIMILARITY,
         before="kept = lengths > _RELATIVE_CUT * lengths.max(initial=0.0)",
         after="kept = lengths > 0.0",
-        tests=(
-            f"{SIMILARITY_TESTS}::TestTheSpan::test_roots_that_differ_by_rounding_do_not_matter",
-        ),
+        tests=(f"{SIMILARITY_TESTS}::TestTheSpan::test_no_direction_lengthens_the_noise",),
     ),
     Mutation(
         name="another prompt's factorisation is used",
@@ -433,7 +431,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{PRIVACY}/trees.py",
         before="        return (length,) * whole + ((rest,) if rest else ())\n",
         after="        return (length,)\n",
-        tests=("tests/privacy/test_factorisation.py::test_sensitivity_of_turns",),
+        tests=(
+            "tests/privacy/test_published_numbers.py::test_popri_trees_as_printed_are_twenty_epochs",
+        ),
     ),
     Mutation(
         name="every correlated round is covered, the first as well",

@@ -419,6 +419,22 @@ class TestTheSpan:
         scores = expand_scores(answer, candidates, prompt=prompt)
         assert np.linalg.norm(scores - exact) <= 2e-5 * np.linalg.norm(exact)
 
+    @pytest.mark.parametrize("size", [0.0, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3])
+    def test_no_direction_lengthens_the_noise(self, size: float) -> None:
+        # Directions so short that the root of C'C knows nothing of their length.
+        generator = np.random.default_rng(28)
+        d, m = 24, 200
+        candidates = unit(generator, m, 6) @ unit(generator, 6, d)
+        candidates = (candidates + size * unit(generator, m, d)).astype(np.float32)
+        basis = np.column_stack([expand_scores(row, candidates, centre="all") for row in np.eye(d)])
+        assert np.linalg.norm(basis, 2) <= 1 + 1e-3
+        projection = np.column_stack(
+            [project_scores(row, candidates, centre="all") for row in np.eye(m)]
+        )
+        assert np.linalg.norm(projection, 2) <= 1 + 1e-3
+        if size in (0.0, 1e-3):
+            assert np.trace(projection) == pytest.approx(24 if size else 6, abs=0.01)
+
     def test_a_server_that_forgets_the_rounding_on_the_way_is_close(self) -> None:
         # float16 candidates at the users, float32 ones at the server: a mistake, not a disaster.
         generator = np.random.default_rng(20)
