@@ -64,10 +64,13 @@ def last_checkpoint(folder: Path, fingerprint: Mapping[str, Any]) -> Path | None
     Args:
         folder: The partial folder; it exists afterwards, for this training.
         fingerprint: What the training depends on, as JSON can hold it.
+
+    Raises:
+        ModelError: The folder holds something that no training put there.
     """
     record = folder / RECORD
-    if folder.exists() and _read(record) != {"fingerprint": dict(fingerprint)}:
-        shutil.rmtree(folder)
+    if _read(record) != {"fingerprint": dict(fingerprint)}:
+        discard(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not record.exists():
         write_json(record, {"fingerprint": fingerprint})
@@ -79,6 +82,23 @@ def last_checkpoint(folder: Path, fingerprint: Mapping[str, Any]) -> Path | None
         else:
             shutil.rmtree(path)
     return found[max(found)] if found else None
+
+
+def discard(folder: Path) -> None:
+    """Delete a partial folder, if there is one.
+
+    Raises:
+        ModelError: It holds something that no training put there.
+    """
+    if not folder.exists():
+        return
+    if not (folder / RECORD).is_file() and any(
+        not path.name.startswith(".") for path in folder.iterdir()
+    ):
+        raise ModelError(
+            f"{folder} is where checkpoints of a training go, but it holds other files: move them"
+        )
+    shutil.rmtree(folder)
 
 
 def finished_report(output: Path, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:

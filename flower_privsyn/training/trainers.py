@@ -365,6 +365,8 @@ def build_trainer(
     }
     trainer: Any
     if supervised:
+        if settings.gradient_checkpointing:
+            model.enable_input_require_grads()  # TRL does so itself
         trainer = SupervisedTrainer(
             args=_one_device(transformers.TrainingArguments(**options)), **arguments
         )
@@ -392,7 +394,7 @@ def wrap(base: Any, settings: PreferenceTraining, *, seed: int) -> Any:
     """Put a new adapter on all linear layers but the output: A random, B zero, so no change."""
     disable_dropout(base)
     torch.manual_seed(seed)
-    return peft.get_peft_model(
+    model = peft.get_peft_model(
         base,
         peft.LoraConfig(
             r=settings.lora_rank,
@@ -402,6 +404,13 @@ def wrap(base: Any, settings: PreferenceTraining, *, seed: int) -> Any:
             task_type="CAUSAL_LM",
         ),
     )
+    # PEFT lists every layer by its path; the last parts say the same, and are what servers read.
+    layers = dict(model.get_base_model().named_modules())
+    adapted = set(model.peft_config["default"].target_modules)
+    ends = {name.rpartition(".")[2] for name in adapted}
+    if not any(name.rpartition(".")[2] in ends for name in layers.keys() - adapted):
+        model.peft_config["default"].target_modules = ends
+    return model
 
 
 def resume_adapter(base: Any, folder: Path, settings: PreferenceTraining) -> Any:

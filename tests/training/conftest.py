@@ -10,9 +10,9 @@ import pytest
 from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.models import resolve_model
 from flower_privsyn.training import PreferencePair, PreferenceTraining
-from tests.generation.conftest import offline, one_thread
+from tests.generation.conftest import gpt2, offline, one_thread
 
-__all__ = ["offline", "one_thread"]
+__all__ = ["gpt2", "offline", "one_thread"]
 
 PUBLIC = [
     "The town lies on a river in the north of the country.",

@@ -188,9 +188,12 @@ class TestLosses:
         assert pieces.losses == pytest.approx(whole.losses, rel=1e-5)
         assert distance(tmp_path / "a", tmp_path / "b") < 1e-4
 
-    def test_recomputed_activations_change_nothing(self, tiny: Path, tmp_path: Path):
-        train(tiny, pairs_of_topics(4), tmp_path / "a")
-        train(tiny, pairs_of_topics(4), tmp_path / "b", settings=quick(gradient_checkpointing=True))
+    @pytest.mark.parametrize("loss", ["dpo", "sft"])
+    def test_recomputed_activations_change_nothing(self, tiny: Path, tmp_path: Path, loss: Any):
+        settings = quick(loss=loss)
+        train(tiny, pairs_of_topics(4), tmp_path / "a", settings=settings)
+        recomputing = replace(settings, gradient_checkpointing=True)
+        train(tiny, pairs_of_topics(4), tmp_path / "b", settings=recomputing)
         assert distance(tmp_path / "a", tmp_path / "b") < 1e-5
 
 
@@ -278,6 +281,18 @@ class TestLearning:
         margins = gain[:, 0] - gain[:, 1]
         assert (margins > 0).mean() >= 0.75
         assert margins.mean() > 0.5
+
+    def test_other_architectures_learn_too(self, gpt2: Path, tmp_path: Path):
+        """GPT-2: learned positions, fused projections stored the other way round."""
+        pairs = [
+            PreferencePair(
+                prompt="The river:\n", chosen=f"music {n} street", rejected=f"winter {n} train"
+            )
+            for n in range(12)
+        ]
+        train(gpt2, pairs[:8], tmp_path / "a")
+        gain = scores(gpt2, tmp_path / "a", pairs[8:]) - scores(gpt2, None, pairs[8:])
+        assert (gain[:, 0] - gain[:, 1]).mean() > 0.5
 
     def test_turned_round_preferences_turn_the_margin(self, tiny: Path, tmp_path: Path):
         turned = [
@@ -460,7 +475,10 @@ class TestTheAdapter:
         (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
         with pytest.raises(ModelError, match="is not replaced"):
             train(tiny, pairs_of_topics(4), tmp_path / "thesis")
-        assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+        (tmp_path / "thesis").rename(tmp_path / "a.partial")
+        with pytest.raises(ModelError, match="it holds other files: move them"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a")
+        assert (tmp_path / "a.partial" / "chapter.txt").read_text() == "years of work"
 
     def test_an_older_adapter_is_replaced(self, tiny: Path, tmp_path: Path):
         train(tiny, pairs_of_topics(4), tmp_path / "a", seed=1)
@@ -550,16 +568,35 @@ class TestFailures:
         assert list(tmp_path.iterdir()) == []
         assert adapter_digest(first) == before
 
-    def test_weights_that_are_no_numbers(self, tiny: Path, tmp_path: Path):
-        """The last step's own loss is still finite."""
+    def test_weights_that_are_no_numbers(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """After the last step there is no loss any more that would show it."""
+        from transformers import TrainerCallback
+
+        class Break(TrainerCallback):
+            def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+                next(p for p in given["model"].parameters() if p.requires_grad).data[0] = math.inf
+
+        build = trainers.build_trainer
+
+        def build_broken(*args: Any, **options: Any) -> Any:
+            trainer = build(*args, **options)
+            trainer.add_callback(Break())
+            return trainer
+
+        monkeypatch.setattr(trainers, "build_trainer", build_broken)
         with pytest.raises(TrainingError, match="weight .*lora_.* is no longer finite"):
-            train(
-                tiny,
-                pairs_of_topics(4),
-                tmp_path / "a",
-                settings=quick(learning_rate=1e39, epochs=1),
-            )
+            train(tiny, pairs_of_topics(4), tmp_path / "a")
         assert list(tmp_path.iterdir()) == []
+
+    def test_too_little_memory_is_one_sentence(self, tiny: Path, tmp_path: Path):
+        def run_out(count: int) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+        with pytest.raises(TrainingError, match="lower micro_batch_size = 8 or max_tokens = 512"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a", progress=run_out)
+        assert not (tmp_path / "a").exists()
 
     def test_a_missing_library_is_one_sentence(
         self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -695,11 +732,15 @@ class TestResuming:
     def test_a_finished_training_is_not_run_again(
         self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
+        self._kill(tiny, tmp_path / "a", pairs=pairs_of_topics(7))
+        (tmp_path / "a.partial").rename(tmp_path / "kept")
         report = train(tiny, pairs_of_topics(4), tmp_path / "a")
+        (tmp_path / "kept").rename(tmp_path / "a.partial")  # as if killed before it was deleted
         monkeypatch.delattr(trainers, "build_trainer")
         passed: list[int] = []
         assert train(tiny, pairs_of_topics(4), tmp_path / "a", progress=passed.append) == report
         assert passed == [8]
+        assert not (tmp_path / "a.partial").exists()
         with pytest.raises(AttributeError):
             train(tiny, pairs_of_topics(4), tmp_path / "a", seed=1)
 
@@ -741,7 +782,8 @@ class TestResuming:
 QUIET = """
 import os, socket, sys
 def refuse(*args, **kwargs):
-    raise AssertionError(f"asked for the network: {args}")
+    print("asked for the network", args, file=sys.stderr)  # also where the error is swallowed
+    raise OSError("no network")
 socket.getaddrinfo = refuse
 socket.socket.connect = refuse
 from pathlib import Path
