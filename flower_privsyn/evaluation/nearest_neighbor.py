@@ -15,19 +15,19 @@ without noise: they are for deciding on a method, not for publishing beside a pr
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.data import Users, chunk_users, load_users
-from flower_privsyn.embedding import Embedder, load_embedder
+from flower_privsyn.data import Users, load_users
+from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError, PrivsynError
-from flower_privsyn.evaluation import STAMP
+from flower_privsyn.evaluation.result import NotPrivate
+from flower_privsyn.evaluation.run import run_embedder, run_samples, split_users
 from flower_privsyn.runs import RunDirectory
 
 _BLOCK_ROWS = 2048
@@ -56,9 +56,45 @@ def mean_nearest_distance(
     return total / len(points)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Distances(NotPrivate):
+    """How far a population and the held-out text are from each other.
+
+    Attributes:
+        texts: in the population, repetitions counted.
+        to_nearest_private: mean distance of a synthetic text to its nearest held-out sample.
+        from_private_to_nearest: mean distance of a held-out sample to its nearest synthetic text.
+    """
+
+    texts: int
+    to_nearest_private: float
+    from_private_to_nearest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDistances(NotPrivate):
+    """Distances before and after a private-evolution run.
+
+    Attributes:
+        run: its folder.
+        held_out_users: users the run never asked.
+        held_out_samples: their samples.
+        last_round: the last released one.
+        initial: of the population of round 1.
+        survivors: of what survived the last released round.
+    """
+
+    run: str
+    held_out_users: int
+    held_out_samples: int
+    last_round: int
+    initial: Distances
+    survivors: Distances
+
+
 def evaluate_run(
     run: RunDirectory, users: Users, *, embedder: Embedder | None = None
-) -> dict[str, Any]:
+) -> RunDistances:
     """Distances between a private-evolution run's populations and its held-out users' text.
 
     Args:
@@ -66,47 +102,28 @@ def evaluate_run(
         users: the users of the run, held-out ones included.
         embedder: in place of the run's embedding model.
 
-    Returns:
-        Stamped figures: for "initial" and "survivors" the number of texts and both distances.
-
     Raises:
         ConfigError: the run held nobody out, or released no round.
     """
     import pyarrow.parquet as pq
 
-    config = run.config
-    fraction = float(config.get("held-out-fraction") or 0.0)
-    if fraction <= 0:
-        raise ConfigError(
-            f"held-out-fraction = {fraction:g} in {run.path}: the run held nobody out, so there "
-            "is no private text to compare with"
-        )
+    _, held_out = split_users(run, users)
     released = run.rounds_with_outcome("released")
     if not released:
         raise ConfigError(f"no round of the run in {run.path} has been released")
-    if embedder is None:
-        embedder = load_embedder(config["embedding-model"], precision=config["embedding-precision"])
-    if config.get("newer-than"):
-        users = users.newer_than(str(config["newer-than"]))
-    _, held_out = users.split_held_out(fraction=fraction, seed=int(config["seed"]))
-    samples = chunk_users(
-        held_out,
-        tokenizer=embedder.tokenizer,
-        max_tokens=int(config["max-tokens"]),
-        max_samples=int(config["max-samples"]),
-        seed=int(config["seed"]),
-    )
+    embedder = embedder or run_embedder(run)
+    samples = run_samples(run, held_out, embedder)
     if not samples.texts:
         raise ConfigError("the held-out users have no text")
     private = embedder.embed(samples.texts)
 
-    def describe(texts: Sequence[str]) -> dict[str, Any]:
+    def describe(texts: Sequence[str]) -> Distances:
         synthetic = embedder.embed(list(texts))
-        return {
-            "texts": len(texts),
-            "to_nearest_private": round(mean_nearest_distance(synthetic, private), 4),
-            "from_private_to_nearest": round(mean_nearest_distance(private, synthetic), 4),
-        }
+        return Distances(
+            texts=len(texts),
+            to_nearest_private=mean_nearest_distance(synthetic, private),
+            from_private_to_nearest=mean_nearest_distance(private, synthetic),
+        )
 
     last = pq.read_table(run.round_dir(released[-1]) / "population.parquet")
     survivors = [
@@ -117,15 +134,14 @@ def evaluate_run(
         for _ in range(count)
     ]
     initial = pq.read_table(run.round_dir(1) / "population.parquet").column("text").to_pylist()
-    return {
-        "stamp": STAMP,
-        "run": str(run.path),
-        "held_out_users": len(held_out),
-        "held_out_samples": len(samples.texts),
-        "last_round": released[-1],
-        "initial": describe(initial),
-        "survivors": describe(survivors),
-    }
+    return RunDistances(
+        run=str(run.path),
+        held_out_users=len(held_out),
+        held_out_samples=len(samples.texts),
+        last_round=released[-1],
+        initial=describe(initial),
+        survivors=describe(survivors),
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,19 +168,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps(figures, indent=2))
+        print(figures.to_json())
         return 0
-    print(f"[{STAMP}]")
+    print(f"[{figures.stamp}]")
     print(
-        f"{figures['held_out_samples']} samples of {figures['held_out_users']} held-out users; "
-        f"last released round {figures['last_round']}"
+        f"{figures.held_out_samples} samples of {figures.held_out_users} held-out users; "
+        f"last released round {figures.last_round}"
     )
     print(f"{'':<22}{'texts':>7}{'to nearest private':>20}{'private to nearest':>20}")
-    for key, name in (("initial", "initial population"), ("survivors", "last survivors")):
-        row = figures[key]
+    for name, row in (
+        ("initial population", figures.initial),
+        ("last survivors", figures.survivors),
+    ):
         print(
-            f"{name:<22}{row['texts']:>7}{row['to_nearest_private']:>20.4f}"
-            f"{row['from_private_to_nearest']:>20.4f}"
+            f"{name:<22}{row.texts:>7}{row.to_nearest_private:>20.4f}"
+            f"{row.from_private_to_nearest:>20.4f}"
         )
     return 0
 

@@ -165,11 +165,8 @@ def evaluate_run(
         )
     shown: ProgressReporter = progress or NullProgress()
     config = run.config
-    if embedder is None:
-        embedder = load_embedder(
-            located(str(config["embedding-model"])), precision=config["embedding-precision"]
-        )
-    samples = _samples(held_out, run, embedder)
+    embedder = embedder or run_embedder(run)
+    samples = run_samples(run, held_out, embedder)
     if len(samples) == 0:
         raise DataError("the held-out users have no text")
     synthetic = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
@@ -178,7 +175,7 @@ def evaluate_run(
         comparison = compare_texts(
             synthetic,
             samples.texts,
-            private=None if private is None else _samples(private, run, embedder).texts,
+            private=None if private is None else run_samples(run, private, embedder).texts,
             embedder=embedder,
             embedding_model=str(config["embedding-model"]),
             max_tokens=int(config["max-tokens"]),
@@ -290,7 +287,15 @@ def split_users(run: RunDirectory, users: Users) -> tuple[Users, Users]:
     return users.split_held_out(fraction=fraction, seed=int(run.config["seed"]))
 
 
-def _samples(users: Users, run: RunDirectory, embedder: Embedder) -> Samples:
+def run_embedder(run: RunDirectory) -> Embedder:
+    """The embedding model a run's nodes used."""
+    config = run.config
+    return load_embedder(
+        located(str(config["embedding-model"])), precision=config["embedding-precision"]
+    )
+
+
+def run_samples(run: RunDirectory, users: Users, embedder: Embedder) -> Samples:
     """The users' text as the run's nodes would have cut it."""
     config = run.config
     if config.get("newer-than"):

@@ -23,7 +23,7 @@ def test_survivors_come_nearer_to_held_out_text(tmp_path: Path) -> None:
     assert run_app(app, tmp_path / "run", resolve_config(app)).error is None
     run = RunDirectory.open(tmp_path / "run")
     users = load_users(ROOT / "examples" / "quickstart" / "quickstart" / "data" / "users.jsonl")
-    figures = evaluate_run(run, users)
+    figures = evaluate_run(run, users).to_dict()
     for distance in ("to_nearest_private", "from_private_to_nearest"):
         assert figures["survivors"][distance] < figures["initial"][distance]
 

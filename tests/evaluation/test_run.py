@@ -1,0 +1,232 @@
+"""The evaluation of a whole run, and the command that makes it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn import cli
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.evaluation import STAMP
+from flower_privsyn.evaluation.run import compare_texts, evaluate_run, split_users
+from flower_privsyn.evaluation.show import rows
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.testing import HashEmbedder
+from flower_privsyn.training.causal import CausalTraining
+from tests.conftest import WORDS, make_users
+from tests.training.models import gpt2, offline, one_thread, texts
+
+__all__ = ["gpt2", "offline", "one_thread", "texts"]
+
+Builder = Callable[..., Any]
+COURT, NATURE = " ".join(WORDS[:8]), " ".join(WORDS[8:16])
+
+
+@pytest.fixture
+def finished(federation: Builder, settings: Builder, evolution: Builder) -> RunDirectory:
+    """A run that held a third of 90 users out and wrote 40 texts."""
+    strategy = evolution(
+        settings(num_rounds=2, epsilon=20.0, held_out_fraction=0.3, expand_samples=40)
+    )
+    strategy.start(federation(make_users(90)))
+    return RunDirectory.open(strategy.run.path)
+
+
+def stamps(record: Any) -> int:
+    """How many records inside a JSON value carry the stamp."""
+    if isinstance(record, dict):
+        return (record.get("stamp") == STAMP) + sum(map(stamps, record.values()))
+    return sum(map(stamps, record)) if isinstance(record, list) else 0
+
+
+class TestCompare:
+    def test_text_like_the_held_out_text_is_nearer_in_every_measure(self) -> None:
+        def sentences(words: str, seed: int, count: int) -> list[str]:
+            from numpy.random import default_rng
+
+            generator = default_rng(seed)
+            return [" ".join(generator.choice(words.split(), size=9)) for _ in range(count)]
+
+        held_out = sentences(COURT, 1, 80)
+        near, far = (
+            compare_texts(given, held_out, embedder=HashEmbedder(), embedding_model="hash-32")
+            for given in (sentences(COURT, 2, 90), sentences(NATURE, 3, 90))
+        )
+        assert near.frechet.squared < far.frechet.squared
+        assert near.precision_recall.precision > far.precision_recall.precision
+        assert near.precision_recall.recall > far.precision_recall.recall
+        assert near.discrepancy.squared < far.discrepancy.squared
+        assert near.mauve.score > far.mauve.score
+        assert near.mauve.features == "hash-32"
+        assert far.held_out_copies.near == 0.0
+
+    def test_copies_of_users_and_of_strangers_are_told_apart(self) -> None:
+        strangers = [f"stranger {i} writes of lake {i}" for i in range(20)]
+        users = [f"user {i} talks about hill {i}" for i in range(20)]
+        synthetic = [*users[:5], *(f"machine {i} says word {i}" for i in range(15))]
+        found = compare_texts(
+            synthetic,
+            strangers,
+            private=users,
+            embedder=HashEmbedder(),
+            embedding_model="hash-32",
+        )
+        assert found.private_copies is not None
+        assert (found.private_copies.exact, found.held_out_copies.exact) == (0.25, 0.0)
+
+    def test_at_most_so_many_texts_are_embedded(self) -> None:
+        given = [f"text {i} of many" for i in range(60)]
+        found = compare_texts(
+            given, given, embedder=HashEmbedder(), embedding_model="h", max_texts=25
+        )
+        assert (found.frechet.synthetic_texts, found.frechet.private_texts) == (25, 25)
+        assert found.held_out_copies.synthetic_texts == 60
+
+    def test_too_few(self) -> None:
+        with pytest.raises(DataError, match="9 held-out texts are too few"):
+            compare_texts(["a"] * 20, ["a"] * 9, embedder=HashEmbedder(), embedding_model="h")
+
+
+class TestEvaluateRun:
+    def test_everything_at_once(self, finished: RunDirectory, gpt2: Path, tmp_path: Path) -> None:
+        before = {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
+        private, held_out = split_users(finished, make_users(90))
+        assert len(private) + len(held_out) == 90
+        found = evaluate_run(
+            finished,
+            held_out,
+            private=private,
+            downstream=gpt2,
+            training=CausalTraining(max_steps=30, learning_rate=1e-2, device="cpu"),
+            work=tmp_path / "work",
+            embedder=HashEmbedder(),
+        )
+        assert found.held_out_users == len(held_out)
+        assert found.held_out_texts == 3 * len(held_out)
+        assert found.costs is not None
+        assert found.costs.rounds == 2
+        assert found.texts is not None
+        assert found.texts.private_copies is not None
+        assert found.downstream is not None
+        after, floor = found.downstream.after, found.downstream.before
+        # What the run wrote is about courts, as the held-out users are.
+        assert after.cross_entropy.value < floor.cross_entropy.value - 0.5
+        assert found.downstream.training.steps == 30
+        assert found.trained_model is None
+        # Nothing of it stands where readers are promised the run's epsilon.
+        assert {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")} == before
+        content = json.loads(found.to_json())
+        assert content["stamp"] == STAMP
+        assert stamps(content) >= 9
+        shown = dict(rows(found))
+        assert shown["rounds"] == "2"
+        assert "fine-tuned: next-token accuracy" in shown
+
+    def test_a_model_trained_on_the_nodes(
+        self, finished: RunDirectory, gpt2: Path, tmp_path: Path
+    ) -> None:
+        import shutil
+
+        shutil.copytree(gpt2, finished.path / "models" / "final")
+        finished.synthetic_jsonl.unlink()
+        _, held_out = split_users(finished, make_users(90))
+        found = evaluate_run(finished, held_out, embedder=HashEmbedder())
+        assert found.texts is None
+        assert found.trained_model is not None
+        assert found.trained_model.users == len(held_out)
+        with pytest.raises(DataError, match="wrote no synthetic text"):
+            evaluate_run(
+                finished, held_out, embedder=HashEmbedder(), downstream=gpt2, work=tmp_path / "w"
+            )
+
+    def test_users_who_took_part_are_not_held_out(self, finished: RunDirectory) -> None:
+        private, _ = split_users(finished, make_users(90))
+        with pytest.raises(ConfigError, match="must not have taken part"):
+            evaluate_run(finished, private, private=private, embedder=HashEmbedder())
+
+    def test_no_work_folder_in_the_run_directory(self, finished: RunDirectory, gpt2: Path) -> None:
+        _, held_out = split_users(finished, make_users(90))
+        for work in (None, finished.path / "evaluation", finished.path / "x" / ".." / "y"):
+            with pytest.raises(ConfigError, match="outside the run directory"):
+                evaluate_run(
+                    finished, held_out, downstream=gpt2, work=work, embedder=HashEmbedder()
+                )
+
+    def test_a_run_that_held_nobody_out(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        strategy = evolution(settings(num_rounds=1))
+        strategy.start(federation())
+        with pytest.raises(ConfigError, match="--held-out"):
+            split_users(strategy.run, make_users(12))
+
+
+class TestCommand:
+    def write(self, path: Path, users: Users) -> Path:
+        lines = [
+            json.dumps({"client_id": users.user_ids[owner], "text": text})
+            for text, owner in zip(users.texts, users.owners, strict=True)
+        ]
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def set_embedder(self, run: RunDirectory) -> None:
+        """Let the command load the real embedding model: the run itself had a fake one."""
+        document = run.document
+        assert document["config"]["embedding-model"] == "all-MiniLM-L6-v2"
+
+    def test_from_the_run_s_own_data(
+        self,
+        finished: RunDirectory,
+        gpt2: Path,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        self.set_embedder(finished)
+        data = self.write(tmp_path / "users.jsonl", make_users(90))
+        arguments = ["evaluate", str(finished.path), "--users", str(data)]
+        assert cli.main([*arguments, "--downstream", str(gpt2), "--steps", "3"]) == 0
+        out, err = capsys.readouterr()
+        assert out.startswith(f"[{STAMP}]")
+        for words in ("Fréchet distance", "MAUVE", "copies of the users' text", "bits per byte"):
+            assert words in out
+        assert "Fine-tuning on synthetic text" in err
+        written = finished.path.with_name("run.evaluation")
+        record = json.loads((written / "evaluation.json").read_text())
+        assert record["stamp"] == STAMP
+        assert record["texts"]["mauve"]["features"] == "all-MiniLM-L6-v2"
+        assert record["downstream"]["training"]["steps"] == 3
+        assert (written / "downstream" / "model.safetensors").is_file()
+
+    def test_refusals(
+        self, finished: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        data = str(self.write(tmp_path / "users.jsonl", make_users(90)))
+        run = str(finished.path)
+        for arguments, words in (
+            ([run], "either --held-out"),
+            ([run, "--held-out", data, "--users", data], "either --held-out"),
+            ([run, "--users", data, "--private", data], "--private goes with --held-out"),
+            ([run, "--users", data, "--output", f"{run}/evaluation"], "lies in the run directory"),
+            ([run, "--users", data, "--steps", "-1"], "max_steps must be"),
+            ([str(tmp_path / "none"), "--users", data], "no run directory"),
+        ):
+            assert cli.main(["evaluate", *arguments]) == 2
+            assert words in capsys.readouterr().err
+        assert not finished.path.with_name("run.evaluation").exists()
+
+    def test_the_command_line_loads_no_model_library(self) -> None:
+        code = (
+            "import sys; from flower_privsyn import cli\n"
+            "import flower_privsyn.evaluation.run, flower_privsyn.evaluation.costs\n"
+            "bad = {'torch', 'transformers', 'sklearn', 'trl', 'scipy'} & set(sys.modules)\n"
+            "assert not bad, bad"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
