@@ -589,6 +589,14 @@ class PrivacyLedger:
             if stream.first.correlation is not None
         }
 
+    def last_started(self, correlation: Correlation) -> int | None:
+        """Return the last of correlated rounds that was started, whatever became of it, or None.
+
+        None of the rounds up to it can be started any more.
+        """
+        stream = self._streams.get(correlation.stream)
+        return None if stream is None else max(stream.started)
+
     def last_released(self, correlation: Correlation) -> int | None:
         """Return the last of correlated rounds that was charged and not interrupted, or None.
 

@@ -309,10 +309,11 @@ class DPFTRL(FederatedTraining):
             return
         matrix, participation = correlation.factorisation, correlation.participation
         logger.info(
-            "\t%s noise, %d vectors kept; a user takes part at most %d times, %d rounds apart at "
-            "least; sensitivity %.5g, noise multiplier of all rounds together %.5g",
+            "\t%s noise, %d vectors kept (%.3g MB); a user takes part at most %d times, %d rounds "
+            "apart at least; sensitivity %.5g, noise multiplier of all rounds together %.5g",
             self.config.correlation,
             matrix.buffers,
+            matrix.buffers * self.model.dimension * 8 / 1e6,
             participation.most,
             participation.min_separation,
             correlation.sensitivity,

@@ -782,6 +782,9 @@ class PrivateSumStrategy(Strategy):
         self._refuse_missing_lines(self._ledger)
         total = self._settings.num_rounds
         reached = max((*self._ledger.rounds_charged, *self.run.finished_rounds()))
+        if self._correlation is not None:
+            # A correlated round that was discarded is not asked again, either.
+            reached = max(reached, self._ledger.last_started(self._correlation) or 0)
         for number in range(1, reached + 1):
             if self.run.round_state(number) is not None:
                 continue

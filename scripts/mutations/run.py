@@ -522,6 +522,77 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        return Message(Error(code=1000, reason=str(error)), reply_to=message)\n",
         tests=(f"{SUM_TESTS}::TestWhatLeavesAClient",),
     ),
+    Mutation(
+        name="an evaluation on private text without its stamp",
+        file="flower_privsyn/evaluation/result.py",
+        before='        return {"stamp": STAMP, **_plain_fields(self)}',
+        after='        return {k: v for k, v in _plain_fields(self).items() if k != "stamp"}',
+        tests=("tests/evaluation/test_result.py",),
+    ),
+    Mutation(
+        name="a stamped record inside another one is not stamped",
+        file="flower_privsyn/evaluation/result.py",
+        before="    if is_dataclass(value) and not isinstance(value, type):\n"
+        "        return _plain_fields(value)\n",
+        after="    if is_dataclass(value) and not isinstance(value, type):\n"
+        '        return {k: v for k, v in _plain_fields(value).items() if k != "stamp"}\n',
+        tests=("tests/evaluation/test_result.py",),
+    ),
+    Mutation(
+        name="a round's communication tells whether anybody took part",
+        file=STRATEGY,
+        before="        if self._traffic is not None:\n",
+        after="        if self._traffic is not None and self._asked:\n",
+        tests=(
+            "tests/evaluation/test_costs.py::TestCountedInARun::test_what_is_counted_says_nothing_about_who_took_part",
+        ),
+    ),
+    Mutation(
+        name="a node's CPU time travels with its answer",
+        file="flower_privsyn/client_apps/private_sum.py",
+        before="            return handler(message, context)\n",
+        after="            reply = handler(message, context)\n"
+        "            from flwr.app import MetricRecord\n"
+        '            reply.content["cpu"] = MetricRecord({"seconds": 1.0})\n'
+        "            return reply\n",
+        tests=("tests/evaluation/test_costs.py::TestClientTime",),
+    ),
+    Mutation(
+        name="figures on private text beside what was released",
+        file="flower_privsyn/evaluation/run.py",
+        before="(work is None or _inside(work, run.path))",
+        after="work is None",
+        tests=(
+            "tests/evaluation/test_run.py::TestEvaluateRun::test_no_work_folder_in_the_run_directory",
+        ),
+    ),
+    Mutation(
+        name="users who took part are measured as held out",
+        file="flower_privsyn/evaluation/run.py",
+        before="set(private.user_ids) & set(held_out.user_ids)",
+        after="set(private.user_ids) & set()",
+        tests=(
+            "tests/evaluation/test_run.py::TestEvaluateRun::test_users_who_took_part_are_not_held_out",
+        ),
+    ),
+    Mutation(
+        name="a fine-tuning goes on without its optimiser's state",
+        file="flower_privsyn/training/causal.py",
+        before='        optimiser.load_state_dict(state["optimiser"])\n',
+        after="",
+        tests=(
+            "tests/training/test_causal.py::TestResume::test_a_killed_training_ends_with_the_same_bits",
+        ),
+    ),
+    Mutation(
+        name="a resumed fine-tuning draws another dropout",
+        file="flower_privsyn/training/causal.py",
+        before="            torch.manual_seed(_mixed(seed, step))\n",
+        after="            if step == 0:\n                torch.manual_seed(_mixed(seed, step))\n",
+        tests=(
+            "tests/training/test_causal.py::TestResume::test_a_killed_training_ends_with_the_same_bits",
+        ),
+    ),
 )
 
 

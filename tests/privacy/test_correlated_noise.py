@@ -426,6 +426,8 @@ def test_no_round_is_asked_twice(rounds: Rounds, reopened: bool) -> None:
     for number in (1, 2, 3):
         with pytest.raises(LedgerError, match=f"Round {number} .* was started before"):
             rounds.begin(number)
+    assert rounds.ledger.last_started(rounds.correlation) == 3
+    assert rounds.ledger.last_started(correlation()) is None
     with pytest.raises(ConfigError, match="round must be between 1 and 12"):
         rounds.begin(13)
     rounds.release(4)

@@ -266,6 +266,28 @@ class TestRestart:
         assert [line["covered_by"] for line in charged] == [None, 2, 2, 2, 2, 2]
         assert charged[-1]["epsilon_release"] == pytest.approx(2.0, rel=1e-6)
 
+    def test_killed_after_a_round_was_discarded(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        """The ledger has closed the round, the run directory has not: it is not asked again."""
+
+        def lose(request: Message, reply: Message) -> list[Message]:
+            lost = request.content.config_records["privsyn.request"].get("round") == 3
+            return [] if lost else [reply]
+
+        def die(number: int) -> None:
+            raise Killed
+
+        strategy = CorrelatedProbe(votes(min_users=1))
+        strategy.keep = die  # type: ignore[method-assign]
+        with pytest.raises(Killed):
+            strategy.start(federation(tamper=lose))
+        events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
+        assert events[-1] == "discarded"
+        resumed = CorrelatedProbe(votes(min_users=1, resume=True))
+        resumed.start(federation())
+        assert [one.round_number for one in resumed.released] == [4, 5, 6, 7, 8]
+
     def test_a_lost_memory_stops_the_run(
         self, federation: Builder, votes: Builder, tmp_path: Path
     ) -> None:
