@@ -359,6 +359,8 @@ class TransformersGenerator:
         # A token is at least one byte, so the stop string lies in this many last tokens.
         reach = max(len(text.encode()) for text in stop) + 1
         places = [place for place, going in enumerate(running) if going]
+        if not places:  # of no texts the tokenizer makes one
+            return
         tails = self._tokenizer.batch_decode(
             [written[alive[place]][-reach:] for place in places],
             skip_special_tokens=True,

@@ -180,6 +180,16 @@ def test_an_end_token_ends_a_continuation(llama: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("own_loop", [True, False])
+def test_all_samples_may_end_at_once_while_stop_strings_are_looked_for(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    generator = TransformersGenerator(llama, dtype="float32")
+    everything = frozenset(range(generator._model.config.vocab_size))
+    monkeypatch.setattr(generator, "_end_tokens", everything)
+    stopping = SamplingParameters(seed=3, max_new_tokens=5, stop=("never",))
+    assert generator.generate(PROMPTS, num_samples=2, sampling=stopping) == [["", ""]] * 4
+
+
 def test_special_tokens_that_end_nothing_are_never_drawn(
     llama: Path, own_loop: bool, monkeypatch: pytest.MonkeyPatch
 ):
