@@ -179,7 +179,6 @@ def test_an_end_token_ends_a_continuation(llama: Path, tmp_path: Path):
     assert generator.generate(PROMPTS, sampling=GREEDY) == [[""]] * 4
 
 
-@pytest.mark.parametrize("own_loop", [True, False])
 def test_all_samples_may_end_at_once_while_stop_strings_are_looked_for(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -190,6 +189,7 @@ def test_all_samples_may_end_at_once_while_stop_strings_are_looked_for(
     assert generator.generate(PROMPTS, num_samples=2, sampling=stopping) == [["", ""]] * 4
 
 
+@pytest.mark.parametrize("own_loop", [True, False])
 def test_special_tokens_that_end_nothing_are_never_drawn(
     llama: Path, own_loop: bool, monkeypatch: pytest.MonkeyPatch
 ):
