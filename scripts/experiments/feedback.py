@@ -612,6 +612,8 @@ def questions(
                 noise={f"popri-{centre}-span{once}": shrunk},
             )
     for name, clip in (("pe", "count"), ("pe-l2", "l2")):
+        if max_samples == 1 and clip == "l2":
+            continue  # one vote of one user: nothing to clip
         yield Question(
             query=NearestNeighborHistogram(max_samples=max_samples, clip=clip),  # type: ignore[arg-type]
             broadcast={"candidates": texts},
@@ -1039,8 +1041,8 @@ def run_all(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]]
     logger.info("bandwidth of the sketches, from public text: %.4f", bandwidth)
     version = fingerprint(options, _MEASURED_BY)
     rows: list[dict[str, Any]] = []
-    for num_prompts in options.prompts:
-        for seed in range(options.seeds):
+    for num_prompts, seeds in zip(options.prompts, options.seeds, strict=True):
+        for seed in range(seeds):
             for setting in settings_of(corpus.domains, options.minority):
                 if options.settings and setting.name not in options.settings:
                     continue
@@ -1066,17 +1068,20 @@ def run_all(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]]
     return rows
 
 
+#: What tells one row of the results from another.
+_CELL = ("setting", "prompts", "method", "users", "epsilon")
+
+
 def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Mean and standard error over seeds, one row per setting, prompts, method, users, epsilon."""
-    keys = ("setting", "prompts", "method", "users", "epsilon")
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+        groups.setdefault(tuple(row[key] for key in _CELL), []).append(row)
     result = []
     for group, members in groups.items():
-        summary: dict[str, Any] = dict(zip(keys, group, strict=True)) | {"seeds": len(members)}
+        summary: dict[str, Any] = dict(zip(_CELL, group, strict=True)) | {"seeds": len(members)}
         for figure in members[0]:
-            if figure in keys or figure == "seed":
+            if figure in _CELL or figure == "seed":
                 continue
             values = np.array([member[figure] for member in members], dtype=np.float64)
             summary[figure] = float(f"{values.mean():.5g}")
@@ -1106,6 +1111,32 @@ def write_results(path: Path, about: Mapping[str, Any], rows: Sequence[Mapping[s
             f'{{"about": {json.dumps(about, indent=1)},\n"rows": [\n{lines}\n]}}\n',
             encoding="utf-8",
         )
+
+
+def read_results(paths: Sequence[Path]) -> dict[str, Any]:
+    """What `write_results` wrote, in one or in several parts of one experiment.
+
+    Raises:
+        ConfigError: two parts hold the same cell, or were made with different methods.
+    """
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    if len(parts) == 1:
+        return dict(parts[0])
+    rows = [row for part in parts for row in part["rows"]]
+    cells = [tuple(row[key] for key in _CELL) for row in rows]
+    if len(set(cells)) < len(cells):
+        raise ConfigError("--from-results: two of the files hold the same setting and prompts")
+    same = ("rounds", "responses", "rejected_rank", "donor_share", "public_share", "held_out")
+    options = {key: parts[0]["about"]["options"][key] for key in same}
+    for path, part in zip(paths, parts, strict=True):
+        for key in same:
+            if part["about"]["options"][key] != options[key]:
+                raise ConfigError(
+                    f"--from-results: {path} was made with {key} = "
+                    f"{part['about']['options'][key]}, {paths[0]} with {options[key]}"
+                )
+    about = {"stamp": STAMP, "options": options, "parts": [part["about"] for part in parts]}
+    return {"about": about, "rows": rows}
 
 
 def table(
@@ -1376,17 +1407,27 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--epsilon", type=float, nargs="+", default=[0.1, 1.0, 7.0])
     add("--rounds", type=int, default=20, help="releases of methods that ask every round (T)")
     add("--rejected-rank", type=int, default=5)
-    add("--seeds", type=int, default=5, help="candidates, users' order, random features and noise")
+    add(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[5],
+        help="of candidates, users' order, features and noise; one number, or one per --prompts",
+    )
     add("--draws", type=int, default=4, help="of the noise per seed")
     add("--results", type=Path, default=None, help="JSON to write")
-    add("--from-results", type=Path, default=None, help="JSON to read in place of measuring")
+    add("--from-results", type=Path, nargs="+", default=[], help="JSON to read, not to measure")
     add("--plot", type=Path, default=None, help="PNG to write")
     add("--plot-setting", default="", help="the first one unless given")
     add("--plot-prompts", type=int, default=0, help="the largest number unless given")
     add("--stop-after", choices=("prepare",), default=None)
     options = parser.parse_args(arguments)
-    if options.from_results is None and not (options.private and options.cache):
+    if not options.from_results and not (options.private and options.cache):
         parser.error("--private and --cache are needed, or --from-results")
+    if len(options.seeds) == 1:
+        options.seeds *= len(options.prompts)
+    if len(options.seeds) != len(options.prompts):
+        parser.error("--seeds must be one number, or as many as --prompts")
     options.private = parse_private(options.private)
     caps = dict(cap.split("=") for cap in options.max_samples)
     options.max_samples = {name: int(cap) for name, cap in caps.items()}
@@ -1397,8 +1438,8 @@ def main(arguments: Sequence[str] | None = None, *, embedder: Embedder | None = 
     """Run the stages that were asked for."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     options = parse_options(arguments)
-    if options.from_results is not None:
-        document = json.loads(options.from_results.read_text(encoding="utf-8"))
+    if options.from_results:
+        document = read_results(options.from_results)
     else:
         corpus = prepare(options, embedder=embedder)
         if options.stop_after == "prepare":
@@ -1421,8 +1462,8 @@ def main(arguments: Sequence[str] | None = None, *, embedder: Embedder | None = 
             "software": {"numpy": np.__version__, "python": platform.python_version()},
         }
         document = {"about": about, "rows": summarise(rows)}
-        if options.results is not None:
-            write_results(options.results, about, document["rows"])
+    if options.results is not None:
+        write_results(options.results, document["about"], document["rows"])
     print_tables(document)
     if options.plot is not None:
         first = document["rows"][0]["setting"]

@@ -90,7 +90,10 @@ def test_measures_every_method_in_every_cell(document: dict[str, Any]) -> None:
         if (setting, users) == ("space", 30) or setting != "space":
             found = rows(document, setting=setting, users=users, epsilon=epsilon)
             methods = {row["method"] for row in found}
-            assert methods | {"exact", "kernel"} == set(feedback.LABELS)
+            # Of users with one text the two histograms are the same.
+            absent = {"pe-l2"} if setting == "law" else set()
+            assert methods | absent | {"exact", "kernel"} == set(feedback.LABELS)
+            assert not methods & absent
             assert all(row["seeds"] == 2 for row in found)
 
 
@@ -186,6 +189,25 @@ def test_tables_and_plot_come_from_the_results_alone(
     (row,) = rows(document, setting="law", users=120, epsilon=1.0, method="sketch-linear")
     assert f"{row['right_held_out']:.3f}" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_parts_are_put_together(folder: Path, document: dict[str, Any], tmp_path: Path) -> None:
+    paths = []
+    for setting in ("law", "mixed"):
+        paths.append(tmp_path / f"{setting}.json")
+        part = [row for row in document["rows"] if row["setting"] == setting]
+        feedback.write_results(paths[-1], document["about"], part)
+    whole = tmp_path / "whole.json"
+    parts = ("--from-results", *map(str, paths), "--results", str(whole))
+    assert feedback.main(parts) == 0
+    expected = [row for row in document["rows"] if row["setting"] != "space"]
+    assert json.loads(whole.read_text())["rows"] == expected
+    with pytest.raises(ConfigError, match="hold the same setting"):
+        feedback.read_results([paths[0], paths[0]])
+    other = document["about"] | {"options": document["about"]["options"] | {"rounds": 3}}
+    feedback.write_results(paths[1], other, [])
+    with pytest.raises(ConfigError, match="rounds = 3, .* with 20"):
+        feedback.read_results(paths)
 
 
 def test_nothing_is_measured_twice(folder: Path, document: dict[str, Any]) -> None:
