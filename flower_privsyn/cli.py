@@ -394,6 +394,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             downstream=arguments.downstream,
             training=training,
             work=output,
+            cpu_time=arguments.cpu_time,
             max_texts=arguments.max_texts,
             seed=arguments.seed,
             progress=ShownProgress(follow),
@@ -482,6 +483,9 @@ def _parser() -> argparse.ArgumentParser:
         help="causal model to fine-tune on the synthetic text, such as privsyn-lm",
     )
     evaluate.add_argument("--steps", type=int, metavar="N", help="of the fine-tuning")
+    evaluate.add_argument(
+        "--cpu-time", metavar="FILE", help="what the nodes wrote under PRIVSYN_CPU_TIME"
+    )
     evaluate.add_argument(
         "--max-texts",
         type=int,

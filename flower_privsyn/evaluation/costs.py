@@ -277,12 +277,26 @@ class ClientCosts(NotPrivate):
     cpu_seconds_per_user: float
 
 
+def roster_size(run: RunDirectory) -> int:
+    """Users on the nodes of a run: public, from its ledger.
+
+    Raises:
+        DataError: the run has asked nobody.
+    """
+    for line in read_json_lines(run.ledger_file):
+        if line.get("event") == "started":
+            population = Sampling.from_dict(line["sampling"]).population
+            if population:
+                return population
+    raise DataError(f"the ledger of {run.path} does not say how many users there were")
+
+
 def client_costs(file: str | Path, *, users: int) -> ClientCosts:
     """Add up what nodes wrote under `PRIVSYN_CPU_TIME` in one run.
 
     Args:
         file: written by `flower_privsyn.client_apps.cpu_time`.
-        users: on all the nodes that wrote it, >= 1.
+        users: on all the nodes that wrote it, >= 1; see `roster_size`.
 
     Raises:
         ConfigError: users is out of range.

@@ -18,7 +18,13 @@ from flower_privsyn.data import Samples, Users, chunk_users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.copies import CopyRates, copy_rates
-from flower_privsyn.evaluation.costs import RunCosts, run_costs
+from flower_privsyn.evaluation.costs import (
+    ClientCosts,
+    RunCosts,
+    client_costs,
+    roster_size,
+    run_costs,
+)
 from flower_privsyn.evaluation.distribution import (
     FrechetDistance,
     Mauve,
@@ -102,6 +108,7 @@ class RunEvaluation(NotPrivate):
         held_out_users: how many users the figures are about.
         held_out_texts: their samples.
         costs: what the run counted; None if it counted nothing.
+        client_costs: what its nodes counted on themselves; None if they were not told to.
         texts: None for a run without synthetic text.
         downstream: None unless it was asked for.
         trained_model: the model that the run trained on the nodes; None for other methods.
@@ -111,6 +118,7 @@ class RunEvaluation(NotPrivate):
     held_out_users: int
     held_out_texts: int
     costs: RunCosts | None
+    client_costs: ClientCosts | None
     texts: TextComparison | None
     downstream: Downstream | None
     trained_model: LanguageModelEvaluation | None
@@ -124,6 +132,7 @@ def evaluate_run(
     downstream: str | Path | None = None,
     training: CausalTraining | None = None,
     work: Path | None = None,
+    cpu_time: str | Path | None = None,
     embedder: Embedder | None = None,
     max_texts: int = 5000,
     seed: int = 0,
@@ -139,6 +148,7 @@ def evaluate_run(
             and after; None to leave that out.
         training: how it is fine-tuned.
         work: folder outside the run directory, for the fine-tuned model; needed with `downstream`.
+        cpu_time: what the run's nodes wrote under `PRIVSYN_CPU_TIME`; None to leave that out.
         embedder: in place of the run's embedding model.
         max_texts: at most so many synthetic and so many held-out texts are embedded and compared,
             drawn at random, >= 10.
@@ -165,6 +175,8 @@ def evaluate_run(
         )
     shown: ProgressReporter = progress or NullProgress()
     config = run.config
+    # Before anything that takes time: a wrong file is named at once.
+    spent = None if cpu_time is None else client_costs(cpu_time, users=roster_size(run))
     embedder = embedder or run_embedder(run)
     samples = run_samples(run, held_out, embedder)
     if len(samples) == 0:
@@ -201,6 +213,7 @@ def evaluate_run(
         held_out_users=len(held_out),
         held_out_texts=len(samples),
         costs=costs,
+        client_costs=spent,
         texts=comparison,
         downstream=tuned,
         trained_model=trained,

@@ -82,6 +82,9 @@ def rows(record: RunEvaluation) -> list[tuple[str, str]]:
             ("up from one user", f"{costs.floats_up:,} floats, {costs.bytes_up:,} bytes"),
             ("server", f"{costs.seconds_server:.1f} s, and {costs.seconds_feedback:.0f} s waiting"),
         ]
+    if record.client_costs is not None:
+        seconds = record.client_costs.cpu_seconds_per_user
+        found.append(("one user's node", f"{seconds:.3g} CPU seconds in the whole run"))
     return found
 
 

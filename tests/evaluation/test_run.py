@@ -99,6 +99,9 @@ class TestEvaluateRun:
         before = {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
         private, held_out = split_users(finished, make_users(90))
         assert len(private) + len(held_out) == 90
+        spent = [{"message": "query.prepare", "cpu_seconds": 3.0}]
+        spent += [{"message": "query.x", "cpu_seconds": 0.5}] * 4
+        (tmp_path / "cpu.jsonl").write_text("".join(json.dumps(line) + "\n" for line in spent))
         found = evaluate_run(
             finished,
             held_out,
@@ -106,8 +109,11 @@ class TestEvaluateRun:
             downstream=gpt2,
             training=CausalTraining(max_steps=30, learning_rate=1e-2, device="cpu"),
             work=tmp_path / "work",
+            cpu_time=tmp_path / "cpu.jsonl",
             embedder=HashEmbedder(),
         )
+        assert found.client_costs is not None
+        assert found.client_costs.cpu_seconds_per_user == pytest.approx(5.0 / len(private))
         assert found.held_out_users == len(held_out)
         assert found.held_out_texts == 3 * len(held_out)
         assert found.costs is not None
@@ -127,6 +133,7 @@ class TestEvaluateRun:
         assert stamps(content) >= 9
         shown = dict(rows(found))
         assert shown["rounds"] == "2"
+        assert shown["one user's node"].endswith("CPU seconds in the whole run")
         assert "fine-tuned: next-token accuracy" in shown
 
     def test_a_model_trained_on_the_nodes(
