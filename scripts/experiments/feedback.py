@@ -396,6 +396,7 @@ _MEASURED_BY = (
     "public_share",
     "minority",
     "draws",
+    "bandwidth",
 )
 
 
@@ -1037,8 +1038,8 @@ def settings_of(names: Sequence[str], minority: float) -> list[Setting]:
 
 def run_all(corpus: Corpus, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure every setting, number of prompts and seed; what is in the cache is not repeated."""
-    bandwidth = median_bandwidth(corpus.public)
-    logger.info("bandwidth of the sketches, from public text: %.4f", bandwidth)
+    bandwidth = options.bandwidth * median_bandwidth(corpus.public)
+    logger.info("bandwidth of the sketches: %.4f", bandwidth)
     version = fingerprint(options, _MEASURED_BY)
     rows: list[dict[str, Any]] = []
     for num_prompts, seeds in zip(options.prompts, options.seeds, strict=True):
@@ -1406,6 +1407,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--public-share", type=float, default=0.3, help="share of public candidates")
     add("--epsilon", type=float, nargs="+", default=[0.1, 1.0, 7.0])
     add("--rounds", type=int, default=20, help="releases of methods that ask every round (T)")
+    add("--bandwidth", type=float, default=1.0, help="of the sketches, in medians of public text")
     add("--rejected-rank", type=int, default=5)
     add(
         "--seeds",
@@ -1452,7 +1454,7 @@ def main(arguments: Sequence[str] | None = None, *, embedder: Embedder | None = 
                 for (name, part), cohort in corpus.users.items()
             }
             | {"public": len(corpus.public), "generated": sum(map(len, corpus.responses))},
-            "bandwidth": median_bandwidth(corpus.public),
+            "bandwidth": options.bandwidth * median_bandwidth(corpus.public),
             "delta": "1 / (n ln n)",
             "options": {
                 name: getattr(options, name)
