@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
 NAME = "packed-causal"
 
 
@@ -18,8 +22,6 @@ def use_packed_attention(model: Any) -> None:
     Args:
         model: a Llama-style decoder whose query and key heads are equal in number.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, _no_mask)
     model.set_attn_implementation(NAME)
@@ -30,16 +32,14 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:  # noqa: ARG001
 
 
 def _attend(
-    module: Any,  # noqa: ARG001
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,  # noqa: ARG001
+    module: torch.nn.Module,  # noqa: ARG001
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,  # noqa: ARG001
     scaling: float | None = None,
     **kwargs: Any,  # noqa: ARG001
-) -> tuple[Any, None]:
+) -> tuple[torch.Tensor, None]:
     """Attend as Transformers wants it: (rows, heads, t, d) in, (rows, t, heads, d) out."""
-    from torch.nn.functional import scaled_dot_product_attention
-
     out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     return out.transpose(1, 2).contiguous(), None

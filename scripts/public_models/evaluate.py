@@ -187,7 +187,6 @@ def evaluate(
     corpora: Sequence[PrivateCorpus],
     *,
     tokens: int,
-    rows: int = 256,
 ) -> dict[str, Any]:
     """Measure one model on the held-out split and on private corpora it has never seen.
 
@@ -196,8 +195,8 @@ def evaluate(
         model: it, in float32 and evaluation mode.
         work: the folder of the prepared corpora (`prepare`, `prepare_private`).
         corpora: the private ones.
-        tokens: about how many tokens of each corpus are read.
-        rows: for the objectives that are made of rows, on the held-out split.
+        tokens: about how many tokens of each corpus are read; for each objective that is made of
+            rows, on the held-out split, a row of them per 1,024 tokens.
 
     Returns:
         Per corpus and objective the figures of `Tally`.
@@ -208,18 +207,19 @@ def evaluate(
         if recipe.kind == "masked":
             result[name] = _masked(model, texts, tokens)
         else:
-            result[name] = _causal(model, texts, tokens, rows if name == "held_out" else 0)
+            result[name] = _causal(model, texts, tokens, made=name == "held_out")
     for name, objectives in result.items():
         print(f"[{recipe.name}] {name}: {json.dumps(objectives)}", flush=True)
     return result
 
 
-def _causal(model: Any, corpus: Corpus, tokens: int, rows: int) -> dict[str, Any]:
-    """Plain text, and with rows the other objectives of training."""
+def _causal(model: Any, corpus: Corpus, tokens: int, *, made: bool) -> dict[str, Any]:
+    """Plain text, and the objectives of training whose rows are made."""
     lengths = byte_lengths(corpus.tokenizer)
     found = {"plain": score_causal(model, consecutive(corpus, tokens=tokens), lengths).figures()}
-    if not rows:
+    if not made:
         return found
+    rows = max(1, tokens // 1024)
     makers: dict[str, Callable[[], tuple[np.ndarray, np.ndarray | None]]] = {
         "prompt": lambda: (corpus.prompts(rows, PROMPT_ROW), None),
         "keyword_document": lambda: _marked(corpus.keyword_documents(rows), corpus),

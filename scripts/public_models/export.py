@@ -30,6 +30,7 @@ from corpus import (
     Corpus,
     keyword_prompt,
 )
+from imitation import MEASURES
 from networks import Recipe, masked_logits
 from private import WINDOW
 
@@ -155,6 +156,8 @@ def export(
     with quiet_transformers():
         stored = auto.from_pretrained(resolve_model(trained), dtype=torch.float16)
         stored.save_pretrained(folder, max_shard_size=shard_bytes)
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(0o644)  # Transformers leaves them to their owner alone
     complete(folder, recipe, work)
     log = json.loads((trained / "training_log.json").read_text())
     log["hardware"] = log.get("hardware") or hardware
@@ -163,9 +166,11 @@ def export(
         if (trained / name).exists():
             shutil.copyfile(trained / name, folder / name)
     model, tokenizer = load(folder, recipe), AutoTokenizer.from_pretrained(folder)
-    samples = show_masked(model, tokenizer, work)
-    if recipe.kind != "masked":
-        samples = show_causal(model, tokenizer, work)
+    if recipe.kind == "masked":
+        samples = show_masked(model, tokenizer, work)
+    else:
+        # Without a cache the LSTM reads its text again for each token.
+        samples = show_causal(model, tokenizer, work, prompts=8 if recipe.kind == "lstm" else 64)
     (folder / "README.md").write_text(card(recipe, log, work, samples), encoding="utf-8")
     size = sum(file.stat().st_size for file in folder.iterdir()) / 2**20
     print(f"[export] {folder}: {size:.1f} MiB", flush=True)
@@ -182,8 +187,15 @@ def quote(text: str) -> str:
     return "> " + flat
 
 
-def show_causal(model: Any, tokenizer: Any, work: Path) -> str:
-    """Sample continuations, unchosen, and how often a sample ends at the next marker line."""
+def show_causal(model: Any, tokenizer: Any, work: Path, *, prompts: int) -> str:
+    """Sample continuations, unchosen, and how often a sample ends at the next marker line.
+
+    Args:
+        model: a causal language model.
+        tokenizer: its tokenizer.
+        work: the folder of the prepared corpus.
+        prompts: expansion prompts to continue, >= 3; three are shown.
+    """
     import torch
 
     prompt = load_prompt("pre-text")
@@ -211,14 +223,14 @@ def show_causal(model: Any, tokenizer: Any, work: Path) -> str:
         parts += [quote(header), ">", quote(end), ""]
     given = [
         tuple(samples_of(tokenizer.decode(ids, skip_special_tokens=True))[:3])
-        for ids in corpus.prompts(64)
+        for ids in corpus.prompts(prompts)
     ]
-    prompts = [prompt.render(examples) for examples in given]
-    written = [text for i in range(0, 64, 32) for text in sample(prompts[i : i + 32], 85)]
+    rendered = [prompt.render(examples) for examples in given]
+    written = [text for i in range(0, prompts, 32) for text in sample(rendered[i : i + 32], 85)]
     ended = sum(prompt.is_complete(text) for text in written)
     parts += [
-        f"The expansion prompt with three samples of a held-out document ({ended} of 64 such "
-        "continuations ended within 85 tokens, at the next marker line):",
+        f"The expansion prompt with three samples of a held-out document ({ended} of {prompts} "
+        "such continuations ended within 85 tokens, at the next marker line):",
         "",
     ]
     for i in range(3):
@@ -241,7 +253,7 @@ def show_masked(model: Any, tokenizer: Any, work: Path) -> str:
     corpus = Corpus(work, "held_out", seed=2)
     torch.manual_seed(0)
     ids, places, targets = (torch.from_numpy(array) for array in corpus.masked(4, MASKED_ROWS[0]))
-    with torch.inference_mode():
+    with torch.no_grad():
         logits = masked_logits(model, ids, places)
     logits[:, : len(SPECIAL)] = -torch.inf
     drawn = torch.distributions.Categorical(logits=logits).sample()
@@ -502,6 +514,23 @@ def _imitation_part(report: dict[str, Any]) -> list[str]:
             f"| {name} | {found['whole_copies']:.2%} | {found['copies_of_8_words']:.2%} | "
             f"{found['distinct_2']:.3f} | {real:.3f} |"
         )
+    wanted = report["settings"]["wanted_gain"]
+    lines.append("")
+    for measure, words in names.items():
+        if measure not in MEASURES:
+            continue
+        gains = [found["gains"][measure]["gain"] for found in corpora.values()]
+        best = [
+            found["means"]["other_private_texts"][measure]
+            - found["means"]["public_prompts"][measure]
+            for found in corpora.values()
+        ]
+        verdict = "reached" if min(gains) >= wanted else "**not reached**"
+        if max(best) < wanted:
+            verdict += ", and out of reach: other texts of the same corpus gain " + " and ".join(
+                f"{value:.3f}" for value in best
+            )
+        lines.append(f"- A gain of {wanted:.2f} in the {words}: {verdict}.")
     return [*lines, ""]
 
 
@@ -513,7 +542,7 @@ def _unseen_part(unseen: dict[str, Any]) -> list[str]:
         f"The token stream that was trained on, decoded: {training['documents']:,} documents, "
         f"{training['windows']:,} windows of {WINDOW} words (letters and digits, case aside). The "
         "script hashes them and the private corpora, and refuses to go on when a private document, "
-        "or half of its windows, occurs.",
+        "or half of its windows, occurs. A few windows are shared by quotation and set phrases.",
         "",
         "| private corpus | documents | identical | half seen | with any window | windows | seen |",
         "|---|---|---|---|---|---|---|",

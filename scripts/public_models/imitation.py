@@ -232,6 +232,7 @@ def imitate(
             "max_new_tokens": 85,
             "temperature": 1.0,
             "seed": seed,
+            "wanted_gain": WANTED_GAIN,
             "embedder": "all-MiniLM-L6-v2",
         },
         "public_prompts": figures,
@@ -262,7 +263,7 @@ def imitate(
         gains["own_examples_over_other_examples"] = gain(own, strange)
         report[corpus.name] = {
             "gains": gains,
-            "meets_0.10": [m for m in MEASURES if gains[m]["gain"] >= WANTED_GAIN],
+            "measures_that_gain_enough": [m for m in MEASURES if gains[m]["gain"] >= WANTED_GAIN],
             "copies_below_2_percent": figures["whole_copies"] < MOST_COPIES,
             "means": {
                 kind: {measure: round(float(found[measure].mean()), 4) for measure in MEASURES}

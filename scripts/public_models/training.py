@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attention import use_packed_attention
 from corpus import MASKED_ROWS, PAD, Corpus
 from networks import (
     Recipe,
@@ -174,6 +173,8 @@ def train(recipe: Recipe, work: Path, settings: Settings) -> dict[str, Any]:
     initialise(model, recipe, settings.seed, work)
     model.to(device).train()
     if on_gpu and recipe.kind == "causal":
+        from attention import use_packed_attention
+
         use_packed_attention(model)
     optimisers_ = optimisers(model, recipe, fused=on_gpu)
     parameters = sum(parameter.numel() for parameter in model.parameters())

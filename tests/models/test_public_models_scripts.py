@@ -79,7 +79,7 @@ def _run(folders: dict[str, Path], *more: str) -> subprocess.CompletedProcess[st
     command += ["--curves", str(folders["curves"]), "--no-compile", *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=500, env=environment
+        command, capture_output=True, text=True, check=False, timeout=1500, env=environment
     )
 
 
@@ -89,7 +89,7 @@ def finished(folders: dict[str, Path]) -> dict[str, Path]:
     done = _run(
         folders,
         *("--private", f"speech={folders['corpus']}/private*.jsonl.gz"),
-        *("--max-minutes", "0.5", "--eval-tokens", "4096"),
+        *("--max-minutes", "0.3", "--eval-tokens", "4096"),
         *("--generations", "8", "--reference", "12"),
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
