@@ -96,6 +96,9 @@ def configuration(options: argparse.Namespace, folder: Path) -> Any:
         "responses_per_prompt": options.responses,
         "rejected_rank": min(5, options.responses),
         "learning_rate": options.learning_rate,
+        "training_epochs": options.epochs,
+        "training_batch_size": options.batch_size,
+        "generator": options.generator,
         "max_new_tokens": 72,
         "synthetic_samples": options.prompts * options.responses,
     }
@@ -142,7 +145,8 @@ def run(options: argparse.Namespace) -> None:
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings that the report prints."""
     names = ("method", "seed", "epsilon", "users", "held_out", "prompts", "responses", "rounds")
-    return {name: getattr(options, name) for name in (*names, "learning_rate")}
+    names += ("learning_rate", "epochs", "batch_size")
+    return {name: getattr(options, name) for name in names}
 
 
 # ------------------------------------------------------------------------------------------ report
@@ -188,8 +192,7 @@ def report(options: argparse.Namespace) -> None:
     private, others = split_users(
         options.private, num_private=shared["users"], num_held_out=shared["held_out"]
     )
-    held_out = embed_users(embedder, others)
-    taking_part = embed_users(embedder, private)
+    held_out = embedder.embed(one_text_each(embedder, others))
     bandwidth = median_bandwidth(held_out)
     updates = [u for u in options.updates if u <= shared["rounds"]]
     texts = {
@@ -215,8 +218,8 @@ def report(options: argparse.Namespace) -> None:
                 "sample": texts[method, seed, update][0],
             }
         )
-    chosen = np.random.default_rng(0).permutation(len(taking_part))[:size]
-    floor = taking_part[chosen]
+    # What a perfect generator would reach with as many texts.
+    floor = embedder.embed(one_text_each(embedder, private)[:size])
     summary = {
         "stamp": STAMP,
         "settings": {k: v for k, v in shared.items() if k not in ("method", "seed", "seconds")},
@@ -238,10 +241,10 @@ def report(options: argparse.Namespace) -> None:
         plot(options.plot, summary, vectors, held_out)
 
 
-def embed_users(embedder: Embedder, users: Users) -> Float32:
-    """One embedding for every sample of 64 tokens, as the clients make them."""
-    samples = chunk_users(users, tokenizer=embedder.tokenizer, max_tokens=64, max_samples=8, seed=0)
-    return embedder.embed(list(samples.texts))
+def one_text_each(embedder: Embedder, users: Users) -> list[str]:
+    """One sample of at most 64 tokens of every user, cut as the clients cut them."""
+    samples = chunk_users(users, tokenizer=embedder.tokenizer, max_tokens=64, max_samples=1, seed=0)
+    return list(samples.texts)
 
 
 def mean_and_error(values: Sequence[float]) -> str:
@@ -348,10 +351,13 @@ def parse_arguments() -> argparse.Namespace:
     one.add_argument("--epsilon", type=float, default=1.0)
     one.add_argument("--users", type=int, default=3000)
     one.add_argument("--held-out", type=int, default=1000)
-    one.add_argument("--prompts", type=int, default=40)
-    one.add_argument("--responses", type=int, default=8)
+    one.add_argument("--prompts", type=int, default=32)
+    one.add_argument("--responses", type=int, default=6)
     one.add_argument("--rounds", type=int, default=20)
-    one.add_argument("--learning-rate", type=float, default=1e-3)
+    one.add_argument("--learning-rate", type=float, default=2e-3)
+    one.add_argument("--epochs", type=int, default=1)
+    one.add_argument("--batch-size", type=int, default=16)
+    one.add_argument("--generator", default="privsyn-lm")
     figures = commands.add_parser("report", help="figures of all finished runs")
     figures.add_argument("--results", type=Path, required=True, help="JSON to write")
     figures.add_argument("--plot", type=Path, help="PNG to write")
