@@ -186,7 +186,8 @@ def test_the_causal_models_have_learned_english(models: dict[str, Any], name: st
         assert _nats(model, tokenizer, sentence) < _nats(model, tokenizer, backwards)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+# Not the LSTM: it is trained on few tokens, for devices, where nothing is conditioned on keywords.
+@pytest.mark.parametrize("name", ["privsyn-lm", "privsyn-tiny"])
 def test_keywords_make_their_document_likelier(models: dict[str, Any], name: str) -> None:
     model, tokenizer = models[name]
     documents = {
