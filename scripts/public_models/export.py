@@ -542,7 +542,8 @@ def _unseen_part(unseen: dict[str, Any]) -> list[str]:
         f"The token stream that was trained on, decoded: {training['documents']:,} documents, "
         f"{training['windows']:,} windows of {WINDOW} words (letters and digits, case aside). The "
         "script hashes them and the private corpora, and refuses to go on when a private document, "
-        "or half of its windows, occurs. A few windows are shared by quotation and set phrases.",
+        "or half of its windows, occurs. Single windows in common are counted below; what they are "
+        "was not looked at.",
         "",
         "| private corpus | documents | identical | half seen | with any window | windows | seen |",
         "|---|---|---|---|---|---|---|",
