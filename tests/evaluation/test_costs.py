@@ -289,12 +289,16 @@ class TestCountedInARun:
     def test_what_is_counted_says_nothing_about_who_took_part(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
     ) -> None:
-        """Under Poisson sampling: the same counts for a crowd, for one user and for nobody."""
+        """Under Poisson sampling: the same counts for a crowd, for one user and for nobody.
+
+        Each user has a node, so that with nobody no message is sent at all.
+        """
         counts = []
-        for name, rate, seed in (("many", 0.9, 1), ("few", 0.05, 2), ("none", 1e-6, 3)):
+        for name, rate, seed in (("many", 0.9, 1), ("few", 0.2, 2), ("none", 1e-6, 3)):
             strategy = evolution(
                 settings(
                     num_rounds=2,
+                    num_nodes=6,
                     sampling="poisson",
                     sampling_rate=rate,
                     noise_multiplier=0.5,
@@ -302,7 +306,10 @@ class TestCountedInARun:
                 ),
                 random=InsecureRandom(seed),
             )
-            strategy.start(federation(make_users(9), num_nodes=3))
+            grid = federation(make_users(6), num_nodes=6)
+            strategy.start(grid)
+            asked = [m for m in grid.requests if m.metadata.message_type == VOTES]
+            assert bool(asked) == (name != "none")
             lines = strategy.run.metrics()
             assert len(lines) == 2
             assert all("num_nodes" not in line for line in lines)
