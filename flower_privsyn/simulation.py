@@ -140,7 +140,8 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
     """Check the settings of a strategy of this library before Flower is started.
 
     Args:
-        app: The app; one that declares every key of a strategy is taken to configure it.
+        app: The app; one that declares every key of a strategy is taken to configure it, unless
+            its setting `strategy` names the other way of training on the nodes.
         values: Settings from `resolve_config`.
 
     Raises:
@@ -148,14 +149,19 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
     """
     from flower_privsyn.strategies import (
         CLIENT_KEYS,
+        STRATEGIES,
         DPFedAvgConfig,
         DPFTRLConfig,
         KernelSketchConfig,
         POPriConfig,
         PrivateEvolutionConfig,
         PrivateSumConfig,
+        configuration_of,
     )
 
+    if values.get("strategy") in STRATEGIES:
+        configuration_of({key: values[key] for key in values if key != "run-dir"})
+        return
     configs: tuple[type[PrivateSumConfig], ...] = (
         PrivateEvolutionConfig,
         POPriConfig,
@@ -163,8 +169,12 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
         DPFedAvgConfig,
         DPFTRLConfig,
     )
+    # Their settings may contradict each other: how users are sampled is a choice of one of them.
+    trains: dict[object, type[PrivateSumConfig]]
+    trains = {"dp-fedavg": DPFedAvgConfig, "dp-ftrl": DPFTRLConfig}
+    chosen = trains.get(values.get("strategy"))
     for config in configs:
-        if config.keys() <= set(app.defaults):
+        if config.keys() <= set(app.defaults) and chosen in (None, config):
             others = set(values) - config.keys() - CLIENT_KEYS
             config.from_run_config(values, other_keys=others)
 

@@ -11,12 +11,14 @@ from flower_privsyn.strategies.popri import POPri, POPriConfig
 from flower_privsyn.strategies.preference_rounds import PreferenceConfig, PreferenceTrainer
 from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
 from flower_privsyn.strategies.private_sum import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.strategies.registry import STRATEGIES, configuration_of, strategy_of
 from flower_privsyn.strategies.settings import CLIENT_KEYS, PrivateSumConfig
 from flower_privsyn.strategies.sketch import Sketch
 
 __all__ = [
     "CLIENT_KEYS",
     "DPFTRL",
+    "STRATEGIES",
     "DPFTRLConfig",
     "DPFedAvg",
     "DPFedAvgConfig",
@@ -34,4 +36,6 @@ __all__ = [
     "PrivateSumStrategy",
     "ReleasedSum",
     "Sketch",
+    "configuration_of",
+    "strategy_of",
 ]

@@ -29,7 +29,9 @@ def files(tmp_path: Path) -> tuple[str, str]:
     names = []
     for name, users in (("node", 3), ("run", 4)):
         path = tmp_path / f"{name}.jsonl"
-        rows = [{"client_id": f"{name}-{i}", "text": "court judge", "body": "x"} for i in range(users)]
+        rows = [
+            {"client_id": f"{name}-{i}", "text": "court judge", "body": "x"} for i in range(users)
+        ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         names.append(str(path))
     return names[0], names[1]
