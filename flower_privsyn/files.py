@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -43,7 +44,8 @@ def located(name: str) -> str:
 def replacing(path: Path) -> Iterator[Path]:
     """Write a file as a whole: yields a temporary path that becomes `path` when the block ends.
 
-    The content is on disk before the name changes; on an exception `path` stays as it was.
+    The content is on disk before the name changes; on an exception `path` stays as it was. A
+    process that is killed in between leaves the temporary file (`leftovers`).
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
@@ -59,6 +61,11 @@ def replacing(path: Path) -> Iterator[Path]:
             os.close(folder)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def leftovers(path: Path) -> list[Path]:
+    """Temporary files that killed processes left of `replacing`; also one that is being written."""
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}.*"))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

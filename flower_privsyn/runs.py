@@ -10,7 +10,7 @@
           rounds/0001/     population.parquet, release.npy, state.json; of methods that train a
                            generator candidates.parquet, adapter/, training.json in place of the
                            population
-          noise.npz        of DP-FTRL: the memory of its noise, secret until the last round
+          noise.npz        of DP-FTRL, while rounds are left: the memory of its noise, secret
           refinement/0001/ the same without a release, where rounds follow one release
           models/
 ```

@@ -282,7 +282,7 @@ class DPFTRL(FederatedTraining):
         round that was begun is never asked again, also not by a resumed run. Epsilon towards the
         server's cohorts is the same as towards everybody else.
 
-        The memory of the noise, `noise.npz` in the run directory until the last round, is as
+        The memory of the noise, `noise.npz` in the run directory while rounds are left, is as
         secret as the sums of the last rounds.
 
     Args:

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flower_privsyn import wire
 from flower_privsyn.errors import ConfigError, FederationError, LedgerError
-from flower_privsyn.files import replacing, user_path
+from flower_privsyn.files import leftovers, replacing, user_path
 from flower_privsyn.privacy import (
     CorrelatedNoise,
     Correlation,
@@ -47,8 +47,8 @@ logger = logging.getLogger("flwr.privsyn")
 
 _POLL_SECONDS = 0.5
 
-#: The memory of correlated noise, in the run directory. Secret: with the releases it gives sums
-#: away. Its last state holds nothing.
+#: The memory of correlated noise, in the run directory while there are rounds to come. Secret: with
+#: the releases it gives sums away.
 NOISE_FILE = "noise.npz"
 
 #: What a subclass may not replace.
@@ -61,6 +61,7 @@ _PRIVATE_PATH = (
     "_correlation_of",
     "_noise_multiplier",
     "_open_noise",
+    "_forget_noise",
     "start",
 )
 
@@ -182,7 +183,7 @@ class PrivateSumStrategy(Strategy):
     def finish(self) -> dict[str, Any]:
         """Make and write the result; return figures for the end of the run."""
 
-    def factorisation(self, participation: Participation) -> Factorisation | None:  # noqa: ARG002
+    def factorisation(self, participation: Participation) -> Factorisation | None:
         """How the noise of the rounds is correlated; None: every round has noise of its own.
 
         Asked once, when a run begins; a resumed run goes on with the matrix of its ledger.
@@ -302,6 +303,7 @@ class PrivateSumStrategy(Strategy):
                         timeout=settings.round_timeout if timeout is None else timeout,
                         evaluate_fn=evaluate_fn,
                     )
+                self._forget_noise()
                 started = time.monotonic()
                 summary = {**self.finish(), **self._spent(), **self._stamped()}
                 summary["seconds_finish"] = round(time.monotonic() - started, 3)
@@ -678,6 +680,17 @@ class PrivateSumStrategy(Strategy):
                 f"{path} does not reach round {released}, which was released: the noise of the "
                 "rounds to come must take that round's noise up, and the run cannot continue"
             )
+
+    @final
+    def _forget_noise(self) -> None:
+        """Delete the memory of the noise: no round is left that would take it up.
+
+        Not only after a last round that was released. One that was lost leaves the memory of the
+        round before on the disk, and a process killed while writing leaves a file of its own.
+        """
+        self._noise = None
+        for file in (self.run.path / NOISE_FILE, *leftovers(self.run.path / NOISE_FILE)):
+            file.unlink(missing_ok=True)
 
     @abstractmethod
     def embedder_identity(self) -> tuple[str, int]:

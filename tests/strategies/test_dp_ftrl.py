@@ -327,12 +327,49 @@ class TestRestart:
         strategy.start(federation(make_users(12)))
         assert [one.round_number for one in strategy.released] == [4, 5, 6, 7, 8]
 
+    @pytest.mark.parametrize("last", ["released", "discarded", "interrupted"])
     def test_nothing_secret_is_left_at_the_end(
+        self, federation: Builder, votes: Builder, tmp_path: Path, last: str
+    ) -> None:
+        """With the releases, the noise of the last rounds would give their sums away."""
+
+        def lose(request: Message, reply: Message) -> list[Message]:
+            number = request.content.config_records["privsyn.request"].get("round")
+            if number == ROUNDS and last == "interrupted":
+                raise Killed
+            return [] if number == ROUNDS and last == "discarded" else [reply]
+
+        settings: dict[str, Any] = {"correlation": "banded", "min_users": 1}
+        if last == "interrupted":
+            with pytest.raises(Killed):
+                CorrelatedProbe(votes(**settings)).start(federation(tamper=lose))
+            assert (tmp_path / "run" / "noise.npz").exists()
+            strategy = CorrelatedProbe(votes(**settings, resume=True))
+            strategy.start(federation())
+            assert strategy.released == []
+        else:
+            strategy = CorrelatedProbe(votes(**settings))
+            strategy.start(federation(tamper=lose))
+            assert len(strategy.released) == ROUNDS - (last == "discarded")
+        assert strategy.run.status == "finished"
+        assert secrets_in(tmp_path / "run") == []
+
+    def test_what_a_kill_left_of_the_memory_goes_as_well(
         self, federation: Builder, votes: Builder, tmp_path: Path
     ) -> None:
-        CorrelatedProbe(votes()).start(federation())
-        with np.load(tmp_path / "run" / "noise.npz") as memory:
-            assert sorted(memory.files) == ["size", "step", "stream"]
+        """Killed between writing the memory and giving it its name."""
+        with pytest.raises(Killed):
+            CorrelatedProbe(votes()).start(federation(tamper=self.killing(4)))
+        run = tmp_path / "run"
+        half = run / ".noise.npz.4711.42"  # as `files.replacing` calls it
+        half.write_bytes((run / "noise.npz").read_bytes())
+        CorrelatedProbe(votes(resume=True)).start(federation())
+        assert secrets_in(run) == []
+
+
+def secrets_in(run: Path) -> list[str]:
+    """Files of a run that hold noise."""
+    return [path.name for path in run.rglob("*") if "noise.npz" in path.name]
 
 
 @pytest.fixture
