@@ -67,7 +67,8 @@ class Users:
         dates: One date (or None where unknown) per document, or None when there are no dates.
 
     Raises:
-        DataError: If ids repeat, lengths differ, or owners are out of order or out of range.
+        DataError: If ids repeat or have no UTF-8, lengths differ, or owners are out of order or
+            out of range.
     """
 
     user_ids: tuple[str, ...]
@@ -94,6 +95,14 @@ class Users:
             )
         if len(set(self.user_ids)) != len(self.user_ids):
             raise DataError("user_ids must be distinct, but some occur twice.")
+        try:
+            # Every coin and every turn is a hash of an id's bytes. What has none would fail in the
+            # rounds, when the budget is being spent, and take the node's other users along.
+            "\n".join(self.user_ids).encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                "user_ids must be text that UTF-8 can hold, but one holds half of a surrogate pair."
+            ) from None
         if owners.size:
             if owners[0] < 0 or owners[-1] >= len(self.user_ids):
                 raise DataError(
