@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         something failed unexpectedly, 130 when it was interrupted.
     """
     parsed = _parser().parse_args(arguments)
+    parsed.words = list(sys.argv[1:] if arguments is None else arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:
         return command(parsed)
@@ -99,20 +101,28 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _following(path: Path) -> Iterator[Any]:
-    """Show progress; turn the signals that end a program into an orderly end."""
+    """Show progress; say how to go on when interrupted."""
     from flower_privsyn.terminal import follower
+
+    try:
+        with _ended_by_signals(), follower() as follow:
+            yield follow
+    except (KeyboardInterrupt, _Stopped):
+        if (path / "config.json").is_file():
+            sys.stderr.write(f"Continue with: privsyn resume {path}\n")
+        raise
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Turn the signals that end a program into an exception, so that what it began is ended."""
 
     def stop(_signal: int, _frame: object) -> None:
         raise _Stopped
 
     previous = {number: signal.signal(number, stop) for number in _ending_signals()}
     try:
-        with follower() as follow:
-            yield follow
-    except (KeyboardInterrupt, _Stopped):
-        if (path / "config.json").is_file():
-            sys.stderr.write(f"Continue with: privsyn resume {path}\n")
-        raise
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -408,6 +418,71 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# -------------------------------------------------------------------- compare
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from flower_privsyn import simulation
+    from flower_privsyn.comparison import APP, Comparison, make_plan
+    from flower_privsyn.comparison.table import show
+    from flower_privsyn.terminal import follower
+    from flower_privsyn.training.causal import CausalTraining
+
+    plan = make_plan(
+        app=simulation.load_app(arguments.app or APP),
+        data=arguments.data,
+        epsilons=arguments.epsilon,
+        methods=arguments.methods or (),
+        seeds=arguments.seeds,
+        config=arguments.config,
+        held_out=arguments.held_out,
+        held_out_users=arguments.held_out_users,
+        users=arguments.users,
+        delta=arguments.delta,
+        newer_than=arguments.newer_than,
+        downstream=arguments.downstream,
+        training=CausalTraining(
+            learning_rate=arguments.learning_rate,
+            batch_size=arguments.batch_size,
+            max_steps=arguments.steps,
+        ),
+        max_texts=arguments.max_texts,
+        settings=arguments.settings,
+        columns={
+            "client_column": arguments.client_column,
+            "text_column": arguments.text_column,
+            "date_column": arguments.date_column,
+        },
+    )
+    comparison = Comparison(
+        plan, Path(arguments.output), command=shlex.join(["privsyn", *arguments.words])
+    )
+    cells = plan.cells()
+    sys.stderr.write(
+        f"Comparing {len(plan.methods)} methods in {len(cells)} cells, {len(plan.private):,} users "
+        f"and {len(plan.held_out):,} held out, in {comparison.folder}\n"
+    )
+    try:
+        with _ended_by_signals():
+            document = comparison.run(
+                follower=follower, say=lambda line: print(line, file=sys.stderr)
+            )
+    except (KeyboardInterrupt, _Stopped):
+        sys.stderr.write("Continue with the same command; what is finished is kept.\n")
+        raise
+    show(document)
+    print(f"Report: {comparison.folder / 'report.html'}")
+    print(f"All figures: {comparison.document_file}")
+    failed = [cell for cell in document["cells"] if cell["status"] == "failed"]
+    if failed:
+        return _complain(
+            f"{len(failed)} of {len(cells)} cells failed; {comparison.folder / 'comparison.md'} "
+            "says why, and the same command tries them again",
+            _FAILED,
+        )
+    return 0
+
+
 # -------------------------------------------------------------------- the command line
 
 
@@ -502,6 +577,84 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--date-column", default="date", metavar="NAME")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     evaluate.set_defaults(command=_evaluate)
+
+    compare = commands.add_parser(
+        "compare",
+        help="run every method on the same users and compare what it gives and costs (not private)",
+        description="Run every method on the same users through Flower, fine-tune one downstream "
+        "model on what each gives, and measure it on users who took no part. The figures are "
+        "computed from private text without noise: they are for choosing a method. The same "
+        "command continues what was interrupted.",
+    )
+    compare.add_argument(
+        "--data", nargs="+", required=True, metavar="FILE", help="users; several files are joined"
+    )
+    compare.add_argument("--epsilon", nargs="+", type=float, required=True, metavar="E")
+    compare.add_argument(
+        "--methods", nargs="+", metavar="NAME", help="which of the app's (default: all)"
+    )
+    compare.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="repetitions of every cell (default: 3)"
+    )
+    compare.add_argument(
+        "--users", type=int, default=0, metavar="N", help="users that take part (default: all)"
+    )
+    compare.add_argument(
+        "--held-out-users",
+        type=int,
+        metavar="N",
+        help="users of --data that never take part (default: 500, or a fifth below 2,500 users)",
+    )
+    compare.add_argument("--held-out", metavar="FILE", help="users that never take part")
+    compare.add_argument(
+        "--delta", type=float, metavar="D", help="of every run (default: 1 / (n ln n), n users)"
+    )
+    compare.add_argument(
+        "--newer-than", default="", metavar="DATE", help="use only text dated after this day"
+    )
+    compare.add_argument(
+        "--downstream",
+        default="privsyn-tiny",
+        metavar="MODEL",
+        help="causal model every method is to make better (default: privsyn-tiny)",
+    )
+    compare.add_argument(
+        "--steps", type=int, default=300, metavar="N", help="of its fine-tuning (default: 300)"
+    )
+    compare.add_argument(
+        "--learning-rate", type=float, default=2e-4, metavar="X", help="AdamW's (default: 2e-4)"
+    )
+    compare.add_argument(
+        "--batch-size", type=int, default=32, metavar="N", help="samples a step (default: 32)"
+    )
+    compare.add_argument(
+        "--max-texts",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="most texts to embed on either side (default: 1000)",
+    )
+    compare.add_argument(
+        "--app", metavar="DIR", help="folder of the runs' settings (default: the package's)"
+    )
+    compare.add_argument(
+        "--config", default="cpu", metavar="SIZE", help="folder in its conf/ (default: cpu)"
+    )
+    compare.add_argument(
+        "--set",
+        dest="settings",
+        metavar="[METHOD.]KEY=VALUE",
+        action="append",
+        default=[],
+        help="one setting of all runs or of one method's; may be given several times",
+    )
+    compare.add_argument(
+        "--output", default="comparison", metavar="DIR", help="where to write (default: comparison)"
+    )
+    compare.add_argument("--client-column", default="client_id", metavar="NAME")
+    compare.add_argument("--text-column", default="text", metavar="NAME")
+    compare.add_argument("--date-column", default="date", metavar="NAME")
+    compare.set_defaults(command=_compare)
 
     budget = commands.add_parser(
         "budget",

@@ -1,0 +1,135 @@
+"""How the texts of a run move over its rounds: their embeddings in the plane.
+
+The axes are the two directions in which held-out private text and what the runs wrote vary most
+together (principal components), so the picture is an evaluation and not private.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.comparison.plan import Cell
+from flower_privsyn.embedding import Embedder
+from flower_privsyn.files import write_json
+from flower_privsyn.progress import ProgressReporter
+from flower_privsyn.runs import RunDirectory
+
+#: Texts shown of a round, and rounds shown of a run.
+_TEXTS: Final = 150
+_ROUNDS: Final = 4
+
+
+class Picture:
+    """Embeddings of one run per method, at its beginning, its end and between.
+
+    The first seed at the largest epsilon that has been run stands for a method.
+
+    Args:
+        file: where they are kept.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def add(
+        self, run: RunDirectory, cell: Cell, embedder: Embedder, progress: ProgressReporter
+    ) -> None:
+        """Embed some texts of a run's rounds, unless a better run of its method is there."""
+        known = self._read()
+        rank = [cell.epsilon or 0.0, -cell.seed]
+        before = known.get(cell.method)
+        if before is not None and before["rank"] > rank:
+            return
+        rounds = texts_of_rounds(run)
+        if not rounds:
+            return
+        numbers = sorted(rounds)
+        shown = sorted({numbers[round(at)] for at in np.linspace(0, len(numbers) - 1, num=_ROUNDS)})
+        vectors = {}
+        with progress.stage("Embed the rounds' texts", len(shown)) as stage:
+            for number in shown:
+                texts = rounds[number]
+                some = texts[:: max(1, len(texts) // _TEXTS)][:_TEXTS]
+                vectors[str(number)] = np.round(embedder.embed(some), 4).tolist()
+                stage.update()
+        config = run.config
+        known[cell.method] = {
+            "rank": rank,
+            "model": [config["embedding-model"], config["embedding-precision"]],
+            "rounds": vectors,
+        }
+        write_json(self._file, known)
+
+    def to_dict(
+        self, held_out: Callable[[str, str], npt.NDArray[np.float32]]
+    ) -> dict[str, Any] | None:
+        """The plane, for `compare.json`; None before there is anything to show.
+
+        Args:
+            held_out: from an embedding model and its precision to (n, d) held-out embeddings.
+        """
+        known = self._read()
+        if not known:
+            return None
+        # Embeddings of different models have no plane in common: the first method's is shown.
+        model = next(iter(known.values()))["model"]
+        shown = {name: entry for name, entry in known.items() if entry["model"] == model}
+        private = held_out(*model)
+        rounds = {
+            name: {number: np.array(rows) for number, rows in entry["rounds"].items()}
+            for name, entry in shown.items()
+        }
+        every = np.concatenate(
+            [private, *(rows for entry in rounds.values() for rows in entry.values())]
+        ).astype(np.float64)
+        centre = every.mean(axis=0)
+        _, values, axes = np.linalg.svd(every - centre, full_matrices=False)
+        # A component's sign is arbitrary; fixed, so that the picture does not flip from cell to
+        # cell.
+        signs = np.sign(axes[np.arange(2), np.abs(axes[:2]).argmax(axis=1)])
+        axes = axes[:2] * signs[:, None]
+        share = values[:2] ** 2 / (values**2).sum()
+
+        def placed(rows: npt.NDArray[Any]) -> list[list[float]]:
+            found: list[list[float]] = np.round((rows - centre) @ axes.T, 3).tolist()
+            return found
+
+        return {
+            "explained": np.round(share, 4).tolist(),
+            "held_out": placed(private),
+            "methods": {
+                name: {number: placed(rows) for number, rows in entry.items()}
+                for name, entry in rounds.items()
+            },
+        }
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            known = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+
+def texts_of_rounds(run: RunDirectory) -> dict[int, list[str]]:
+    """What stood for the result in each round: populations, or responses to the prompts.
+
+    Empty for a strategy whose rounds hold no text.
+    """
+    import pyarrow.parquet as pq
+
+    found: dict[int, list[str]] = {}
+    for folder in ("rounds", "refinement"):
+        for name in ("population.parquet", "candidates.parquet"):
+            for file in sorted((run.path / folder).glob(f"*/{name}")):
+                if file.parent.name.isdigit():
+                    found[int(file.parent.name)] = (
+                        pq.read_table(file, columns=["text"]).column("text").to_pylist()
+                    )
+    return found

@@ -1,0 +1,377 @@
+"""What a comparison will do, checked as a whole before any of it is done."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from flower_privsyn.comparison.methods import DEFAULT_METHODS, REFERENCES, Method, methods_of
+from flower_privsyn.data import Users, load_users
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.simulation import App, ConfigValue, check_settings, resolve_config
+from flower_privsyn.training.causal import CausalTraining
+
+#: Where the users of a comparison are dealt to private and held-out: nobody's seed.
+_SPLIT = b"privsyn split"
+
+#: Settings that the comparison decides, the same for every method.
+_OURS: Final = frozenset(
+    {
+        "data",
+        "client-column",
+        "text-column",
+        "date-column",
+        "num-users",
+        "held-out-fraction",
+        "newer-than",
+        "epsilon",
+        "noise-multiplier",
+        "delta",
+        "seed",
+        "run-dir",
+        "resume",
+        "model",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One method at one epsilon with one seed.
+
+    Attributes:
+        method: its name.
+        epsilon: the budget; 0.0 for methods that see no private text, None for infinity.
+        seed: of everything public.
+    """
+
+    method: str
+    epsilon: float | None
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The folder of the cell."""
+        budget = "inf" if self.epsilon is None else f"{self.epsilon:g}"
+        return f"{self.method}-eps-{budget}-seed-{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A comparison, complete: what `privsyn compare` was asked for.
+
+    Attributes:
+        app: what is run for every cell that asks users.
+        config: folder of settings in the app's `conf/`.
+        private: users that take part.
+        held_out: users that never do; all figures are about them.
+        source: what the data is called in the report.
+        methods: in the order of the table.
+        epsilons: budgets, ascending.
+        seeds: of the repetitions.
+        delta: of every run.
+        downstream: causal language model that every method is to make better.
+        training: how it is fine-tuned, the same for every method that fine-tunes.
+        max_texts: most texts on either side of a comparison of distributions.
+        settings: `key=value` or `method.key=value`.
+        newer_than: only text dated after this day takes part, or "".
+    """
+
+    app: App
+    config: str
+    private: Users
+    held_out: Users
+    source: str
+    methods: tuple[Method, ...]
+    epsilons: tuple[float, ...]
+    seeds: tuple[int, ...]
+    delta: float
+    downstream: str
+    training: CausalTraining
+    max_texts: int = 1000
+    settings: tuple[str, ...] = ()
+    newer_than: str = ""
+
+    def cells(self) -> list[Cell]:
+        """All cells, in the order in which they are run: a whole table per seed."""
+        found: list[Cell] = []
+        for number, seed in enumerate(self.seeds):
+            for method in self.methods:
+                if method.name not in REFERENCES:
+                    continue
+                if method.seeded or number == 0:
+                    budget = None if method.kind == "private" else 0.0
+                    found.append(Cell(method=method.name, epsilon=budget, seed=seed))
+            for epsilon in self.epsilons:
+                found += [
+                    Cell(method=method.name, epsilon=epsilon, seed=seed)
+                    for method in self.methods
+                    if method.name not in REFERENCES
+                ]
+        return found
+
+    def method(self, name: str) -> Method:
+        """The method of that name."""
+        return next(method for method in self.methods if method.name == name)
+
+    def values(self, cell: Cell, data: Path) -> dict[str, ConfigValue]:
+        """The run configuration of a cell.
+
+        Args:
+            cell: of a method that asks users, or "expand-only".
+            data: file of the private users.
+        """
+        named = f"{self.config}/{cell.method}"
+        if cell.method in REFERENCES and not (self.app.path / "conf" / f"{named}.toml").is_file():
+            values = resolve_config(self.app, settings=self._settings_of(cell.method))
+        else:
+            values = resolve_config(
+                self.app, config_name=named, settings=self._settings_of(cell.method)
+            )
+        values |= {
+            "data": str(data),
+            "client-column": "client_id",
+            "text-column": "text",
+            "date-column": "date",
+            "num-users": len(self.private),
+            "held-out-fraction": 0.0,
+            "newer-than": "",  # older text is not in the file
+            "epsilon": float(cell.epsilon or 1.0),
+            "noise-multiplier": -1.0,
+            "delta": self.delta,
+            "seed": cell.seed,
+        }
+        if "model" in self.app.defaults:
+            values["model"] = self.downstream
+        return values
+
+    def _settings_of(self, method: str) -> list[str]:
+        """The settings that concern a method, without its name."""
+        found = []
+        for setting in self.settings:
+            key = setting.partition("=")[0].strip()
+            owner, dot, rest = key.partition(".")
+            if not dot:
+                found.append(setting)
+            elif owner == method:
+                found.append(rest + setting[len(key) :])
+        return found
+
+    def check(self) -> None:
+        """Check every run of every cell before the first of them spends anything.
+
+        Raises:
+            ConfigError: a setting is unknown, out of range, or decided by the comparison itself.
+        """
+        names = {method.name for method in self.methods}
+        for setting in self.settings:
+            key = setting.partition("=")[0].strip()
+            owner, dot, rest = key.partition(".")
+            if dot and owner not in names:
+                raise ConfigError(
+                    f"--set {setting}: {owner!r} is none of the methods compared, which are "
+                    f"{', '.join(sorted(names))}"
+                )
+            if (rest if dot else key) in _OURS:
+                raise ConfigError(
+                    f"--set {setting}: {rest if dot else key} is the same for every method of a "
+                    "comparison and has its own option"
+                )
+        for cell in self.cells():
+            if cell.method not in REFERENCES and cell.seed == self.seeds[0]:
+                try:
+                    check_settings(self.app, self.values(cell, Path("private.jsonl")))
+                except ConfigError as error:
+                    raise ConfigError(f"{cell.method}: {error}") from error
+
+    def fingerprint(self) -> str:
+        """What the figures of every cell depend on besides its own settings."""
+        digest = hashlib.blake2b(digest_size=16)
+        for users in (self.private, self.held_out):
+            for part in (users.user_ids, users.texts, users.owners.tolist()):
+                for item in part:
+                    encoded = str(item).encode("utf-8", "surrogatepass")
+                    digest.update(len(encoded).to_bytes(8, "big") + encoded)
+            digest.update(b"|")
+        return digest.hexdigest()
+
+
+def split_users(users: Users, *, private: int, held_out: int) -> tuple[Users, Users]:
+    """Draw users that take part and users that never do, by a hash of their ids.
+
+    The same people are held out whatever the order of the file and the seed of a run.
+
+    Args:
+        users: all there are.
+        private: how many take part; 0 for all that are not held out.
+        held_out: how many do not, >= 1.
+
+    Raises:
+        DataError: there are fewer.
+    """
+    if held_out < 1 or private < 0:
+        raise ConfigError(
+            f"held-out users must be at least 1 and private users at least 0, got {held_out} and "
+            f"{private}"
+        )
+    if len(users) < held_out + max(private, 1):
+        raise DataError(
+            f"the data has {len(users)} users, fewer than the {held_out} to hold out and the "
+            f"{max(private, 1)} to take part"
+        )
+
+    def place(user: str) -> bytes:
+        return hashlib.blake2b(
+            user.encode("utf-8", "surrogatepass"), digest_size=16, key=_SPLIT
+        ).digest()
+
+    order = sorted(range(len(users)), key=lambda index: place(users.user_ids[index]))
+    last = held_out + private if private else len(users)
+
+    def select(chosen: Sequence[int]) -> Users:
+        mask = np.zeros(len(users), dtype=np.bool_)
+        mask[list(chosen)] = True
+        return users.select(mask)
+
+    return select(order[held_out:last]), select(order[:held_out])
+
+
+def joined(parts: Sequence[Users]) -> Users:
+    """Users of several files; people who are in more than one of them are one user each.
+
+    Raises:
+        DataError: some of the files have dates and some have none.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if len({part.dates is None for part in parts}) > 1:
+        raise DataError("some of the data files have dates and some have none: give the same kind")
+    ids = list(dict.fromkeys(user for part in parts for user in part.user_ids))
+    number = {user: place for place, user in enumerate(ids)}
+    rows = [
+        (number[part.user_ids[owner]], text, None if part.dates is None else part.dates[place])
+        for part in parts
+        for place, (owner, text) in enumerate(zip(part.owners.tolist(), part.texts, strict=True))
+    ]
+    rows.sort(key=lambda row: row[0])
+    return Users(
+        user_ids=tuple(ids),
+        texts=[text for _, text, _ in rows],
+        owners=np.array([owner for owner, _, _ in rows], dtype=np.int64),
+        dates=None if parts[0].dates is None else [day for _, _, day in rows],
+    )
+
+
+def make_plan(
+    *,
+    app: App,
+    data: Sequence[str],
+    epsilons: Sequence[float],
+    methods: Sequence[str] = (),
+    seeds: int = 3,
+    config: str = "cpu",
+    held_out: str | None = None,
+    held_out_users: int | None = None,
+    users: int = 0,
+    delta: float | None = None,
+    newer_than: str = "",
+    downstream: str = "privsyn-tiny",
+    training: CausalTraining | None = None,
+    max_texts: int = 1000,
+    settings: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+) -> Plan:
+    """Read the users, choose what is compared, and check all of it.
+
+    Args:
+        app: what is run; see `methods_of`.
+        data: files, folders or data set names, each as `load_users` takes it.
+        epsilons: budgets, each > 0.
+        methods: names; empty for all of the app.
+        seeds: repetitions, >= 1.
+        config: folder of settings in the app's `conf/`.
+        held_out: file of users that do not take part, in place of `held_out_users`.
+        held_out_users: drawn from the data; None for 500, or a fifth where there are fewer than
+            2,500 users.
+        users: that take part; 0 for all.
+        delta: None for 1 / (n ln n) of the n users that take part.
+        newer_than: only text dated after this day takes part and is held out; "" for all.
+        downstream: causal language model.
+        training: how it is fine-tuned.
+        max_texts: see `Plan`.
+        settings: see `Plan`.
+        columns: names of the columns, for `load_users`.
+
+    Raises:
+        ConfigError: something asked for is not possible; the sentence names it.
+        DataError: the data cannot be read or is too little.
+    """
+    budgets = tuple(sorted({float(epsilon) for epsilon in epsilons}))
+    if not budgets or not all(math.isfinite(value) and value > 0 for value in budgets):
+        raise ConfigError(
+            f"--epsilon must be numbers > 0, got {', '.join(map(str, epsilons)) or 'none'}; the "
+            "floor (epsilon 0) and the ceiling (infinity) are the methods public-only and "
+            "finetune-private"
+        )
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be a whole number >= 1, got {seeds}")
+    known = methods_of(app, config)
+    chosen = list(dict.fromkeys(methods)) or [name for name in known if name in DEFAULT_METHODS]
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(
+                f"there is no method {name!r}; {app.name} with the settings {config!r} has "
+                f"{', '.join(known)}"
+            )
+
+    def read(source: str) -> Users:
+        return load_users(source, newer_than=newer_than or None, **(columns or {}))
+
+    every = joined([read(source) for source in data])
+    if held_out is None:
+        aside = held_out_users
+        if aside is None:
+            aside = 500 if len(every) >= 2500 else max(1, len(every) // 5)
+        private, others = split_users(every, private=users, held_out=aside)
+    else:
+        if held_out_users is not None:
+            raise ConfigError("give either --held-out or --held-out-users, not both")
+        others = read(held_out)
+        if both := set(others.user_ids) & set(every.user_ids):
+            raise ConfigError(
+                f"{len(both)} users of --held-out are in --data as well: held-out users must not "
+                "take part"
+            )
+        private = split_users(every, private=users, held_out=1)[0] if users else every
+    size = len(private)
+    if size < 2:
+        raise DataError(f"{size} users take part, at least 2 are needed")
+    plan = Plan(
+        app=app,
+        config=config,
+        private=replace(private, dates=None),
+        held_out=replace(others, dates=None),
+        source=", ".join(Path(source).name for source in data),
+        methods=tuple(method for name, method in known.items() if name in chosen),
+        epsilons=budgets,
+        seeds=tuple(range(seeds)),
+        delta=1.0 / (size * math.log(size)) if delta is None else delta,
+        downstream=downstream,
+        training=training or CausalTraining(),
+        max_texts=max_texts,
+        settings=tuple(settings),
+        newer_than=newer_than,
+    )
+    plan.check()
+    return plan
+
+
+def settings_of(values: Mapping[str, ConfigValue]) -> dict[str, Any]:
+    """The part of a run configuration that says what a cell is, without where it lies."""
+    return {key: value for key, value in values.items() if key not in ("data", "run-dir", "resume")}

@@ -1,0 +1,135 @@
+"""The table of a comparison, as Markdown and in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+#: Columns: heading, and the text of a row's field.
+Column = tuple[str, Callable[[Mapping[str, Any]], str]]
+
+
+def _figure(key: str, digits: int, scale: float = 1.0) -> Callable[[Mapping[str, Any]], str]:
+    def text(row: Mapping[str, Any]) -> str:
+        figure = row.get(key)
+        if figure is None:
+            return "-"
+        value = f"{scale * figure['mean']:.{digits}f}"
+        error = figure["standard_error"]
+        return value if error is None else f"{value} ± {scale * error:.{digits}f}"
+
+    return text
+
+
+def _epsilon(row: Mapping[str, Any]) -> str:
+    return "∞" if row["epsilon"] is None else f"{row['epsilon']:g}"
+
+
+def _bytes(key: str) -> Callable[[Mapping[str, Any]], str]:
+    def text(row: Mapping[str, Any]) -> str:
+        value = row.get(key)
+        return "-" if value is None else size(value)
+
+    return text
+
+
+def _seconds(key: str, digits: int) -> Callable[[Mapping[str, Any]], str]:
+    def text(row: Mapping[str, Any]) -> str:
+        value = row.get(key)
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    return text
+
+
+def _rounds(row: Mapping[str, Any]) -> str:
+    return "-" if row.get("rounds") is None else f"{row['rounds']:.0f}"
+
+
+_COLUMNS: Final[tuple[Column, ...]] = (
+    ("ε", _epsilon),
+    ("next-token accuracy, %", _figure("next_token_accuracy", 2, 100.0)),
+    ("gap closed, %", _figure("gap_closed", 0, 100.0)),
+    ("bits per byte", _figure("bits_per_byte", 4)),
+    ("Fréchet²", _figure("frechet", 3)),
+    ("rounds", _rounds),
+    ("up per user", _bytes("bytes_up")),
+    ("down per user", _bytes("bytes_down")),
+    ("CPU s per user", _seconds("client_cpu_seconds", 2)),
+    ("server s", _seconds("server_seconds", 0)),
+)
+
+
+def size(count: float) -> str:
+    """Bytes with a unit of 1,000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5 or unit == "GB":
+            return f"{count:.0f} {unit}" if count >= 99.5 or unit == "B" else f"{count:.2g} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """`comparison.md`: the table under its stamp, what it is of, and the cells that failed."""
+    titles = document["titles"]
+    lines = [
+        f"> {document['stamp']}",
+        "",
+        "| method | " + " | ".join(heading for heading, _ in _COLUMNS) + " |",
+        "|---|" + "---:|" * len(_COLUMNS),
+    ]
+    for row in document["summary"]:
+        texts = [titles[row["method"]] + _note(row), *(text(row) for _, text in _COLUMNS)]
+        lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
+    lines += ["", caption(document), ""]
+    failed = [cell for cell in document["cells"] if cell["status"] == "failed"]
+    if failed:
+        lines += ["Failed:", ""]
+        for cell in failed:
+            budget = "∞" if cell["epsilon"] is None else f"{cell['epsilon']:g}"
+            sentence = " ".join(str(cell["error"]).split())
+            lines.append(
+                f"- {titles[cell['method']]}, ε = {budget}, seed {cell['seed']}: {sentence}"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def caption(document: Mapping[str, Any]) -> str:
+    """What the table is of, in words."""
+    data = document["data"]
+    seeds = len(document["seeds"])
+    return (
+        f"{document['downstream']} on the text of {data['held_out_users']:,} held-out users of "
+        f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
+        f"mean ± standard error over {seeds} seed{'s' if seeds != 1 else ''}. Gap closed: from the "
+        "public model (0) to fine-tuning on the private text itself (100). Traffic is of one user "
+        "in the whole run."
+    )
+
+
+def _note(row: Mapping[str, Any]) -> str:
+    if row["seeds"] == row["planned"]:
+        return ""
+    failed = f", {row['failed']} failed" if row["failed"] else ""
+    return f" ({row['seeds']} of {row['planned']} seeds{failed})"
+
+
+def show(document: Mapping[str, Any]) -> None:
+    """Print the table to standard output."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(pad_edge=False)
+    table.add_column("method", overflow="fold")
+    for heading, _ in _COLUMNS:
+        table.add_column(heading, justify="right")
+    for row in document["summary"]:
+        table.add_row(
+            Text(document["titles"][row["method"]] + _note(row)),
+            *(text(row) for _, text in _COLUMNS),
+        )
+    console = Console()
+    console.print(f"[{document['stamp']}]", markup=False, highlight=False)
+    console.print(table)
+    console.print(caption(document), markup=False, highlight=False)

@@ -1,0 +1,151 @@
+"""What is asked for is checked as a whole before anything runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.comparison import APP, DEFAULT_METHODS, Cell, make_plan, methods_of
+from flower_privsyn.comparison.plan import joined, split_users
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.simulation import load_app
+from flower_privsyn.strategies import STRATEGIES, configuration_of
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    file = tmp_path / "users.jsonl"
+    rows = [{"client_id": f"user-{i}", "text": f"a text of user {i}"} for i in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def plan_of(data: str, **changes):
+    return make_plan(**{"app": load_app(APP), "data": [data], "epsilons": [1.0], **changes})
+
+
+class TestApp:
+    def test_it_declares_every_key_of_every_strategy_with_a_type_they_take(self) -> None:
+        app = load_app(APP)
+        for name, (config, _) in STRATEGIES.items():
+            assert config.keys() <= set(app.defaults), name
+
+    def test_every_method_has_valid_settings(self, data: str) -> None:
+        plan = plan_of(data)
+        assert tuple(method.name for method in plan.methods) == DEFAULT_METHODS
+        asked = [cell for cell in plan.cells() if cell.seed == 0 and cell.epsilon == 1.0]
+        assert len(asked) == 6
+        for cell in asked:
+            config = configuration_of(plan.values(cell, Path("users.jsonl")))
+            assert config.epsilon == 1.0
+            assert config.num_users == 32
+
+    def test_the_folder_in_the_repository_is_the_one_in_the_package(self) -> None:
+        folder = Path(__file__).parents[2] / "baselines" / "compare"
+        assert folder.resolve() == APP.resolve()
+
+    def test_a_file_is_a_method(self, tmp_path: Path) -> None:
+        import shutil
+
+        shutil.copytree(APP, tmp_path / "app")
+        mine = tmp_path / "app" / "conf" / "cpu" / "mine.toml"
+        mine.write_text('strategy = "dp-fedavg"\nnum-rounds = 3\n')
+        found = methods_of(load_app(tmp_path / "app"), "cpu")
+        assert found["mine"].kind == "on-device"
+        assert list(found)[-2:] == ["mine", "finetune-private"]
+        mine.write_text('strategy = "nothing"\n')
+        with pytest.raises(ConfigError, match=r"mine\.toml: strategy must be one of"):
+            methods_of(load_app(tmp_path / "app"), "cpu")
+
+    def test_a_size_that_is_not_there_is_named(self, data: str) -> None:
+        with pytest.raises(ConfigError, match=r"no settings 'huge'; it has cpu"):
+            plan_of(data, config="huge")
+
+
+class TestUsers:
+    def test_the_split_depends_on_the_ids_alone(self) -> None:
+        users = Users.from_rows((f"u{i}", f"text {i}") for i in range(50))
+        backwards = Users.from_rows((f"u{i}", f"text {i}") for i in reversed(range(50)))
+        private, held_out = split_users(users, private=20, held_out=10)
+        again, others = split_users(backwards, private=20, held_out=10)
+        assert (len(private), len(held_out)) == (20, 10)
+        assert set(private.user_ids) == set(again.user_ids)
+        assert set(held_out.user_ids) == set(others.user_ids)
+        assert not set(private.user_ids) & set(held_out.user_ids)
+        # More private users change nobody's side.
+        more, same = split_users(users, private=0, held_out=10)
+        assert set(private.user_ids) < set(more.user_ids)
+        assert set(same.user_ids) == set(held_out.user_ids)
+
+    def test_too_few_users_are_named(self) -> None:
+        users = Users.from_rows((f"u{i}", "text") for i in range(5))
+        with pytest.raises(DataError, match="5 users, fewer than the 3 to hold out and the 3"):
+            split_users(users, private=3, held_out=3)
+
+    def test_a_person_in_two_files_is_one_user(self) -> None:
+        first = Users.from_rows([("a", "one"), ("b", "two"), ("c", "")])
+        second = Users.from_rows([("b", "three"), ("a", "four"), ("d", "five")])
+        both = joined([first, second])
+        assert both.user_ids == ("a", "b", "c", "d")
+        texts = {user: [] for user in both.user_ids}
+        for owner, text in zip(both.owners, both.texts, strict=True):
+            texts[both.user_ids[owner]].append(text)
+        assert texts == {"a": ["one", "four"], "b": ["two", "three"], "c": [], "d": ["five"]}
+
+    def test_held_out_users_must_not_take_part(self, data: str) -> None:
+        with pytest.raises(ConfigError, match="40 users of --held-out are in --data"):
+            plan_of(data, held_out=data)
+
+
+class TestCells:
+    def test_a_seed_is_a_whole_table(self, data: str) -> None:
+        plan = plan_of(data, methods=["popri", "public-only", "finetune-private"], seeds=2)
+        assert [(cell.method, cell.epsilon, cell.seed) for cell in plan.cells()] == [
+            ("public-only", 0.0, 0),
+            ("finetune-private", None, 0),
+            ("popri", 1.0, 0),
+            ("finetune-private", None, 1),
+            ("popri", 1.0, 1),
+        ]
+
+    def test_names_are_folders(self) -> None:
+        assert Cell(method="popri", epsilon=1.29, seed=3).name == "popri-eps-1.29-seed-3"
+        assert Cell(method="finetune-private", epsilon=None, seed=0).name.endswith("eps-inf-seed-0")
+
+    def test_delta_is_below_one_over_the_users(self, data: str) -> None:
+        assert plan_of(data).delta < 1 / 32
+
+
+class TestSettings:
+    def test_a_setting_of_one_method(self, data: str) -> None:
+        plan = plan_of(data, settings=["popri.num-rounds=3", "max-tokens=32"])
+        popri = plan.values(Cell(method="popri", epsilon=1.0, seed=0), Path("x"))
+        other = plan.values(Cell(method="pe-sft", epsilon=1.0, seed=0), Path("x"))
+        assert (popri["num-rounds"], popri["max-tokens"]) == (3, 32)
+        assert (other["num-rounds"], other["max-tokens"]) == (8, 32)
+
+    @pytest.mark.parametrize(
+        ("setting", "sentence"),
+        [
+            ("popri.num-rounds=0", r"popri: num-rounds must be a whole number of at least 1"),
+            ("nothing.num-rounds=1", "'nothing' is none of the methods compared"),
+            ("epsilon=3", "epsilon is the same for every method"),
+            ("popri.seed=3", "seed is the same for every method"),
+            ("num-runds=3", "did you mean 'num-rounds'"),
+        ],
+    )
+    def test_a_wrong_setting_is_named_before_anything_runs(
+        self, data: str, setting: str, sentence: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=sentence):
+            plan_of(data, settings=[setting])
+
+    @pytest.mark.parametrize("epsilons", [[], [0.0], [-1.0], [float("inf")]])
+    def test_a_wrong_epsilon_is_named(self, data: str, epsilons: list[float]) -> None:
+        with pytest.raises(ConfigError, match="--epsilon must be numbers > 0"):
+            plan_of(data, epsilons=epsilons)
+
+    def test_an_unknown_method_is_named(self, data: str) -> None:
+        with pytest.raises(ConfigError, match=r"no method 'gpt'; .* has public-only, expand-only"):
+            plan_of(data, methods=["gpt"])
