@@ -483,6 +483,38 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# -------------------------------------------------------------------- report
+
+
+def _report_page(arguments: argparse.Namespace) -> int:
+    from flower_privsyn.report import write_comparison_page, write_run_page
+    from flower_privsyn.report.comparison import read_document
+    from flower_privsyn.runs import RunDirectory
+
+    folder = Path(arguments.run_dir).expanduser().absolute()
+    output = folder / "report.html"
+    if arguments.output is not None:
+        output = Path(arguments.output).expanduser().absolute()
+        if output.is_dir():
+            output = output / "report.html"
+        if not output.parent.is_dir():
+            raise ConfigError(f"There is no folder {output.parent} to write {output.name} into.")
+    if (folder / "compare.json").is_file():
+        within = next(
+            (place for place in output.parents if (place / "ledger.jsonl").is_file()), None
+        )
+        if within is not None:
+            raise ConfigError(
+                f"The output {output} lies in the run directory {within}, whose readers are "
+                "promised the run's epsilon; a comparison on private text must lie elsewhere."
+            )
+        write_comparison_page(read_document(folder / "compare.json"), output)
+    else:
+        write_run_page(RunDirectory.open(folder), output)
+    print(output)
+    return 0
+
+
 # -------------------------------------------------------------------- the command line
 
 
@@ -655,6 +687,21 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--text-column", default="text", metavar="NAME")
     compare.add_argument("--date-column", default="date", metavar="NAME")
     compare.set_defaults(command=_compare)
+
+    report = commands.add_parser(
+        "report",
+        help="write a page about a run or a comparison, to be opened in a browser",
+        description="One HTML file without any reference to another: of a run, what it spent, what "
+        "its rounds cost and how its text moved, from released values alone; of a folder that "
+        "`privsyn compare` wrote, its page once more.",
+    )
+    report.add_argument(
+        "run_dir", metavar="DIR", help="the run directory, or the folder of a comparison"
+    )
+    report.add_argument(
+        "--output", metavar="FILE", help="where to write (default: DIR/report.html)"
+    )
+    report.set_defaults(command=_report_page)
 
     budget = commands.add_parser(
         "budget",
