@@ -651,7 +651,7 @@ def _parser() -> argparse.ArgumentParser:
         help="causal model every method is to make better (default: privsyn-tiny)",
     )
     compare.add_argument(
-        "--steps", type=int, default=300, metavar="N", help="of its fine-tuning (default: 300)"
+        "--steps", type=int, default=200, metavar="N", help="of its fine-tuning (default: 200)"
     )
     compare.add_argument(
         "--learning-rate", type=float, default=2e-4, metavar="X", help="AdamW's (default: 2e-4)"

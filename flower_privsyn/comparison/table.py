@@ -115,21 +115,23 @@ def _note(row: Mapping[str, Any]) -> str:
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """Print the table to standard output."""
+    """Print the table to standard output, in two parts where the terminal is narrow."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(pad_edge=False)
-    table.add_column("method", overflow="fold")
-    for heading, _ in _COLUMNS:
-        table.add_column(heading, justify="right")
-    for row in document["summary"]:
-        table.add_row(
-            Text(document["titles"][row["method"]] + _note(row)),
-            *(text(row) for _, text in _COLUMNS),
-        )
     console = Console()
     console.print(f"[{document['stamp']}]", markup=False, highlight=False)
-    console.print(table)
+    parts = [_COLUMNS] if console.width >= 150 else [_COLUMNS[:5], _COLUMNS[:1] + _COLUMNS[5:]]
+    for columns in parts:
+        table = Table(pad_edge=False)
+        table.add_column("method", overflow="fold")
+        for heading, _ in columns:
+            table.add_column(heading, justify="right")
+        for row in document["summary"]:
+            table.add_row(
+                Text(document["titles"][row["method"]] + _note(row)),
+                *(text(row) for _, text in columns),
+            )
+        console.print(table)
     console.print(caption(document), markup=False, highlight=False)
