@@ -30,6 +30,7 @@ _SMALL = 11.5
 _LINE = 15.0
 _RADIUS = 5.0
 _TRIES = 7
+_NAMES_AT = 28.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +251,7 @@ class _Drawing:
         names = [s.name for s in chart.series if s.name] + [r.name for r in chart.references]
         gutter = 0.0
         if chart.names == "edge" and names:
-            wanted = max(text_width(name, _FONT) for name in names) + 26
+            wanted = max(text_width(name, _FONT) for name in names) + _NAMES_AT + 8
             gutter = min(wanted, 0.34 * width)
         self.gutter = gutter
         left = max([text_width(text, _SMALL) for text in self.y_texts], default=0.0) + 10
@@ -379,12 +380,12 @@ class _Drawing:
 
     def _edge_names(self, places: list[list[tuple[float, float]]]) -> tuple[list[Html], bool]:
         frame = self.frame
-        anchors: list[tuple[float, float, str, int | None]] = []
+        anchors: list[tuple[float, float, str, Style | None]] = []
         for series, where in zip(self.chart.series, places, strict=True):
             if series.name:
-                anchors.append((*where[-1], series.name, series.style.colour))
+                anchors.append((*where[-1], series.name, series.style))
         anchors += [(frame.right, self.y(r.y), r.name, None) for r in self.chart.references]
-        lines = [wrap(name, self.gutter - 18, _FONT) for _, _, name, _ in anchors]
+        lines = [wrap(name, self.gutter - _NAMES_AT, _FONT) for _, _, name, _ in anchors]
         heights = [_LINE * len(found) + 3 for found in lines]
         column = spread(
             [y for _, y, _, _ in anchors], heights, frame.top - 8, float(self.height) - 4
@@ -392,14 +393,18 @@ class _Drawing:
         if column is None:
             return [], False
         parts = []
-        for (x, y, _, colour), found, centre in zip(anchors, lines, column, strict=True):
-            start = x + (_RADIUS + 2 if colour is not None else 0)
+        for (x, y, _, style), found, centre in zip(anchors, lines, column, strict=True):
+            start = x + (_RADIUS + 2 if style is not None else 0)
             bend = frame.right + 2
-            path = f"M{_p(start, y)}H{_f(max(start, bend))}L{_p(frame.right + 15, centre)}"
+            path = f"M{_p(start, y)}H{_f(max(start, bend))}L{_p(frame.right + 13, centre)}"
+            if style is None:
+                path += f"H{_f(frame.right + _NAMES_AT - 3)}"
             parts.append(element("path", d=path, class_="leader"))
+            if style is not None:
+                parts.append(mark(style, frame.right + _NAMES_AT - 9, centre, 4))
             top = centre - _LINE * (len(found) - 1) / 2
             parts += [
-                _text(line, frame.right + 18, top + _LINE * number + 4, _FONT)
+                _text(line, frame.right + _NAMES_AT, top + _LINE * number + 4, _FONT)
                 for number, line in enumerate(found)
             ]
         return parts, True

@@ -56,6 +56,7 @@ from flower_privsyn.report.scales import (
     Scale,
     bytes_text,
     component_title,
+    counted,
     epsilon_text,
     finite,
     fixed,
@@ -204,8 +205,8 @@ _QUALITY = {
     "next_token_accuracy": _Measure(
         name="Next-token accuracy",
         axis="Next-token accuracy on held-out users (share of tokens)",
-        meaning="How often the next token of held-out text is the first choice of a model trained "
-        "on the synthetic text; higher is better.",
+        meaning="How often the next token of held-out text is the first choice of the model that a "
+        "method ends with, trained on its synthetic text or on the nodes; higher is better.",
     ),
     "frechet": _Measure(
         name="Squared Fréchet distance",
@@ -249,8 +250,7 @@ class _Page:
     def html(self) -> Html:
         data = self._mapping("data")
         name = str(data.get("name") or "private text")
-        count = len(self.methods)
-        heading = f"{count} method{'s' if count != 1 else ''} on {name}"
+        heading = f"{counted(len(self.methods), 'method')} on {name}"
         return document(
             f"{heading}: {self.stamp}",
             element("h1", heading),
@@ -286,7 +286,7 @@ class _Page:
         if budgets:
             parts.append(f"ε = {budgets}")
         if seeds:
-            parts.append(f"{seeds} seed{'s' if seeds != 1 else ''}")
+            parts.append(counted(seeds, "seed"))
         created = self.document.get("created")
         if created:
             parts.append(f"begun {time_text(created)}")
@@ -318,7 +318,7 @@ class _Page:
             ]
             parts.append(
                 table(
-                    f"{len(failed)} failed cell{'s' if len(failed) != 1 else ''}",
+                    counted(len(failed), "failed cell"),
                     ("Method", "ε", "Seed", "Why"),
                     rows,
                     text_columns=(0, 3),
@@ -339,7 +339,7 @@ class _Page:
             ]
             parts.append(
                 details(
-                    f"{waiting} cell{'s' if waiting != 1 else ''} not finished yet",
+                    f"{counted(waiting, 'cell')} not finished yet",
                     table(
                         "Cells without a result",
                         ("Method", "ε", "Seed", "Status"),
@@ -364,20 +364,18 @@ class _Page:
                     ("Held-out users", _count(data.get("held_out_users"))),
                     ("Their texts", _count(data.get("held_out_texts"))),
                     ("Texts newer than", str(newer) if newer else None),
-                    ("Model trained on the synthetic text", self.document.get("downstream")),
+                    ("Model that is trained", self.document.get("downstream")),
                     ("Longest text, tokens", _count(self.document.get("max_tokens"))),
                     ("δ", None if delta is None else number(delta, 3)),
                     ("Seeds", ", ".join(str(s) for s in self.document.get("seeds") or []) or None),
                     ("Machine", self.document.get("machine")),
                 ]
             ),
-            None if not command else element("p", "Command: ", element("code", str(command))),
             details(
-                "Versions",
+                "Command and versions",
+                None if not command else element("p", element("code", str(command))),
                 facts((str(k), str(v)) for k, v in self._mapping("versions").items()),
-            )
-            if self._mapping("versions")
-            else None,
+            ),
         )
 
     # ---------------------------------------------------------------- quality
@@ -475,7 +473,7 @@ class _Page:
 
     def _quality_table(self) -> Html:
         return table(
-            "Quality of a model trained on the synthetic text, on held-out users",
+            "Quality on held-out users of the model that each method ends with",
             (
                 "Method",
                 "ε",
@@ -755,8 +753,8 @@ class _Page:
                     Cloud(
                         points=thinned(by[number_], _CLOUD),
                         colour=colour,
-                        size=3.6 if end else 2.6,
-                        opacity=0.85 if end else 0.3,
+                        size=3.6 if end else 3.0,
+                        opacity=0.85 if end else 0.45,
                         name=f"round {number_}",
                         style=styles[name] if end else Style(colour=7, mark="circle"),
                     )
@@ -788,7 +786,7 @@ class _Page:
         signs = key(
             [
                 (dots(7, 3, 0.4), "text of held-out users"),
-                (dots(0, 3, 0.4), "first round, faint in the colour of the method"),
+                (dots(0, 3, 0.5), "first round, faint in the colour of the method"),
                 (dots(0, 4, 0.9), "last round"),
                 (mark(Style(colour=7, mark="circle"), 0, 0, 5), "centre of the first round"),
             ]
@@ -797,9 +795,10 @@ class _Page:
             "How the embeddings moved",
             figure(
                 element("div", *pictures, class_="panels"),
-                caption="Principal components of the embeddings of held-out text, the same for "
-                "all methods, and on them the text of the first and the last round. Components "
-                "have no unit. The line follows the centre of a method's text through the rounds; "
+                caption="Embeddings on two principal components of held-out text and of what the "
+                "methods wrote together, the same for all methods; components have no unit. Of "
+                "each method the first and the last round are shown. The line follows the centre of "
+                "a method's text through the rounds; "
                 "its end is the mark of the method.",
                 legend=signs,
                 data=table(
@@ -863,7 +862,7 @@ class _Page:
                 title=f"ε spent by {title}",
                 description="; ".join(
                     f"budget {epsilon_text(budget)}: {number(spent[-1][1])} after "
-                    f"{len(spent)} release{'s' if len(spent) != 1 else ''}"
+                    f"{counted(len(spent), 'release')}"
                     for budget, spent in sorted(lines[method].items())
                 ),
                 axes=axes,
@@ -970,7 +969,7 @@ class _Page:
             text_columns=(0, 3, 11),
             note=self.stamp,
         )
-        return details(f"{len(rows)} cells", inner)
+        return details(counted(len(rows), "cell"), inner)
 
     # ---------------------------------------------------------------- small things
 

@@ -56,6 +56,7 @@ from flower_privsyn.report.rounds import (
 from flower_privsyn.report.scales import (
     bytes_text,
     component_title,
+    counted,
     epsilon_text,
     finite,
     linear_scale,
@@ -249,7 +250,7 @@ class _Page:
             spent: Child = element(
                 "p",
                 element("strong", "Not private. "),
-                f"{len(self.releases)} release{'s' if len(self.releases) != 1 else ''} without "
+                f"{counted(len(self.releases), 'release')} without "
                 "sufficient noise: no epsilon holds.",
             )
         else:
@@ -321,10 +322,12 @@ class _Page:
         spent, seen = lines["epsilon_release"], lines["epsilon_server"]
         if not spent:
             return None
+        if len(self.releases) == 1:
+            return element("p", f"One release, in round {spent[0][0]}, spent all of it.")
         same = spent == seen
         named = [("ε release", _RELEASE, spent)] + ([] if same else [("ε server", _SERVER, seen)])
         if same:
-            named = [("ε release and ε server", _RELEASE, spent)]
+            named = [("both ε", _RELEASE, spent)]
         budget = finite(opened.get("epsilon_budget"))
         last = max(n for _, _, line in named for n, _ in line[-1:] or [(0, 0.0)])
         top = max([e for _, _, line in named for _, e in line] + ([budget] if budget else []))
@@ -400,9 +403,9 @@ class _Page:
         planned = finite(self.config.get("num-rounds"))
         lead = f"{len(done)} of {whole(planned)} rounds finished" if planned else None
         if costs is None:
-            counted: Child = element("p", "No round has counted its messages.")
+            sums: Child = element("p", "No round has counted its messages.")
         else:
-            counted = facts(
+            sums = facts(
                 [
                     ("Down to one user", self._sent(costs.floats_down, costs.bytes_down)),
                     ("Up from one user", self._sent(costs.floats_up, costs.bytes_up)),
@@ -420,7 +423,7 @@ class _Page:
             )
         return section(
             "Rounds and what they cost",
-            counted,
+            sums,
             self._round_table(done),
             lead=None if lead is None else f"{lead}.",
         )
@@ -475,7 +478,7 @@ class _Page:
             "server: wall time. Where a round's users are secret, as when they are drawn by "
             "coin, their number is not recorded.",
         )
-        return details(f"All {len(numbers)} rounds", inner, open_=len(rows) <= 12)
+        return details(counted(len(numbers), "round"), inner, open_=len(rows) <= 12)
 
     # ---------------------------------------------------------------- text
 
@@ -711,7 +714,7 @@ class _Page:
         return section(
             "Training of the generator",
             details(
-                f"{len(rows)} rounds",
+                counted(len(rows), "round"),
                 table(
                     "Training by round",
                     ("Round", "Pairs", "Steps", "Loss", "Margin", "Accuracy", "Time"),
@@ -725,17 +728,17 @@ class _Page:
     def _settings(self) -> Html:
         versions = self.document.get("versions")
         used = versions if isinstance(versions, Mapping) else {}
+        shown = {name: value for name, value in self.config.items() if name not in _PLACES}
         return section(
             "Settings",
             details(
-                f"{len(self.config)} settings",
+                counted(len(shown), "setting"),
                 table(
                     "Settings of the run",
                     ("Key", "Value"),
                     [
                         (element("code", key_), element("code", _setting(value)))
-                        for key_, value in self.config.items()
-                        if key_ not in _PLACES
+                        for key_, value in shown.items()
                     ],
                     text_columns=(0, 1),
                 ),

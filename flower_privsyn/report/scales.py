@@ -162,6 +162,11 @@ def whole(value: float | None) -> str:
     return NOTHING if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things: "1 round", "2 rounds"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def epsilon_text(value: float | None) -> str:
     """An epsilon: infinity for None, no more digits than it has."""
     if value is None or math.isinf(value):

@@ -36,7 +36,7 @@ h3{{font-size:1.05rem;line-height:1.3;margin:0 0 .4rem}}
 section{{margin-top:3rem;padding-top:1.5rem;border-top:1px solid var(--rule)}}
 p{{margin:0 0 .7rem;max-width:44rem}}
 .lead,.subtitle{{color:var(--muted)}}
-.subtitle{{margin-bottom:1.2rem}}
+.subtitle{{margin-bottom:1.2rem;max-width:none}}
 a{{color:var(--link)}}
 code{{font:.88em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}}
 .banner{{border-left:.35rem solid var(--warn);background:var(--warn-paper);padding:.8rem 1rem;
