@@ -80,6 +80,14 @@ def asked(grid: LoopbackGrid) -> list[Message]:
     return [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
 
 
+def cut(model: LocalModel, text: str, tokens: int) -> str:
+    """The beginning of a text that is exactly so many tokens to the model."""
+    for end in range(1, len(text) + 1):
+        if len(model.encode([text[:end]])[0]) == tokens:
+            return text[:end]
+    raise AssertionError(f"the text is shorter than {tokens} tokens")
+
+
 def broadcasts(grid: LoopbackGrid) -> list[np.ndarray]:
     """What was sent to the first node in each round."""
     return [
@@ -137,6 +145,64 @@ class TestIsFederatedAveraging:
             trained.named_parameters(), public.parameters(), strict=True
         ):
             assert float((got - expected).detach().abs().max()) < 1e-6, name
+
+    @pytest.mark.parametrize("model", ["lstm", "llama"])
+    @pytest.mark.parametrize("sizes", ["equal", "unequal"])
+    def test_one_step_is_a_step_of_plain_sgd_on_the_union_batch(
+        self,
+        config: Builder,
+        texts: list[str],
+        request: pytest.FixtureRequest,
+        model: str,
+        sizes: str,
+    ) -> None:
+        """To 1e-6 where all users have equally many tokens, and not where they have not.
+
+        No noise, no clipping, one step per user over all that is theirs. The union's loss is what
+        Transformers makes of one batch of everybody's samples: a mean over its tokens, in which a
+        user weighs by how many they have. Users weigh the same here, so the two are one step only
+        where the sizes are equal.
+        """
+        from transformers import AutoModelForCausalLM
+
+        folder = request.getfixturevalue(model)
+        local = LocalModel(TrainableModel(name=str(folder)))
+        lengths = [24] * 6 if sizes == "equal" else [8, 16, 24, 24, 28, 30]
+        rows = [
+            (f"user-{user}", cut(local, " ".join(texts[9 * user + k :]), length))
+            for user, length in enumerate(lengths)
+            for k in range(2)
+        ]
+        strategy = DPFedAvg(
+            config(
+                model=str(folder),
+                num_rounds=1,
+                clip_norm=1e6,
+                local_batch_size=100,
+                local_learning_rate=0.3,
+            )
+        )
+        strategy.start(federation(Users.from_rows(rows)))
+        trained = AutoModelForCausalLM.from_pretrained(
+            strategy.run.path / "models" / "final", dtype=torch.float32
+        )
+        public = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        samples = local.encode([text for _, text in rows])
+        width = max(map(len, samples))
+        labels = torch.tensor([[*one, *[-100] * (width - len(one))] for one in samples])
+        mask = (labels != -100).long()
+        optimiser = torch.optim.SGD(public.parameters(), lr=0.3)
+        public(
+            input_ids=labels * mask, attention_mask=mask, labels=labels, use_cache=False
+        ).loss.backward()
+        optimiser.step()
+        away = [
+            float((got - expected).detach().abs().max())
+            for got, expected in zip(trained.parameters(), public.parameters(), strict=True)
+        ]
+        assert max(away) < 1e-6 if sizes == "equal" else max(away) > 1e-4
+        moved = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
+        assert np.abs(moved.parameters - local.parameters).max() > 1e-3
 
     def test_momentum_and_rate_of_the_server(self, config: Builder, people: Users) -> None:
         strategy = DPFedAvg(
