@@ -1,0 +1,138 @@
+"""A comparison through Flower: what finished stays, what failed says why, and both are written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.comparison import APP, Comparison, make_plan
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.evaluation.costs import run_costs
+from flower_privsyn.evaluation.result import STAMP
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.simulation import load_app
+
+SAMPLE = Path(__file__).parents[2] / "baselines" / "popri" / "popri" / "sample" / "users.jsonl"
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """The command: a run that works, one that can only fail once it has begun, and the floor."""
+    return [
+        *("compare", "--data", str(SAMPLE), "--users", "24", "--held-out-users", "12"),
+        *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")),
+        *("--methods", "public-only", "pre-text", "dp-fedavg"),
+        *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
+        *("--set", "pre-text.expand-samples=12", "--set", "pre-text.max-new-tokens=24"),
+        *("--set", "pre-text.lookahead=0", "--set", "dp-fedavg.max-tokens=5000"),
+    ]
+
+
+def document(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "compare.json").read_text())
+    return found
+
+
+def cells(folder: Path) -> dict[str, dict[str, Any]]:
+    return {cell["method"]: cell for cell in document(folder)["cells"]}
+
+
+@pytest.mark.timeout(900)
+def test_a_comparison(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    assert main(words) == 1
+    shown = capsys.readouterr()
+    assert STAMP in shown.out
+    assert "1 of 3 cells failed" in shown.err
+
+    first = cells(out)
+    floor, failed, done = first["public-only"], first["dp-fedavg"], first["pre-text"]
+    assert floor["status"] == done["status"] == "finished"
+    assert failed["status"] == "failed"
+    assert "max-tokens = 5000 is more than the 511 tokens" in failed["error"]
+    assert failed["error"] in (out / "comparison.md").read_text().replace("\\|", "|")
+    page = (out / "report.html").read_text()
+    assert STAMP in page
+    assert "max-tokens = 5000 is more than" in page
+
+    # What the cell says is what the run's own ledger and counters say.
+    run = RunDirectory.open(out / done["run"])
+    assert 0 < done["epsilon_release"] <= 8
+    assert done["spent"] == [[1, done["epsilon_release"]]]
+    counted = run_costs(run)
+    for key in ("rounds", "floats_up", "bytes_up", "floats_down", "bytes_down"):
+        assert done["costs"][key] == getattr(counted, key)
+    assert done["costs"]["client_cpu_seconds"] > 0
+    written = [json.loads(line)["text"] for line in run.synthetic_jsonl.read_text().splitlines()]
+    assert set(done["samples"]) <= set(written)
+    assert done["quality"]["next_token_accuracy"] != floor["quality"]["next_token_accuracy"]
+    assert not (run.path / "evaluation.json").exists()
+
+    # Held-out users are in no file a node reads.
+    private, held_out = (
+        {json.loads(line)["client_id"] for line in (out / "data" / name).open()}
+        for name in ("private.jsonl", "held_out.jsonl")
+    )
+    assert (len(private), len(held_out)) == (24, 12)
+    assert not private & held_out
+
+    # Again, as after an interruption between the run and its figures: the run is not repeated,
+    # nothing is spent, the figures are the same, and the failed cell is tried once more.
+    ledger = run.ledger_file.read_bytes()
+    (out / "cells" / "pre-text-eps-8-seed-0" / "cell.json").unlink()
+    assert main(words) == 1
+    again = cells(out)
+    assert run.ledger_file.read_bytes() == ledger
+    assert again["pre-text"]["quality"] == done["quality"]
+    assert again["pre-text"]["texts"] == done["texts"]
+    assert again["dp-fedavg"]["error"] == failed["error"]
+
+
+class TestFolder:
+    def plan(self, **changes: Any) -> Any:
+        return make_plan(
+            **{
+                "app": load_app(APP),
+                "data": [str(SAMPLE)],
+                "epsilons": [8.0],
+                "users": 24,
+                "held_out_users": 12,
+                "methods": ["public-only"],
+                "seeds": 1,
+                **changes,
+            }
+        )
+
+    def test_other_users_or_another_model_are_not_mixed_in(self, tmp_path: Path) -> None:
+        (tmp_path / "compare.json").write_text(
+            json.dumps({"fixed": Comparison(self.plan(), tmp_path / "other")._fixed})
+        )
+        Comparison(self.plan(), tmp_path)
+        Comparison(self.plan(methods=["public-only", "popri"], seeds=2, epsilons=[1, 8]), tmp_path)
+        with pytest.raises(ConfigError, match="holds a comparison with other users"):
+            Comparison(self.plan(users=25), tmp_path)
+        with pytest.raises(ConfigError, match="another value of downstream"):
+            Comparison(self.plan(downstream="privsyn-lm"), tmp_path)
+
+    def test_a_folder_of_something_else_is_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.txt").write_text("mine")
+        with pytest.raises(ConfigError, match="is not empty and holds no comparison"):
+            Comparison(self.plan(), tmp_path)
+
+    def test_a_cell_of_other_settings_is_not_counted_as_this_one(self, tmp_path: Path) -> None:
+        plan = self.plan(methods=["popri"])
+        (cell,) = plan.cells()
+        comparison = Comparison(plan, tmp_path / "out")
+        folder = tmp_path / "out" / "cells" / cell.name
+        folder.mkdir(parents=True)
+        settings = {**plan.values(cell, Path("x")), "num-rounds": 99}
+        for key in ("data", "run-dir", "resume"):
+            del settings[key]
+        (folder / "cell.json").write_text(json.dumps({"status": "finished", "settings": settings}))
+        with pytest.raises(ConfigError, match="was run with num-rounds = 99, and 8 is asked for"):
+            comparison.run(follower=None, say=print)  # type: ignore[arg-type]
