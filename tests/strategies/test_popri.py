@@ -569,6 +569,17 @@ class TestCheckpointByTheReleasedSketch:
             "mean_similarity",
         ]
 
+    def test_users_who_did_not_answer_are_not_counted(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def losing(request: Message, reply: Message) -> list[Message]:
+            first = request.content["privsyn.request"].get("round") == 1
+            return [] if first and request.metadata.dst_node_id == 1 else [reply]
+
+        strategy = popri(config(checkpoint="sketch-mmd", num_features=64, num_rounds=2))
+        strategy.start(federation(tamper=losing))
+        assert Sketch.load(strategy.run.path).num_users == 6.0
+
     def test_under_poisson_sampling_the_expected_users_count(
         self, federation: Builder, config: Builder
     ) -> None:
@@ -838,6 +849,26 @@ class TestResearch:
     def test_needs_all_three_settings(self, config: Builder, changes: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match="outside the budget"):
             config(**changes)
+
+    @pytest.mark.parametrize(
+        ("content", "named"),
+        [(None, 'validation-text = ".*cannot be read'), ("", 'validation-text = ".*holds no text')],
+    )
+    def test_validation_text_that_is_not_there_is_named(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        content: str | None,
+        named: str,
+    ) -> None:
+        path = tmp_path / "validation.jsonl"
+        if content is not None:
+            path.write_text(content)
+        strategy = popri(config(checkpoint="validation", research=True, validation_text=str(path)))
+        with pytest.raises(PrivsynError, match=named):
+            strategy.start(federation())
+        assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
     def test_stamps_the_run_everywhere(
         self,

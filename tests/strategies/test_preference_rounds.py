@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import load_prompt
 from flower_privsyn.progress import NullProgress
-from flower_privsyn.strategies import POPriConfig
+from flower_privsyn.queries import KernelMean, mean_features
+from flower_privsyn.strategies import POPriConfig, Sketch
 from flower_privsyn.strategies.preference_rounds import (
     Candidates,
     PreferenceRounds,
@@ -111,7 +112,9 @@ class Scripted:
 SEEDS = tuple(f"public sample number {index}" for index in range(20))
 
 
-def rounds(root: Path, writer: Any, **changes: Any) -> PreferenceRounds:
+def rounds(
+    root: Path, writer: Any, *, seeds: tuple[str, ...] = SEEDS, **changes: Any
+) -> PreferenceRounds:
     values: dict[str, Any] = {
         "epsilon": 1.0,
         "num_prompts": 3,
@@ -124,7 +127,7 @@ def rounds(root: Path, writer: Any, **changes: Any) -> PreferenceRounds:
         embedder=HashEmbedder(),
         generator=writer,
         prompt=load_prompt("pre-text"),
-        seeds=SEEDS,
+        seeds=seeds,
     )
     return PreferenceRounds(
         POPriConfig(**values),
@@ -185,6 +188,13 @@ class TestCandidates:
         assert all(len(set(parents)) == 3 for parents in candidates.population.parents)
         rounds(tmp_path / "other", again := Scripted(["x", "y"]), num_prompts=60).candidates(2)
         assert len(set(generator.asked) & set(again.asked)) < 10  # another round, other prompts
+
+    def test_prompts_differ_although_there_is_little_public_text(self, tmp_path: Path) -> None:
+        # Five samples make 60 prompts; 30 drawn without looking hold about seven repetitions.
+        generator = Scripted(["x", "y"])
+        made = rounds(tmp_path, generator, seeds=SEEDS[:5], num_prompts=30, responses_per_prompt=2)
+        made.candidates(1)
+        assert len(set(generator.asked)) == 30
 
     def test_nothing_usable_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(GenerationError, match=r"round 1: none of the 18 responses.*18 empty"):
@@ -356,6 +366,25 @@ class TestStopping:
         assert not made.stops({1: 0.5, 2: 0.6, 3: 0.4})
         assert not made.stops({})
         assert best({3: 0.2, 1: 0.2, 2: 0.4}) == 1
+
+    def test_what_a_lost_round_left_to_the_next_is_no_distance_of_its_own(
+        self, tmp_path: Path
+    ) -> None:
+        """Else a round that was lost would use up patience."""
+        made = rounds(tmp_path, Scripted(list("abcdef")))
+        written = made.candidates(1)
+        made.keep(1)
+        made.candidates(3)
+        query = KernelMean(num_features=16)
+        sketch = Sketch(
+            query=query,
+            total=mean_features(written.embeddings, query=query),
+            num_users=1.0,
+            noise_std=0.0,
+        )
+        assert np.array_equal(made.candidates(2).embeddings, written.embeddings)
+        assert sorted(made.distances(sketch, 3)) == [1, 3]
+        assert made.distances(sketch, 1) == {1: pytest.approx(0.0, abs=1e-12)}
 
 
 class TestPublicSide:
