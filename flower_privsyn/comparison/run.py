@@ -47,6 +47,7 @@ from flower_privsyn.evaluation.language_model import (
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import TRAINED_MODEL, TextComparison, compare_texts
 from flower_privsyn.files import located, now, read_json_lines, replacing, write_json
+from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.progress import ShownProgress
 from flower_privsyn.runs import RunDirectory, lock_file
 from flower_privsyn.simulation import Outcome, resume_run, run_app
@@ -150,8 +151,12 @@ class Comparison:
             The document of `compare.json`.
 
         Raises:
+            ModelError: the downstream model cannot be loaded.
+            ConfigError: a cell was run with other settings.
             RunDirectoryError: another process works on this comparison.
         """
+        # Whatever is wrong with the model would be wrong in every cell.
+        load_pretrained(self.plan.downstream, kind="causal", dtype="float32", device="cpu")
         lock = lock_file(self.folder / ".lock", what=f"the comparison in {self.folder}")
         with lock:
             data = self._write_users()
@@ -193,7 +198,7 @@ class Comparison:
     def _refuse_changed(self, cell: Cell, data: Path) -> None:
         """Refuse to put a cell of other settings beside the new ones."""
         before = self._result(cell).get("settings")
-        if before is None or cell.method in REFERENCES:
+        if before is None:
             return
         asked = json.loads(json.dumps(settings_of(self.plan.values(cell, data))))
         for key in sorted(asked.keys() | before.keys()):
@@ -217,7 +222,8 @@ class Comparison:
             "error": None,
             "settings": settings_of(self.plan.values(cell, data)),
         }
-        begun = time.monotonic()
+        # Of a cell that goes on where an earlier attempt ended, the time would be a part of it.
+        begun = None if (folder / "run").exists() else time.monotonic()
         try:
             record |= self._outcome(cell, data, follower)
             record["status"] = "finished"
@@ -228,7 +234,7 @@ class Comparison:
             if os.environ.get("PRIVSYN_TRACEBACK"):
                 raise
         if record.get("costs") is not None:
-            record["costs"]["wall_seconds"] = time.monotonic() - begun
+            record["costs"]["wall_seconds"] = None if begun is None else time.monotonic() - begun
         return record
 
     def _outcome(self, cell: Cell, data: Path, follower: Follower) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.comparison import APP, Comparison, make_plan
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.runs import RunDirectory
@@ -136,3 +136,9 @@ class TestFolder:
         (folder / "cell.json").write_text(json.dumps({"status": "finished", "settings": settings}))
         with pytest.raises(ConfigError, match="was run with num-rounds = 99, and 8 is asked for"):
             comparison.run(follower=None, say=print)  # type: ignore[arg-type]
+
+    def test_a_model_that_is_none_is_named_once_and_first(self, tmp_path: Path) -> None:
+        comparison = Comparison(self.plan(downstream=str(tmp_path / "no-model")), tmp_path / "out")
+        with pytest.raises(ModelError, match="no-model"):
+            comparison.run(follower=None, say=print)  # type: ignore[arg-type]
+        assert not (tmp_path / "out" / "cells").exists()
