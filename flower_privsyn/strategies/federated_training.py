@@ -282,7 +282,10 @@ class FederatedTraining(PrivateSumStrategy):
         """Write the trained model as a folder that Transformers loads."""
         if not self.run.rounds_with_outcome("released"):
             logger.warning("no round was released: the model is the public one")
-        state = self._read(max(self.run.finished_rounds()))
+        # A lost round leaves its state to the next one; a lost last round has none to leave it to.
+        state = self._read(
+            max(n for n in self.run.finished_rounds() if (self.run.round_path(n) / _MODEL).exists())
+        )
         folder = self.run.path / "models" / "final"
         with self.progress.stage("Write the model", total=None):
             folder.parent.mkdir(exist_ok=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message
+from safetensors.numpy import load_file
 
 from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app
@@ -509,9 +510,32 @@ class TestResume:
         later = json.loads((resumed.run.round_path(3) / "server.json").read_text())
         assert later["clip_norm"] == state["next_clip_norm"] != 0.05
 
-    def test_the_last_release_lost_still_gives_a_model(
-        self, config: Builder, people: Users
+    @pytest.mark.parametrize("how", ["interrupted", "discarded"])
+    def test_a_lost_last_round_leaves_the_model_of_the_one_before(
+        self, config: Builder, people: Users, tmp_path: Path, how: str
     ) -> None:
+        def lose(request: Message, reply: Message) -> list[Message]:
+            if request.content.config_records["privsyn.request"].get("round") != 3:
+                return [reply]
+            if how == "interrupted":
+                raise Killed
+            return []
+
+        values = {"epsilon": 3.0, "min_users": 1}
+        if how == "interrupted":
+            with pytest.raises(Killed):
+                self.start(config, people, tamper=lose, **values)
+            strategy = self.start(config, people, resume=True, **values)
+        else:
+            strategy = self.start(config, people, tamper=lose, **values)
+        assert strategy.run.status == "finished"
+        assert strategy.run.rounds_with_outcome("released") == [1, 2]
+        stored = load_file(tmp_path / "run/rounds/0002/model.safetensors")
+        final = LocalModel(TrainableModel(name=str(tmp_path / "run/models/final")))
+        for name, value in final.named(final.parameters).items():
+            assert np.array_equal(value, stored[name])
+
+    def test_killed_before_the_model_is_written(self, config: Builder, people: Users) -> None:
         def prepare(strategy: DPFedAvg) -> None:
             def die(*args: Any) -> None:
                 raise Killed
