@@ -794,9 +794,15 @@ class PreferenceRounds:
         return found
 
     def stops(self, distances: dict[int, float]) -> bool:
-        """Whether the best of these distances lies `patience` rounds back."""
+        """Whether the best of these distances lies `patience` distances back.
+
+        Not rounds: one that was lost has no responses of its own that could have come nearer.
+        """
         patience = self._config.patience
-        return patience > 0 and bool(distances) and max(distances) - best(distances) >= patience
+        if not patience or not distances:
+            return False
+        nearest = best(distances)
+        return sum(number > nearest for number in distances) >= patience
 
     def corpus(
         self,

@@ -365,12 +365,13 @@ class TestStopping:
         assert made.stops({1: 0.5, 2: 0.6, 3: 0.5})
         assert not made.stops({1: 0.5, 2: 0.6, 3: 0.4})
         assert not made.stops({})
+        assert not made.stops({1: 0.5, 4: 0.6})  # rounds 2 and 3 were lost
+        assert made.stops({1: 0.5, 4: 0.6, 6: 0.7})
         assert best({3: 0.2, 1: 0.2, 2: 0.4}) == 1
 
     def test_what_a_lost_round_left_to_the_next_is_no_distance_of_its_own(
         self, tmp_path: Path
     ) -> None:
-        """Else a round that was lost would use up patience."""
         made = rounds(tmp_path, Scripted(list("abcdef")))
         written = made.candidates(1)
         made.keep(1)
