@@ -30,6 +30,7 @@ from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import Broadcast, KernelMean
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.strategies.preference_rounds import (
+    MEMORY_SETTINGS,
     PreferenceConfig,
     PreferenceRounds,
     PreferenceTrainer,
@@ -122,6 +123,8 @@ class KernelSketch(PrivateSumStrategy):
         trainer: in place of `flower_privsyn.training.train_preferences`.
         random: source of noise and coins; only tests pass one.
     """
+
+    changeable = PrivateSumStrategy.changeable | MEMORY_SETTINGS
 
     def __init__(
         self,

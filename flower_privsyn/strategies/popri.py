@@ -38,6 +38,7 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.strategies.preference_rounds import (
+    MEMORY_SETTINGS,
     PreferenceConfig,
     PreferenceRounds,
     PreferenceTrainer,
@@ -237,6 +238,8 @@ class POPri(PrivateSumStrategy):
     References:
         Hou et al. 2025 (POPri), Algorithm 1.
     """
+
+    changeable = PrivateSumStrategy.changeable | MEMORY_SETTINGS
 
     def __init__(
         self,

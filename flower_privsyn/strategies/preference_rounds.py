@@ -53,6 +53,11 @@ NUM_EXAMPLES = 3
 _LOCAL_BATCH, _SERVER_BATCH = 256, 4096
 
 
+#: What a run may be resumed with when its training did not fit into memory: the rounds so far are
+#: paid for, and these change the memory alone.
+MEMORY_SETTINGS = frozenset({"training-micro-batch-size", "gradient-checkpointing"})
+
+
 class PreferenceTrainer(Protocol):
     """What turns pairs into the next adapter: `flower_privsyn.training.train_preferences`."""
 
@@ -92,8 +97,9 @@ class PreferenceConfig(PrivateSumConfig):
         training_epochs: passes over a round's pairs, >= 1.
         training_batch_size: pairs per step, >= 1.
         training_micro_batch_size: at most this many pairs go through the model at a time, >= 1. It
-            changes memory, not the result.
-        gradient_checkpointing: recompute activations in the backward pass, for large models.
+            changes memory, not the result, so a resumed run may have another one.
+        gradient_checkpointing: recompute activations in the backward pass, for large models; a
+            resumed run may have it otherwise.
         reference: what the loss measures against: "base", the public model, or "previous", the
             adapter the round began with.
         temperature: sampling temperature, > 0; 1.0 was best in the paper's ablation.

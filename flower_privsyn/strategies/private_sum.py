@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,11 @@ class PrivateSumStrategy(Strategy):
         config: the settings.
         random: source of noise and coins; only tests pass one, and the ledger says so.
     """
+
+    #: Settings that a resumed run may change, because its result does not depend on them.
+    changeable: ClassVar[frozenset[str]] = frozenset(
+        {"resume", "run-dir", "node-timeout", "round-timeout"}
+    )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a method that replaces the private path."""
@@ -875,8 +880,9 @@ class PrivateSumStrategy(Strategy):
     def _refuse_changes(self) -> None:
         """A resumed run must be the run that was started."""
         before, now = self.run.config, self._settings.to_dict()
-        free = {"resume", "run-dir", "node-timeout", "round-timeout"}
-        changed = sorted(key for key in {*before, *now} - free if before.get(key) != now.get(key))
+        changed = sorted(
+            key for key in {*before, *now} - self.changeable if before.get(key) != now.get(key)
+        )
         if changed:
             key = changed[0]
             raise ConfigError(

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from flwr.app import Message
 
-from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
+from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError, TrainingError
 from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.privacy import (
     FixedSizeSampling,
@@ -438,6 +438,28 @@ class TestKilledAndResumed:
             (3, False),
         ]
         self.same_run(whole, tmp_path / "run")
+
+    def test_a_training_that_ran_out_of_memory_goes_on_with_less(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        """The round is paid for, and the sentence says what to lower: so that must be allowed."""
+        sizes = []
+
+        def hungry(model: Any, pairs: Any, **kwargs: Any) -> Any:
+            sizes.append(kwargs["settings"].micro_batch_size)
+            if sizes[-1] > 2:
+                raise TrainingError("preference training needs more memory than cuda:0 has")
+            return train_words(model, pairs, **kwargs)
+
+        with pytest.raises(TrainingError):
+            popri(config(), trainer=hungry).start(federation())
+        with pytest.raises(ConfigError, match="learning-rate = 0.5 differs"):
+            popri(config(resume=True, learning_rate=0.5), trainer=hungry).start(federation())
+        less = {"training_micro_batch_size": 2, "gradient_checkpointing": True}
+        strategy = popri(config(resume=True, **less), trainer=hungry)
+        strategy.start(federation())
+        assert sizes == [8, 2, 2, 2]
+        assert [r["round"] for r in releases(tmp_path / "run")] == [1, 2, 3]
 
     def test_in_the_final_generation(
         self, federation: Builder, config: Builder, tmp_path: Path
