@@ -40,10 +40,7 @@ from flower_privsyn.errors import (
     RunDirectoryError,
 )
 from flower_privsyn.evaluation.costs import client_costs, run_costs
-from flower_privsyn.evaluation.language_model import (
-    LanguageModelEvaluation,
-    evaluate_language_model,
-)
+from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import TRAINED_MODEL, TextComparison, compare_texts
 from flower_privsyn.files import located, now, read_json_lines, replacing, write_json
@@ -92,7 +89,7 @@ class Comparison:
         self.folder = folder.expanduser().absolute()
         self.command = command
         self._embedders: dict[tuple[str, str], _Remembering] = {}
-        self._measured: dict[tuple[str, str], LanguageModelEvaluation] = {}
+        self._texts_per_user = 0.0
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -382,13 +379,15 @@ class Comparison:
 
     def _samples(self, users: Users, values: Mapping[str, Any]) -> Samples:
         """All text of the users, cut as the nodes cut it."""
-        return chunk_users(
+        samples = chunk_users(
             users,
             tokenizer=self._embedder(values).tokenizer,
             max_tokens=int(values["max-tokens"]),
             max_samples=None,
             seed=0,
         )
+        self._texts_per_user = len(samples) / len(users)
+        return samples
 
     def _embedder(self, values: Mapping[str, Any]) -> _Remembering:
         key = (str(values["embedding-model"]), str(values["embedding-precision"]))
@@ -447,6 +446,7 @@ class Comparison:
             "methods": [method.name for method in plan.methods],
             "titles": {method.name: method.title for method in plan.methods},
             "kinds": {method.name: method.kind for method in plan.methods},
+            "embedding_cpu_seconds": self._embedding_seconds(),
             "fixed": self._fixed,
             "cells": results,
             "summary": summarise(results, plan.methods),
@@ -464,6 +464,24 @@ class Comparison:
         except (OSError, ValueError, KeyError):
             return now()
         return str(created)
+
+    def _embedding_seconds(self) -> float | None:
+        """CPU seconds in which the text of one user is embedded, as measured on held-out text."""
+        measured = self.folder / "embedding_cost.json"
+        for (model, precision), embedder in self._embedders.items():
+            if embedder.texts:
+                record = {
+                    "model": model,
+                    "precision": precision,
+                    "cpu_seconds_per_text": embedder.cpu_seconds / embedder.texts,
+                    "texts_per_user": self._texts_per_user,
+                }
+                write_json(measured, record)
+        try:
+            record = json.loads(measured.read_text(encoding="utf-8"))
+            return float(record["cpu_seconds_per_text"]) * float(record["texts_per_user"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def _held_out_vectors(self, model: str, precision: str) -> Any:
         """Embeddings of some held-out texts, for the picture."""
@@ -495,11 +513,17 @@ class _Remembering:
 
     Args:
         embedder: the model.
+
+    Attributes:
+        texts: embedded so far.
+        cpu_seconds: of this process, for them.
     """
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self._known: dict[str, Any] = {}
+        self.texts = 0
+        self.cpu_seconds = 0.0
 
     @property
     def fingerprint(self) -> str:
@@ -518,7 +542,10 @@ class _Remembering:
         if progress is not None:
             progress(len(texts) - len(fresh))
         if fresh:
+            begun = time.process_time()
             vectors = self._embedder.embed(fresh, progress=progress)
+            self.cpu_seconds += time.process_time() - begun
+            self.texts += len(fresh)
             self._known |= dict(zip(fresh, vectors, strict=True))
         return np.stack([self._known[text] for text in texts])
 
@@ -591,7 +618,9 @@ def _privacy(run: RunDirectory) -> dict[str, Any]:
 def _costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
     costs = run_costs(run)
     try:
-        seconds = client_costs(cpu_time, users=users).cpu_seconds_per_user
+        # Answers alone: which run of a comparison finds the users' text already embedded, by the
+        # one before it, says nothing about a method.
+        seconds = client_costs(cpu_time, users=users).cpu_seconds_rounds / users
     except PrivsynError:
         seconds = None  # nodes that cannot write the file still answer
     return {

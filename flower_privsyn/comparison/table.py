@@ -98,12 +98,14 @@ def caption(document: Mapping[str, Any]) -> str:
     """What the table is of, in words."""
     data = document["data"]
     seeds = len(document["seeds"])
+    once = document.get("embedding_cpu_seconds")
+    embedding = "" if once is None else f"; embedding their text, once, takes {once:.2g} s more"
     return (
         f"{document['downstream']} on the text of {data['held_out_users']:,} held-out users of "
         f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
         f"mean ± standard error over {seeds} seed{'s' if seeds != 1 else ''}. Gap closed: from the "
-        "public model (0) to fine-tuning on the private text itself (100). Traffic is of one user "
-        "in the whole run."
+        "public model (0) to fine-tuning on the private text itself (100). Traffic and CPU time "
+        f"are of one user in the whole run{embedding}."
     )
 
 
