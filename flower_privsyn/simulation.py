@@ -140,8 +140,8 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
     """Check the settings of a strategy of this library before Flower is started.
 
     Args:
-        app: The app; one that declares every key of a strategy is taken to configure it, unless
-            its setting `strategy` names the other way of training on the nodes.
+        app: The app; one that declares every key of a strategy is taken to configure it. Where
+            its setting `strategy` names a strategy, that one alone is checked.
         values: Settings from `resolve_config`.
 
     Raises:
@@ -169,12 +169,8 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
         DPFedAvgConfig,
         DPFTRLConfig,
     )
-    # Their settings may contradict each other: how users are sampled is a choice of one of them.
-    trains: dict[object, type[PrivateSumConfig]]
-    trains = {"dp-fedavg": DPFedAvgConfig, "dp-ftrl": DPFTRLConfig}
-    chosen = trains.get(values.get("strategy"))
     for config in configs:
-        if config.keys() <= set(app.defaults) and chosen in (None, config):
+        if config.keys() <= set(app.defaults):
             others = set(values) - config.keys() - CLIENT_KEYS
             config.from_run_config(values, other_keys=others)
 

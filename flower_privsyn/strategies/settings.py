@@ -58,8 +58,9 @@ def check_choice(key: str, value: object, choices: Collection[str]) -> None:
 class PrivateSumConfig:
     """Settings that every strategy with a private sum shares.
 
-    In a run configuration the keys are hyphenated (`num-rounds`), and a negative `epsilon` or
-    `noise-multiplier` means "computed from the other one".
+    In a run configuration the keys are hyphenated (`num-rounds`), a negative `epsilon` or
+    `noise-multiplier` means "computed from the other one", and an empty `sampling` the method's
+    own: everybody in every round, or turns for `DPFTRL`.
 
     Attributes:
         epsilon: privacy budget of the whole run, > 0; the noise multiplier follows from it.
@@ -239,6 +240,8 @@ class PrivateSumConfig:
             name = known[key]
             if name in ("epsilon", "noise_multiplier") and isinstance(value, int | float):
                 value = None if value < 0 else value
+            if (name, value) == ("sampling", ""):
+                continue
             values[name] = _typed(key, value, kinds[name])
         return cls(**values)
 

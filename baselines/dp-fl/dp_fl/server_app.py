@@ -1,0 +1,20 @@
+"""The server: the strategy that `strategy` names, configured by the run."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.strategies import strategy_of
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train a model on the users' own text, seen as noised sums of clipped updates."""
+    method = context.run_config["strategy"]
+    if method not in ("dp-fedavg", "dp-ftrl"):
+        raise ConfigError(f'strategy must be "dp-fedavg" or "dp-ftrl", got {method!r}')
+    if method == "dp-ftrl" and context.run_config["adaptive-clipping"]:
+        raise ConfigError('adaptive-clipping = true needs strategy = "dp-fedavg"')
+    strategy_of(context.run_config).start(grid)

@@ -1,0 +1,224 @@
+"""The app that trains on the devices: its settings against the papers', and both strategies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import Correlation, participation_of, release_epsilon
+from flower_privsyn.privacy.accounting import Release
+from flower_privsyn.privacy.sampling import FullParticipation
+from flower_privsyn.simulation import check_settings, load_app, resolve_config, run_app
+from flower_privsyn.strategies import (
+    CLIENT_KEYS,
+    DPFedAvgConfig,
+    DPFTRLConfig,
+    configuration_of,
+)
+from flower_privsyn.strategies.dp_fedavg import PRE_TEXT_GRID
+
+APP = Path(__file__).parents[2] / "baselines" / "dp-fl"
+NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
+USERS = {"biorxiv": 72_000, "congress": 133_000}
+POPRI = [name for name in NAMES if name.startswith("popri-")]
+SHARED = ("noise_multiplier", "delta", "num_rounds", "accountant", "local_batch_size")
+
+
+def settings(name: str | None = None, *changes: str) -> Any:
+    return configuration_of(resolve_config(load_app(APP), config_name=name, settings=changes))
+
+
+def test_settings_are_complete_and_accepted() -> None:
+    values = resolve_config(load_app(APP))
+    check_settings(load_app(APP), values)
+    keys = DPFedAvgConfig.keys() | DPFTRLConfig.keys()
+    assert set(values) - CLIENT_KEYS - {"strategy"} == keys
+    # What the app declares is what the library does by itself.
+    assert settings() == DPFedAvgConfig(epsilon=1.29, num_users=1250)
+
+
+@pytest.mark.parametrize("name", [None, *NAMES])
+def test_one_setting_changes_the_strategy(name: str | None) -> None:
+    """Also where the other one could not take the sampling."""
+    if name and "fedavg" in name and "1000" in name:
+        with pytest.raises(ConfigError, match='sampling must be one of "cyclic"'):
+            settings(name, "strategy=dp-ftrl")
+        return
+    assert isinstance(settings(name, "strategy=dp-ftrl"), DPFTRLConfig)
+    assert settings(name, "strategy=dp-ftrl").sampling == "cyclic"
+    assert settings(name, "strategy=dp-fedavg", "tree-restart=3").sampling in ("full", "poisson")
+
+
+def test_every_reported_setting_has_a_file() -> None:
+    wanted = {"cpu", "pre-text-eps-1.29", "pre-text-eps-7.58"}
+    wanted |= {"public-llm-eps-1.77", "public-llm-eps-18.71"}
+    for data in USERS:
+        for epsilon in ("1", "7"):
+            for part in ("full", "1000"):
+                wanted |= {
+                    f"popri-fedavg-{data}-{part}-eps-{epsilon}",
+                    f"popri-fedavg-{data}-{part}-eps-{epsilon}-as-printed",
+                }
+            wanted.add(f"popri-ftrl-{data}-full-eps-{epsilon}")
+            wanted |= {
+                f"popri-ftrl-{data}-1000-eps-{epsilon}-20-{unit}" for unit in ("epochs", "rounds")
+            }
+    assert set(NAMES) == wanted
+
+
+def spent(config: Any) -> float:
+    """Epsilon of a whole run with these settings, by their accountant."""
+    sampling = config.sampling_of(config.num_users)
+    if isinstance(config, DPFTRLConfig):
+        participation = participation_of(sampling, rounds=config.num_rounds)
+        correlation = Correlation.create(config.factorisation(participation), participation)
+        whole = Release(
+            noise_multiplier=correlation.noise_multiplier(config.noise_multiplier or 0.0),
+            sampling=FullParticipation(),
+        )
+        return release_epsilon([whole], delta=config.delta, accountant=config.accountant)
+    release = Release(noise_multiplier=config.noise_multiplier or 0.0, sampling=sampling)
+    return release_epsilon(
+        {release: config.num_rounds}, delta=config.delta, accountant=config.accountant
+    )
+
+
+@pytest.mark.parametrize("name", POPRI)
+def test_popris_settings(name: str) -> None:
+    _, kind, data, part, _, epsilon, *reading = name.split("-")
+    config = settings(name)
+    users = USERS[data]
+    per_round = users if part == "full" else 1_000
+    assert (config.num_users, config.model, config.delta) == (
+        users,
+        "distilbert/distilgpt2",
+        3e-6,
+    )
+    assert config.local_learning_rate == 0.03
+    assert config.clip_norm == 0.1
+    if kind == "ftrl":
+        twenty = reading[-1] if reading else "epochs"
+        printed = DPFTRLConfig.popri(
+            users=users,
+            users_per_round=per_round,
+            epsilon=epsilon,  # type: ignore[arg-type]
+            twenty=twenty,  # type: ignore[arg-type]
+        )
+        for key in (*SHARED, "min_separation", "correlation", "local_learning_rate"):
+            assert getattr(config, key) == getattr(printed, key), key
+        # The printed epsilon, to 3 %, is that of 20 epochs; of the 20 rounds only with everybody.
+        reached = spent(config) / float(epsilon)
+        assert 0.97 <= reached <= 1.003 if twenty == "epochs" else reached < 0.7
+        return
+    assert isinstance(config, DPFedAvgConfig)
+    assert (config.num_rounds, config.local_batch_size) == (20, 2)
+    assert config.sampling_of(users).expected_users == pytest.approx(per_round)
+    if reading:
+        # Rounded up for print.
+        assert 0.929 * float(epsilon) <= spent(config) <= float(epsilon)
+    else:
+        assert (config.epsilon, config.accountant) == (float(epsilon), "pld")
+
+
+@pytest.mark.parametrize("epsilon", ["1.77", "18.71"])
+def test_the_tree_of_wang_et_al(epsilon: Any) -> None:
+    config = settings(f"public-llm-eps-{epsilon}")
+    printed = DPFTRLConfig.public_llm(epsilon=epsilon)
+    for key in (*SHARED, "min_separation", "max_participations", "correlation"):
+        assert getattr(config, key) == getattr(printed, key), key
+    assert spent(config) == pytest.approx(float(epsilon), abs=5e-3)
+
+
+@pytest.mark.parametrize("epsilon", ["1.29", "7.58"])
+def test_pre_texts_grid(epsilon: str) -> None:
+    name = f"pre-text-eps-{epsilon}"
+    config = settings(name)
+    cell = DPFedAvgConfig.pre_text(epsilon=float(epsilon))
+    for key in (*SHARED, "epsilon", "local_learning_rate", "clip_norm", "sampling"):
+        assert getattr(config, key) == getattr(cell, key), key
+    assert (config.num_users, config.max_samples) == (1250, 8)
+
+
+def test_the_readme_walks_the_whole_grid() -> None:
+    """The loops of the README, run as a shell would, with the command replaced by an echo."""
+    import subprocess
+
+    text = (APP / "README.md").read_text()
+    (block,) = [part for part in text.split("```") if "for rate in" in part]
+    script = 'privsyn() { echo "$@"; }\n' + block
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    seen = set()
+    for line in done.stdout.splitlines():
+        words = line.split()
+        changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        config = settings(words[words.index("--config") + 1], *changes)
+        seen.add((config.epsilon, config.local_learning_rate, config.num_rounds, config.clip_norm))
+    assert seen == {
+        (epsilon, rate, rounds, clip)
+        for epsilon in (1.29, 7.58)
+        for rate in PRE_TEXT_GRID["local_learning_rate"]
+        for rounds in PRE_TEXT_GRID["num_rounds"]
+        for clip in PRE_TEXT_GRID["clip_norm"]
+    }
+
+
+def test_the_sample_is_the_quickstart_s() -> None:
+    # A link would be left out of what Flower sends to its processes.
+    sample = APP / "dp_fl" / "sample" / "users.jsonl"
+    quickstart = APP.parents[1] / "examples" / "quickstart" / "quickstart" / "data" / "users.jsonl"
+    assert not sample.is_symlink()
+    assert sample.read_bytes() == quickstart.read_bytes()
+    assert "public domain" in (sample.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["clip-norm=-1"], "clip-norm must be a number"),
+        (["strategy=dp-ftrl", "min-separation=0"], "min-separation must be"),
+        (["strategy=dp-ftrl", "sampling=poisson"], 'sampling must be one of "cyclic"'),
+    ],
+)
+def test_bad_settings_stop_before_flower_starts(changes: list[str], sentence: str) -> None:
+    app = load_app(APP)
+    values = resolve_config(app, config_name="cpu", settings=changes)
+    with pytest.raises(ConfigError, match=sentence):
+        check_settings(app, values)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("strategy", ["dp-fedavg", "dp-ftrl"])
+def test_runs_on_the_sample(tmp_path: Path, strategy: str) -> None:
+    app = load_app(APP)
+    small = [f"strategy={strategy}", "num-rounds=2", "min-separation=2", "local-steps=1"]
+    values = resolve_config(app, config_name="cpu", settings=small)
+    run = tmp_path / "run"
+    assert run_app(app, run, values).error is None
+    ledger = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    releases = [line for line in ledger if line["event"] == "release"]
+    assert [line["query"] for line in releases] == ["model_delta"] * 2
+    sizes = [line["num_users"] for line in releases]
+    if strategy == "dp-fedavg":
+        assert sizes == [488, 488]
+    else:
+        assert sum(sizes) == 488  # everybody has one turn
+        assert min(sizes) > 150
+    assert releases[-1]["epsilon_release"] == pytest.approx(7.0, rel=1e-3)
+    for number in (1, 2):
+        assert np.abs(np.load(run / "rounds" / f"{number:04d}" / "release.npy")).max() > 0
+    assert (run / "models" / "final" / "model.safetensors").is_file()
+
+    wrong = resolve_config(
+        app,
+        config_name="cpu",
+        settings=["strategy=dp-ftrl", "adaptive-clipping=true", "num-rounds=2"],
+    )
+    if strategy == "dp-ftrl":
+        error = run_app(app, tmp_path / "wrong", wrong).error
+        assert "adaptive-clipping = true needs" in str(error)
