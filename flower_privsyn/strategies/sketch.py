@@ -160,10 +160,16 @@ def sketch_query(
             cap on records, and the seed of features and heuristic.
         public: embedding model and public text.
         progress: where the work reports.
+
+    Raises:
+        RunDirectoryError: what was written down is damaged.
     """
     file = folder / "kernel.json"
     if file.exists():
-        return _kernel(json.loads(file.read_text("utf-8")))
+        try:
+            return _kernel(json.loads(file.read_text("utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise RunDirectoryError(f"{file} holds no readable kernel: {error}") from error
     bandwidth = config.bandwidth
     if not bandwidth:
         chooser = np.random.default_rng(derive_seed(config.seed, "bandwidth"))
@@ -183,4 +189,6 @@ def sketch_query(
 
 
 def _kernel(parameters: dict[str, Any]) -> KernelMean:
+    if not isinstance(parameters, dict):
+        raise TypeError(f"the parameters of a kernel are an object, got {parameters!r}")
     return KernelMean(**{key.replace("-", "_"): value for key, value in parameters.items()})

@@ -334,6 +334,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{POPRI_TESTS}::TestResearch",),
     ),
     Mutation(
+        name="research by the sketch without a stamp",
+        file="flower_privsyn/strategies/kernel_sketch.py",
+        before="        return RESEARCH_STAMP if self.config.research else None\n",
+        after="        return None\n",
+        tests=(f"{SKETCH_TESTS}::TestResearch",),
+    ),
+    Mutation(
+        name="what was kept for one request answers another",
+        file="flower_privsyn/client_apps/private_sum.py",
+        before="            request,\n        )\n        with self._lock:\n",
+        after="        )\n        with self._lock:\n",
+        tests=("tests/client_apps/test_private_sum.py",),
+    ),
+    Mutation(
         name="a run that has ended goes on asking",
         file=STRATEGY,
         before="        if self._ended:\n            # Flower's loop",
@@ -364,8 +378,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a resumed run with other features",
         file="flower_privsyn/strategies/sketch.py",
-        before="    if file.exists():\n        return _kernel",
-        after="    if False:\n        return _kernel",
+        before="    if file.exists():\n        try:\n            return _kernel",
+        after="    if False:\n        try:\n            return _kernel",
         tests=(f"{SKETCH_TESTS}::TestKernel",),
     ),
     Mutation(
@@ -491,6 +505,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=STRATEGY,
         before="        if released is not None and released > self._noise.last_round:\n",
         after="        if False:\n",
+        tests=(f"{FTRL_TESTS}::TestRestart",),
+    ),
+    Mutation(
+        name="the memory of the noise outlives a run whose last round was lost",
+        file=STRATEGY,
+        before="                self._forget_noise()\n",
+        after="",
         tests=(f"{FTRL_TESTS}::TestRestart",),
     ),
     Mutation(

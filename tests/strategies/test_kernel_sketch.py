@@ -225,6 +225,19 @@ class TestKernel:
         sketching(config(resume=True)).start(federation())
         assert Sketch.load(tmp_path / "run").query.bandwidth == 1.2345
 
+    @pytest.mark.parametrize("damaged", ['{"num-feat', "[]", '{"num-features": 3}', '{"width": 1}'])
+    def test_a_damaged_one_is_a_sentence(
+        self, federation: Builder, config: Builder, tmp_path: Path, damaged: str
+    ) -> None:
+        def dying(request: Message, reply: Message) -> list[Message]:
+            raise Stop
+
+        with pytest.raises(Stop):
+            sketching(config()).start(federation(tamper=dying))
+        (tmp_path / "run" / "kernel.json").write_text(damaged)
+        with pytest.raises(RunDirectoryError, match=r"kernel\.json holds no readable kernel"):
+            sketching(config(resume=True)).start(federation())
+
 
 class TestPreferences:
     @pytest.mark.parametrize("objective", ["witness", "mean"])
