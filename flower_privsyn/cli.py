@@ -501,7 +501,7 @@ def _report_page(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"There is no folder {output.parent} to write {output.name} into.")
     if (folder / "compare.json").is_file():
         within = next(
-            (place for place in output.parents if (place / "ledger.jsonl").is_file()), None
+            (place for place in output.parents if (place / "config.json").is_file()), None
         )
         if within is not None:
             raise ConfigError(

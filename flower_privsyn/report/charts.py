@@ -181,6 +181,7 @@ def draw(charts: Sequence[tuple[str, Chart]], width: int, height: int) -> list[H
         height: in CSS pixels, at least.
     """
     pictures: list[list[Html]] = []
+    height = max([height, *[_Drawing(chart, width, height).least_height() for _, chart in charts]])
     for growth in range(_TRIES):
         taller = round(height * (1 + 0.12 * growth))
         drawn = [_Drawing(chart, width, taller).parts() for _, chart in charts]
@@ -257,7 +258,7 @@ class _Drawing:
         left = max([text_width(text, _SMALL) for text in self.y_texts], default=0.0) + 10
         self.y_title = wrap(axes.y_title, width - 4, _SMALL)
         right = max(gutter, 14.0)
-        self.x_title = wrap(axes.x_title, width - left - 4, _SMALL)
+        self.x_title = wrap(axes.x_title, width - left - right, _SMALL)
         self.frame = Box(
             left,
             _LINE * len(self.y_title) + 12,
@@ -279,6 +280,13 @@ class _Drawing:
         """Where each mark of each series stands, dodged."""
         series = self.chart.series
         step = self.chart.dodge * (1.0 if self.width > NARROW else 0.7)
+        if step:
+            # Neither out of the chart nor half way to the next figure.
+            used = sorted({self.x(point.x) for each in series for point in each.points})
+            room = 2 * min(used[0] - self.frame.left, self.frame.right - used[-1])
+            gaps = [after - before for before, after in itertools.pairwise(used)]
+            room = min([room, *[0.8 * gap for gap in gaps]]) - 2 * _RADIUS
+            step = max(0.0, min(step, room / max(1, len(series) - 1)))
         shifts = [(number - (len(series) - 1) / 2) * step for number in range(len(series))]
         if all(each.line == "none" for each in series):
             shifts = _apart([(self.x(s.points[-1].x), self.y(s.points[-1].y)) for s in series])
@@ -378,22 +386,33 @@ class _Drawing:
 
     # ---------------------------------------------------------------- names
 
+    def _edge_lines(self) -> list[list[str]]:
+        """The names in the column at the right, each in as many lines as it needs there."""
+        names = [s.name for s in self.chart.series if s.name]
+        names += [r.name for r in self.chart.references]
+        return [wrap(name, self.gutter - _NAMES_AT, _FONT) for name in names]
+
+    def least_height(self) -> int:
+        """How high the chart must be for the column of names."""
+        if self.chart.names == "inside":
+            return 0
+        column = sum(_LINE * len(lines) + 3 for lines in self._edge_lines())
+        return math.ceil(self.frame.top - 8 + column + 4)
+
     def _edge_names(self, places: list[list[tuple[float, float]]]) -> tuple[list[Html], bool]:
         frame = self.frame
-        anchors: list[tuple[float, float, str, Style | None]] = []
+        anchors: list[tuple[float, float, Style | None]] = []
         for series, where in zip(self.chart.series, places, strict=True):
             if series.name:
-                anchors.append((*where[-1], series.name, series.style))
-        anchors += [(frame.right, self.y(r.y), r.name, None) for r in self.chart.references]
-        lines = [wrap(name, self.gutter - _NAMES_AT, _FONT) for _, _, name, _ in anchors]
+                anchors.append((*where[-1], series.style))
+        anchors += [(frame.right, self.y(r.y), None) for r in self.chart.references]
+        lines = self._edge_lines()
         heights = [_LINE * len(found) + 3 for found in lines]
-        column = spread(
-            [y for _, y, _, _ in anchors], heights, frame.top - 8, float(self.height) - 4
-        )
+        column = spread([y for _, y, _ in anchors], heights, frame.top - 8, float(self.height) - 4)
         if column is None:
             return [], False
         parts = []
-        for (x, y, _, style), found, centre in zip(anchors, lines, column, strict=True):
+        for (x, y, style), found, centre in zip(anchors, lines, column, strict=True):
             start = x + (_RADIUS + 2 if style is not None else 0)
             bend = frame.right + 2
             path = f"M{_p(start, y)}H{_f(max(start, bend))}L{_p(frame.right + 13, centre)}"

@@ -797,9 +797,8 @@ class _Page:
                 element("div", *pictures, class_="panels"),
                 caption="Embeddings on two principal components of held-out text and of what the "
                 "methods wrote together, the same for all methods; components have no unit. Of "
-                "each method the first and the last round are shown. The line follows the centre of "
-                "a method's text through the rounds; "
-                "its end is the mark of the method.",
+                "each method the first and the last round are shown. The line follows the centre "
+                "of its text through the rounds and ends with the mark of the method.",
                 legend=signs,
                 data=table(
                     "Centres of the text of each round",
@@ -912,7 +911,7 @@ class _Page:
         if not groups:
             return None
         # The private budgets first, the largest of them open: what a reader looks for.
-        order = sorted(groups, key=lambda e: (e == 0 or math.isinf(e), -e))
+        order = sorted(groups, key=lambda e: (e == 0 or math.isinf(e), math.isinf(e), -e))
         parts = []
         for place, budget in enumerate(order):
             if budget == 0:

@@ -539,8 +539,9 @@ class _Page:
             figure(
                 element("div", *pictures, class_="panels"),
                 caption="Embeddings of the candidates of some rounds, on two principal components "
-                "of these rounds together; components have no unit. No private text is in this "
-                "picture. The line follows the centre from round to round.",
+                "of these rounds together; components have no unit. "
+                f"{'' if self.stamp else 'No private text is in this picture. '}"
+                "The line follows the centre from round to round.",
                 stamp=self.stamp,
                 legend=key(
                     [
