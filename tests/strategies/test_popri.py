@@ -236,6 +236,22 @@ class TestScoresAtZeroNoise:
         expected = printed_scores(embeddings, users)
         assert np.abs(scores - expected).max() < 1e-5 * np.abs(expected).max()
 
+    @pytest.mark.parametrize("answer_space", ["candidates", "span"])
+    def test_ours_are_centred_over_the_prompt_that_was_answered(
+        self, federation: Builder, config: Builder, answer_space: str
+    ) -> None:
+        scores, embeddings, users = self.run(federation, config, answer_space=answer_space)
+        candidates = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+        group = np.array([row["prompt"] for row in table(Path(config().run_dir), 1)])
+        expected = np.zeros(len(candidates))
+        for records in users:
+            unit = records / np.linalg.norm(records, axis=1, keepdims=True)
+            mean = (candidates @ unit.T).mean(axis=1)
+            for prompt in set(group.tolist()):
+                mean[group == prompt] -= mean[group == prompt].mean()
+            expected += mean / max(1.0, float(np.linalg.norm(mean)))
+        assert np.abs(scores - expected).max() < 1e-5 * np.abs(expected).max()
+
     def test_projecting_changes_nothing_without_noise(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:
