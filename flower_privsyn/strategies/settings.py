@@ -59,8 +59,9 @@ class PrivateSumConfig:
     """Settings that every strategy with a private sum shares.
 
     In a run configuration the keys are hyphenated (`num-rounds`), a negative `epsilon` or
-    `noise-multiplier` means "computed from the other one", and an empty `sampling` the method's
-    own: everybody in every round, or turns for `DPFTRL`.
+    `noise-multiplier` means "computed from the other one", and an empty `sampling` or `checkpoint`
+    the method's own: turns for `DPFTRL` and everybody in every round for all others; the released
+    judge for `KernelSketch` and the last round for `POPri`.
 
     Attributes:
         epsilon: privacy budget of the whole run, > 0; the noise multiplier follows from it.
@@ -240,7 +241,7 @@ class PrivateSumConfig:
             name = known[key]
             if name in ("epsilon", "noise_multiplier") and isinstance(value, int | float):
                 value = None if value < 0 else value
-            if (name, value) == ("sampling", ""):
+            if name in ("sampling", "checkpoint") and value == "":
                 continue
             values[name] = _typed(key, value, kinds[name])
         return cls(**values)

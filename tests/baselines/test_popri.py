@@ -131,3 +131,14 @@ def test_runs_on_the_sample(tmp_path: Path, strategy: str) -> None:
     unknown = resolve_config(app, config_name="cpu", settings=['strategy="ppo"'])
     error = run_app(app, tmp_path / "unknown", unknown).error if strategy == "popri" else None
     assert error is None or "strategy must be" in error
+
+
+def test_an_empty_checkpoint_is_the_methods_own() -> None:
+    values = resolve_config(load_app(APP))
+    assert values["checkpoint"] == ""
+    assert popri_config(values).checkpoint == "last"
+    others = POPriConfig.keys() - KernelSketchConfig.keys() | {"strategy"}
+    assert KernelSketchConfig.from_run_config(values, other_keys=others).checkpoint == "sketch-mmd"
+    # One that is set is kept.
+    values["checkpoint"] = "last"
+    assert KernelSketchConfig.from_run_config(values, other_keys=others).checkpoint == "last"

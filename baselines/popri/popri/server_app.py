@@ -21,10 +21,8 @@ def main(grid: Grid, context: Context) -> None:
         others = KernelSketchConfig.keys() - shared
         POPri(POPriConfig.from_run_config(given, other_keys=others)).start(grid)
     elif method == "kernel-sketch":
-        # Users are asked once. The rounds in which POPri asks again are refinement here, and the
-        # choice of the best of them is free.
+        # Users are asked once. The rounds in which POPri asks again are refinement here.
         given |= {"refinement-rounds": given["num-rounds"], "num-rounds": 1}
-        given |= {"checkpoint": "sketch-mmd"}
         others = POPriConfig.keys() - shared
         KernelSketch(KernelSketchConfig.from_run_config(given, other_keys=others)).start(grid)
     else:
