@@ -69,10 +69,10 @@ FALSE_ALARM = 1e-4
 def excess(sample: np.ndarray, covariance: np.ndarray) -> float:
     """How far a sample covariance is beyond its sampling error; at most 1 if it is the one stated.
 
-    The sample covariance is X X^T / N, N = RUNS, of known mean zero. With V = L L^T the stated covariance of a run and X the (rounds, N) noise of N independent runs,
-    the columns of L^-1 X are independent standard normal vectors of T numbers if V is right, so
-    M = L^-1 X X^T L^-T is a Wishart matrix with N degrees of freedom. Two bounds, each exceeded
-    with probability FALSE_ALARM / 2 at most:
+    X is the (rounds, N) noise of N = RUNS independent runs of mean zero, X X^T / N its sample
+    covariance, V = L L^T the covariance that is stated. If V is right, the columns of L^-1 X are
+    independent standard normal vectors of T numbers, so M = L^-1 X X^T L^-T is a Wishart matrix
+    with N degrees of freedom. Two bounds, each exceeded with probability FALSE_ALARM / 2 at most:
 
     - Every direction. For a unit vector u, u^T M u is chi-square with N degrees, exactly. The T
       vectors e_i and the T (T - 1) vectors (e_i + e_j) / sqrt 2 and (e_i - e_j) / sqrt 2 are T^2
@@ -85,8 +85,8 @@ def excess(sample: np.ndarray, covariance: np.ndarray) -> float:
 
     What is returned is the larger of: the distance from N of the direction that is furthest out,
     and the sum, each over what it may be. The standard deviation of u^T M u / N is sqrt(2 / N) =
-    0.32 % here and the interval at T = 12 is 5.1 of them wide on either side: noise that is 1 %
-    too large or too small in any direction is outside.
+    0.32 % here and the interval at T = 12 ends 5.1 of them away on either side; noise that is 2 %
+    too large or too small in a direction is 12.6 of them away.
     """
     rounds, runs = len(sample), RUNS
     root = np.linalg.inv(np.linalg.cholesky(covariance))
