@@ -7,8 +7,11 @@ error code from a fixed list; `unpack_*` refuse anything more.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -30,6 +33,12 @@ _BROADCAST = "privsyn.broadcast"
 _ANSWER = "privsyn.answer"
 _COHORT = "privsyn.cohort"
 _ROSTER = "privsyn.roster"
+
+
+#: Broadcasts kept in a process: of the round, and of the one before while its last nodes answer.
+_KEPT_BROADCASTS = 2
+_broadcasts: OrderedDict[bytes, dict[str, npt.NDArray[Any]]] = OrderedDict()
+_broadcasts_lock = threading.Lock()
 
 
 class ClientErrorCode(IntEnum):
@@ -208,12 +217,35 @@ def broadcast_record(
 
 
 def read_broadcast(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
-    """The broadcast as nodes see it after the journey; floating-point arrays are float32."""
-    arrays = {name: record[name].numpy() for name in record}
-    return {
-        name: array.astype(np.float32) if np.issubdtype(array.dtype, np.floating) else array
-        for name, array in arrays.items()
-    }
+    """The broadcast as nodes see it after the journey; floating-point arrays are float32.
+
+    A process that answers for many nodes gets the same arrays with every message. They are turned
+    into numbers once and shared, read-only, among all who were sent the same bytes.
+    """
+    digest = hashlib.sha256()
+    for name in record:
+        array = record[name]
+        head = json.dumps([name, array.dtype, list(array.shape), array.stype, len(array.data)])
+        digest.update(head.encode())
+        digest.update(array.data)
+    key = digest.digest()
+    with _broadcasts_lock:
+        kept = _broadcasts.get(key)
+        if kept is not None:
+            _broadcasts.move_to_end(key)
+            return dict(kept)
+    arrays = {}
+    for name in record:
+        values = record[name].numpy()
+        if np.issubdtype(values.dtype, np.floating):
+            values = values.astype(np.float32)
+        values.flags.writeable = False
+        arrays[name] = values
+    with _broadcasts_lock:
+        _broadcasts[key] = arrays
+        while len(_broadcasts) > _KEPT_BROADCASTS:
+            _broadcasts.popitem(last=False)
+    return dict(arrays)
 
 
 def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:

@@ -7,12 +7,14 @@ leaves the node as a fixed code: its text may quote private data, so it stays in
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,10 +25,18 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn import wire
 from flower_privsyn.client_apps.cpu_time import counted
-from flower_privsyn.data import Samples, Users, chunk_users, load_configured
-from flower_privsyn.embedding import Embedder, EmbeddingCache, cached_embed, load_embedder
+from flower_privsyn.client_apps.records import (
+    Embeddings,
+    EmbeddingSource,
+    default_cache_directory,
+    open_store,
+    samples_of,
+    users_asked,
+)
+from flower_privsyn.data import Samples, Users, load_configured
+from flower_privsyn.embedding import Embedder, RecordStore, load_embedder
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
-from flower_privsyn.files import located
+from flower_privsyn.files import WORKING_DIRECTORY, located
 from flower_privsyn.privacy import RandomSource, SecureRandom
 from flower_privsyn.queries import QUERIES, Cohort, Query, TrainableModel
 
@@ -37,8 +47,13 @@ UserLoader = Callable[[Context], Users]
 #: From a model name and a precision to an embedder.
 EmbedderLoader = Callable[[str, str], Embedder]
 
-#: Users kept in one process between messages, so that a round costs only the vote.
+#: Memory of one process for users kept between messages, so that a round costs only the vote.
 _KEPT_BYTES = 4 * 2**30
+_ID_BYTES = 57  # of a text object and its place in a tuple, beside its characters
+
+#: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
+#: notebook) and will be written down again: nothing of such a run may be found by its id.
+_DRAWN_RUN_IDS = 2**32
 
 
 class Records(Protocol):
@@ -143,7 +158,7 @@ def add_handlers(
     """Add this package's handlers to an existing ClientApp; arguments as `create_client_app`."""
     node = _Node(
         load=load or users_of_node,
-        load_embedder=embedder or _default_embedder,
+        load_embedder=embedder or default_embedder,
         cache_directory=Path(cache_directory) if cache_directory else None,
         trainer=trainer,
         random=random or SecureRandom(),
@@ -200,65 +215,52 @@ def users_of_node(context: Context) -> Users:
         DataError: nothing names the data, or they cannot be read.
     """
     own = context.node_config
-    users = load_configured(own, context.run_config)
     if "data" in own or "num-partitions" not in own:
-        return users
-    return users.deal(
+        return load_configured(own, context.run_config)
+    return _dealt.read(context).deal(
         partition_id=int(own["partition-id"]), num_partitions=int(own["num-partitions"])
     )
 
 
-def _default_embedder(name: str, precision: str) -> Embedder:
+class _DealtUsers:
+    """What all nodes of a simulation are dealt from, read once in a process.
+
+    A process prepares several nodes one after the other, and reading the file takes longer than
+    all else once the records are on the disk. What was read last is kept until a question comes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: tuple[tuple[object, ...], Users] | None = None
+
+    def read(self, context: Context) -> Users:
+        """The users of all nodes."""
+        if context.run_id < _DRAWN_RUN_IDS:
+            return load_configured(context.node_config, context.run_config)
+        configurations = (context.node_config, context.run_config)
+        names = [
+            next(filter(None, (str(c.get(key, "")) for c in configurations)), "")
+            for key in ("data", "client-column", "text-column", "date-column")
+        ]
+        key = (context.run_id, os.environ.get(WORKING_DIRECTORY, ""), *names)
+        with self._lock:
+            if self._last is None or self._last[0] != key:
+                self._last = None  # never two of them in memory
+                self._last = (key, load_configured(*configurations))
+            return self._last[1]
+
+    def forget(self) -> None:
+        """Give up the memory."""
+        with self._lock:
+            self._last = None
+
+
+_dealt = _DealtUsers()
+
+
+def default_embedder(name: str, precision: str) -> Embedder:
+    """A sentence-transformers model by name or path, relative to where the command was typed."""
     return load_embedder(located(name), precision=precision)  # type: ignore[arg-type]
-
-
-def default_cache_directory() -> Path:
-    """Where a node keeps embeddings: `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`."""
-    configured = os.environ.get("PRIVSYN_CACHE")
-    return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
-
-
-@dataclass(frozen=True)
-class _Embeddings:
-    """Records that stay the same from round to round."""
-
-    cohort: Cohort
-
-    @property
-    def nbytes(self) -> int:
-        return self.cohort.records.nbytes
-
-    def cohorts(
-        self,
-        ask: wire.Ask,  # noqa: ARG002 - the same whatever is asked
-        chosen: npt.NDArray[np.bool_],
-    ) -> Iterator[Cohort]:
-        yield self.cohort.select(chosen)
-
-
-@dataclass(frozen=True)
-class _Embedding:
-    """An embedding model and the node's cache, as a source of records."""
-
-    embedder: Embedder
-    cache_directory: Path
-
-    @property
-    def fingerprint(self) -> str:
-        return self.embedder.fingerprint
-
-    @property
-    def dimension(self) -> int:
-        return self.embedder.dimension
-
-    @property
-    def tokenizer(self) -> Any:
-        return self.embedder.tokenizer
-
-    def read(self, samples: Samples, user_ids: Sequence[str]) -> _Embeddings:
-        cache = EmbeddingCache(self.cache_directory)
-        records = cached_embed(self.embedder, samples.texts, cache)
-        return _Embeddings(Cohort(records, samples.owners, len(user_ids)))
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,11 @@ class _Prepared:
     user_ids: tuple[str, ...]
     fingerprint: str
     dimension: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this process's own memory; what is mapped from the disk is shared."""
+        return self.records.nbytes + sum(_ID_BYTES + len(user) for user in self.user_ids)
 
 
 class _Node:
@@ -290,6 +297,8 @@ class _Node:
         self._random = random
         self._embedders: dict[tuple[str, str], Embedder] = {}
         self._kept: OrderedDict[tuple[object, ...], _Prepared] = OrderedDict()
+        self._records: RecordStore | None = None
+        self._opened = False
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -324,6 +333,7 @@ class _Node:
         if (ask.query.records == "updates") != (ask.data.trains is not None):
             raise wire.WireError(f"{ask.query.name} is not asked about {ask.query.records}")
         prepared = self._prepared(ask.data, context)
+        _dealt.forget()
         try:
             ask.query.check(ask.broadcast, dimension=prepared.dimension)
         except ValueError as error:
@@ -367,33 +377,31 @@ class _Node:
             self._kept[key] = prepared
             while (
                 len(self._kept) > 1
-                and sum(p.records.nbytes for p in self._kept.values()) > _KEPT_BYTES
+                and sum(kept.nbytes for kept in self._kept.values()) > _KEPT_BYTES
             ):
                 self._kept.popitem(last=False)
         return prepared
 
     def _prepare(self, request: wire.DataRequest, context: Context) -> _Prepared:
+        ticket = self._ticket(request, context)
         try:
+            store = None if ticket is None else self._store()
+            stored = None if ticket is None or store is None else store.recall(ticket)
+            if stored is not None:
+                # Neither text nor model has been read.
+                return _Prepared(
+                    records=Embeddings.stored(stored),
+                    user_ids=stored.user_ids,
+                    fingerprint=stored.fingerprint,
+                    dimension=stored.records.shape[1],
+                )
             source = self._source(request)
         except PrivsynError as error:
             logger.error("%s", error)
             raise _ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
         try:
-            users = self._load(context)
-            if request.newer_than:
-                users = users.newer_than(request.newer_than)
-            if request.held_out_fraction > 0:
-                users, _ = users.split_held_out(
-                    fraction=request.held_out_fraction, seed=request.seed
-                )
-            samples = chunk_users(
-                users,
-                tokenizer=source.tokenizer,
-                max_tokens=request.max_tokens,
-                max_samples=request.max_samples or None,
-                seed=request.seed,
-            )
-            records = source.read(samples, users.user_ids)
+            users = users_asked(self._load(context), request)
+            records = self._read(source, users, request, ticket)
         except (DataError, ConfigError) as error:
             # Our own sentences name files, lines and keys, never text.
             logger.error("%s", error)
@@ -404,6 +412,56 @@ class _Node:
             fingerprint=source.fingerprint,
             dimension=source.dimension,
         )
+
+    def _read(
+        self, source: RecordSource, users: Users, request: wire.DataRequest, ticket: str | None
+    ) -> Records:
+        """The users' records: from the store where they are, else made and put there."""
+        if not isinstance(source, EmbeddingSource) or source.store is None:
+            samples = samples_of(users, request, tokenizer=source.tokenizer)
+            return source.read(samples, users.user_ids)
+        key = source.key(users, request)
+        records = source.find(key)
+        if records is None:
+            samples = samples_of(users, request, tokenizer=source.tokenizer)
+            records = source.keep(key, source.read(samples, users.user_ids), users.user_ids)
+        if ticket is not None and records.mapped:
+            try:
+                source.store.remember(ticket, key)
+            except DataError as error:
+                logger.warning("%s Every process reads the text once.", error)
+        return records
+
+    def _store(self) -> RecordStore | None:
+        """The node's record store, opened once in a process."""
+        with self._lock:
+            if not self._opened:
+                self._records = open_store(self._cache_directory or default_cache_directory())
+                self._opened = True
+            return self._records
+
+    def _ticket(self, request: wire.DataRequest, context: Context) -> str | None:
+        """Names what this run asked this node for, in every process of the node.
+
+        A digest of public values. None where they do not settle whose text it is: for models that
+        are trained, run ids that are used again, and recipes that no import finds.
+        """
+        recipe, embedder = _importable(self._load), _importable(self._load_embedder)
+        if recipe is None or embedder is None:
+            return None
+        if request.trains is not None or context.run_id < _DRAWN_RUN_IDS:
+            return None
+        values = [
+            context.run_id,
+            context.node_id,
+            sorted(context.node_config.items()),
+            sorted(context.run_config.items()),
+            os.environ.get(WORKING_DIRECTORY, ""),
+            recipe,
+            embedder,
+            asdict(request),
+        ]
+        return hashlib.blake2b(json.dumps(values, default=str).encode(), digest_size=16).hexdigest()
 
     def _source(self, request: wire.DataRequest) -> RecordSource:
         if request.trains is not None:
@@ -416,7 +474,16 @@ class _Node:
         key = (request.embedding_model, request.embedding_precision)
         if key not in self._embedders:
             self._embedders[key] = self._load_embedder(*key)
-        return _Embedding(self._embedders[key], self._cache_directory or default_cache_directory())
+        directory = self._cache_directory or default_cache_directory()
+        return EmbeddingSource(self._embedders[key], directory, self._store())
+
+
+def _importable(function: Callable[..., object]) -> str | None:
+    """Where a function can be imported from; None for one that carries values of its own."""
+    module, name = (getattr(function, key, None) for key in ("__module__", "__qualname__"))
+    if not module or not name or "<" in name or "." in name:
+        return None
+    return f"{module}:{name}"
 
 
 def _rebuild_node(

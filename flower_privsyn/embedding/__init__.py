@@ -6,11 +6,15 @@ from flower_privsyn.embedding.embedder import (
     SentenceTransformerEmbedder,
     load_embedder,
 )
+from flower_privsyn.embedding.store import RecordStore, StoredRecords, content_key
 
 __all__ = [
     "Embedder",
     "EmbeddingCache",
+    "RecordStore",
     "SentenceTransformerEmbedder",
+    "StoredRecords",
     "cached_embed",
+    "content_key",
     "load_embedder",
 ]

@@ -1,0 +1,188 @@
+"""Embeddings of a node's users: made once, kept on its disk, mapped wherever they are asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn import wire
+from flower_privsyn.data import Samples, Users, chunk_users
+from flower_privsyn.embedding import (
+    Embedder,
+    EmbeddingCache,
+    RecordStore,
+    StoredRecords,
+    cached_embed,
+    content_key,
+)
+from flower_privsyn.embedding.store import limit_bytes
+from flower_privsyn.errors import DataError
+from flower_privsyn.queries import Cohort
+
+logger = logging.getLogger("flower_privsyn.client")
+
+Progress = Callable[[int], None]
+
+
+def default_cache_directory() -> Path:
+    """Where a node keeps embeddings: `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`."""
+    configured = os.environ.get("PRIVSYN_CACHE")
+    return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
+
+
+def users_asked(users: Users, request: wire.DataRequest) -> Users:
+    """The users and documents of a node that a request is about.
+
+    Raises:
+        ConfigError: A setting is out of range.
+        DataError: `newer-than` is set and no document has a date.
+    """
+    if request.newer_than:
+        users = users.newer_than(request.newer_than)
+    if request.held_out_fraction > 0:
+        users, _ = users.split_held_out(fraction=request.held_out_fraction, seed=request.seed)
+    return users
+
+
+def samples_of(users: Users, request: wire.DataRequest, *, tokenizer: Any) -> Samples:
+    """Cut the documents as a request asks.
+
+    Raises:
+        ConfigError: A setting is out of range.
+    """
+    return chunk_users(
+        users,
+        tokenizer=tokenizer,
+        max_tokens=request.max_tokens,
+        max_samples=request.max_samples or None,
+        seed=request.seed,
+    )
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Records that stay the same from round to round.
+
+    Attributes:
+        cohort: all users of the node.
+        mapped: whether they lie on the disk, in pages that all processes share.
+    """
+
+    cohort: Cohort
+    mapped: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this process's own memory."""
+        return 0 if self.mapped else self.cohort.records.nbytes + self.cohort.owners.nbytes
+
+    def cohorts(
+        self,
+        ask: wire.Ask,  # noqa: ARG002 - the same whatever is asked
+        chosen: npt.NDArray[np.bool_],
+    ) -> Iterator[Cohort]:
+        """The embeddings of the users who take part."""
+        yield self.cohort.select(chosen)
+
+    @classmethod
+    def stored(cls, stored: StoredRecords) -> Embeddings:
+        """From the disk."""
+        return cls(Cohort(stored.records, stored.owners, len(stored.user_ids)), mapped=True)
+
+
+def open_store(directory: Path) -> RecordStore | None:
+    """The node's record store; None, with a warning, where it cannot be written.
+
+    Without one every process keeps the records of its nodes in its own memory.
+
+    Raises:
+        ConfigError: If `PRIVSYN_RECORDS_GIB` is not a number of at least 0.
+    """
+    if limit_bytes() == 0:
+        return None
+    try:
+        return RecordStore(directory)
+    except DataError as error:
+        logger.warning("%s Every process keeps records in its own memory.", error)
+        return None
+
+
+@dataclass(frozen=True)
+class EmbeddingSource:
+    """An embedding model and the node's cache, as a source of records.
+
+    Attributes:
+        embedder: the model.
+        cache_directory: of the node.
+        store: in the same directory; None keeps records in memory.
+    """
+
+    embedder: Embedder
+    cache_directory: Path
+    store: RecordStore | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model."""
+        return self.embedder.fingerprint
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in an embedding."""
+        return self.embedder.dimension
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's."""
+        return self.embedder.tokenizer
+
+    def key(self, users: Users, request: wire.DataRequest) -> str:
+        """The name of the users' records in the store.
+
+        Args:
+            users: from `users_asked`, so that what is left out is not in the key.
+            request: how their documents are cut.
+        """
+        cut = (request.max_tokens, request.max_samples, request.seed, self.dimension)
+        return content_key(self.fingerprint, cut, users.user_ids, users.owners, users.texts)
+
+    def find(self, key: str) -> Embeddings | None:
+        """Records that any process of the node has made before."""
+        stored = None if self.store is None else self.store.find(key)
+        return None if stored is None else Embeddings.stored(stored)
+
+    def keep(self, key: str, records: Embeddings, user_ids: Sequence[str]) -> Embeddings:
+        """Put records on the disk and give up the memory; as they are where that fails."""
+        if self.store is None:
+            return records
+        try:
+            stored = self.store.put(
+                key,
+                records=records.cohort.records,
+                owners=records.cohort.owners,
+                user_ids=user_ids,
+                fingerprint=self.fingerprint,
+            )
+        except DataError as error:
+            logger.warning("%s They stay in the memory of this process.", error)
+            return records
+        return Embeddings.stored(stored)
+
+    def read(
+        self, samples: Samples, user_ids: Sequence[str], progress: Progress | None = None
+    ) -> Embeddings:
+        """Embed samples, each distinct text once in the life of the cache."""
+        cache: EmbeddingCache | None = None
+        try:
+            cache = EmbeddingCache(self.cache_directory)
+        except DataError as error:
+            logger.warning("%s Continuing without it.", error)
+        records = cached_embed(self.embedder, samples.texts, cache, progress)
+        return Embeddings(Cohort(records, samples.owners, len(user_ids)))

@@ -1,0 +1,309 @@
+"""The same sums whether records are kept on the disk, in memory, or made in another process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_privsyn import wire
+from flower_privsyn.client_apps import create_client_app, private_sum, users_of_node
+from flower_privsyn.data import Users
+from flower_privsyn.embedding import RecordStore
+from flower_privsyn.privacy import FullParticipation, PoissonSampling, Sampling
+from flower_privsyn.queries import NearestNeighborHistogram
+from flower_privsyn.testing import HashEmbedder, flower_identity, hash_embedder
+from tests.conftest import WORDS
+from tests.test_wire import DATA
+
+RUN = 2**40 + 7
+REQUEST = replace(DATA, max_tokens=8, max_samples=2, held_out_fraction=0.0, seed=0)
+LOADS: list[int] = []
+
+
+def counting_embedder(name: str, precision: str) -> HashEmbedder:
+    LOADS.append(1)
+    return HashEmbedder()
+
+
+@pytest.fixture
+def population(tmp_path: Path) -> Path:
+    path = tmp_path / "users.jsonl"
+    rows = [
+        {
+            "client_id": f"u{n % 40}",
+            "text": " ".join(WORDS[(n * 7 + k * k) % 25] for k in range(12)),
+        }
+        for n in range(150)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def context(data: Path, node: int = 0, nodes: int = 4, run: int = RUN) -> Context:
+    return Context(
+        run_id=run,
+        node_id=1000 + node,
+        node_config={"partition-id": node, "num-partitions": nodes},
+        state=RecordDict(),
+        run_config={"data": str(data)},
+    )
+
+
+def prepare(app: ClientApp, where: Context, data: wire.DataRequest = REQUEST) -> Message:
+    return app(Message(wire.pack_prepare(data), where.node_id, wire.PREPARE), where)
+
+
+def answer(app: ClientApp, where: Context, sampling: Sampling | None = None) -> wire.Answer:
+    query = NearestNeighborHistogram(max_samples=2)
+    candidates = HashEmbedder().embed([" ".join(WORDS[n : n + 4]) for n in range(12)])
+    ask = wire.Ask(
+        round_number=1,
+        query=query,
+        broadcast={"candidates": candidates},
+        data=REQUEST,
+        sampling=sampling or FullParticipation(),
+        sampling_key=bytes(range(32)),
+    )
+    record = wire.broadcast_record(ask.broadcast, precision="float16")
+    reply = app(Message(wire.pack_ask(ask, record), where.node_id, wire.message_type(query)), where)
+    return wire.unpack_answer(reply, length=12, roster_users=40, bound=2.0)
+
+
+def in_another_process(directory: Path, where: list[Context]) -> tuple[list[Any], int]:
+    """What a process that starts now answers, and how often it loaded a model."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(_answers, (directory, where))
+
+
+def _answers(directory: Path, where: list[Context]) -> tuple[list[Any], int]:
+    LOADS.clear()
+    with flower_identity():
+        app = create_client_app(embedder=counting_embedder, cache_directory=directory)
+        return [answer(app, each).total.tolist() for each in where], len(LOADS)
+
+
+class TestSums:
+    @pytest.mark.parametrize("sampling", [FullParticipation(), PoissonSampling(0.5)])
+    def test_with_and_without_the_store(
+        self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Sampling
+    ) -> None:
+        nodes = [context(population, node) for node in range(4)]
+        stored = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "a")
+        with_store = [answer(stored, where, sampling) for where in nodes]
+        assert len(list((tmp_path / "a" / "records").glob("[0-9a-f]*"))) == 4
+        monkeypatch.setenv("PRIVSYN_RECORDS_GIB", "0")
+        plain = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "b")
+        without = [answer(plain, where, sampling) for where in nodes]
+        assert not (tmp_path / "b" / "records").exists()
+        for one, other in zip(with_store, without, strict=True):
+            np.testing.assert_array_equal(one.total, other.total)
+            assert one.num_users == other.num_users
+        assert sum(one.total.sum() for one in with_store) > 20
+
+    def test_however_users_are_dealt(self, population: Path, tmp_path: Path) -> None:
+        sums = []
+        for nodes in (1, 2, 16, 40):
+            app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
+            sums.append(
+                sum(
+                    answer(app, context(population, node, nodes, RUN + nodes)).total
+                    for node in range(nodes)
+                )
+            )
+        for other in sums[1:]:
+            np.testing.assert_array_equal(sums[0], other)
+
+    def test_a_second_process_reads_neither_text_nor_model(
+        self, population: Path, tmp_path: Path
+    ) -> None:
+        cache, nodes = tmp_path / "cache", [context(population, node) for node in range(4)]
+        first, models = in_another_process(cache, nodes)
+        assert models == 1
+        population.unlink()
+        again, models = in_another_process(cache, nodes)
+        assert again == first
+        assert models == 0
+
+    def test_another_run_reads_the_text_and_finds_the_records(
+        self, population: Path, tmp_path: Path
+    ) -> None:
+        cache = tmp_path / "cache"
+        first, _ = in_another_process(cache, [context(population)])
+        (cache / "embeddings.sqlite").unlink()
+        again, models = in_another_process(cache, [context(population, run=RUN + 1)])
+        assert (again, models) == (first, 1)
+        assert len(list((cache / "records").glob("[0-9a-f]*"))) == 1
+        rows = population.read_text().splitlines()
+        population.write_text("\n".join(rows[:-40]) + "\n")
+        changed, _ = in_another_process(cache, [context(population, run=RUN + 2)])
+        assert changed != first
+
+    def test_nothing_of_it_is_left_in_a_message(self, population: Path, tmp_path: Path) -> None:
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
+        where = context(population)
+        reply = prepare(app, where)
+        names = [p.name for p in (tmp_path / "records").rglob("*")]
+        assert names
+        assert not wire.unexpected_records(reply)
+        assert not any(name[:16] in str(reply.content) for name in names if len(name) == 64)
+        assert not where.state
+
+
+class TestTickets:
+    """Whatever settles whose text it is has to be in a ticket, and nothing else may lead to it."""
+
+    def tickets(self, directory: Path) -> int:
+        return len(list((directory / "records" / "runs").iterdir()))
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"run": RUN + 1},
+            {"node": 1},
+            {"nodes": 5},
+        ],
+    )
+    def test_of_another_run_or_node(
+        self, population: Path, tmp_path: Path, other: dict[str, int]
+    ) -> None:
+        cache = tmp_path / "cache"
+        app = create_client_app(embedder=hash_embedder, cache_directory=cache)
+        prepare(app, context(population))
+        prepare(app, context(population, **other))
+        assert self.tickets(cache) == 2
+
+    def test_of_another_request(self, population: Path, tmp_path: Path) -> None:
+        cache = tmp_path / "cache"
+        sizes = []
+        for fraction in (0.0, 0.5, 0.0):
+            app = create_client_app(embedder=hash_embedder, cache_directory=cache)
+            reply = prepare(
+                app, context(population, nodes=1), replace(REQUEST, held_out_fraction=fraction)
+            )
+            sizes.append(wire.unpack_roster(reply).num_users)
+        assert sizes[0] == sizes[2] == 40
+        assert 8 < sizes[1] < 32
+        assert self.tickets(cache) == 2
+
+    def test_not_for_a_recipe_with_values_of_its_own(self, tmp_path: Path) -> None:
+        """Two closures look alike from outside."""
+        heads = []
+        for number in (2, 3):
+            users = Users.from_rows([(f"u{n}", "court tax") for n in range(number)])
+            app = create_client_app(
+                lambda where, users=users: users,
+                embedder=hash_embedder,
+                cache_directory=tmp_path,
+            )
+            heads.append(wire.unpack_roster(prepare(app, context(tmp_path))).num_users)
+        assert heads == [2, 3]
+        assert self.tickets(tmp_path) == 0
+
+    def test_not_for_a_run_id_that_somebody_wrote_down(
+        self, population: Path, tmp_path: Path
+    ) -> None:
+        cache = tmp_path / "cache"
+        app = create_client_app(embedder=hash_embedder, cache_directory=cache)
+        prepare(app, context(population, run=1))
+        assert self.tickets(cache) == 0
+
+
+class TestMemory:
+    def test_what_is_mapped_is_not_counted(
+        self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node = private_sum._Node(
+            load=users_of_node,
+            load_embedder=hash_embedder,
+            cache_directory=tmp_path,
+            trainer=None,
+            random=None,  # type: ignore[arg-type]
+        )
+        mapped = node._prepared(REQUEST, context(population))
+        assert 0 < mapped.nbytes < 1000
+        monkeypatch.setattr(private_sum, "_KEPT_BYTES", 2500)
+        for number in range(4):
+            node._prepared(REQUEST, context(population, number))
+        assert len(node._kept) == 4
+        monkeypatch.setenv("PRIVSYN_RECORDS_GIB", "0")
+        plain = private_sum._Node(
+            load=users_of_node,
+            load_embedder=hash_embedder,
+            cache_directory=tmp_path,
+            trainer=None,
+            random=None,  # type: ignore[arg-type]
+        )
+        for number in range(4):
+            plain._prepared(REQUEST, context(population, number))
+        assert len(plain._kept) == 1
+
+    def test_the_file_is_read_once_for_many_nodes(
+        self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reads: list[int] = []
+        real = private_sum.load_configured
+
+        def reading(*configurations: Any) -> Users:
+            reads.append(1)
+            return real(*configurations)
+
+        monkeypatch.setattr(private_sum, "load_configured", reading)
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
+        for node in range(4):
+            prepare(app, context(population, node, run=RUN + 50))
+        assert len(reads) == 1
+        assert private_sum._dealt._last is not None
+        answer(app, context(population, run=RUN + 50))
+        assert private_sum._dealt._last is None
+
+    def test_one_broadcast_for_all_nodes(self) -> None:
+        values = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
+        record = wire.broadcast_record({"candidates": values}, precision="float16")
+        one, two = wire.read_broadcast(record), wire.read_broadcast(record)
+        assert one["candidates"] is two["candidates"]
+        assert not one["candidates"].flags.writeable
+        assert one["candidates"].dtype == np.float32
+        values[0, 0] += 1
+        other = wire.broadcast_record({"candidates": values}, precision="float16")
+        assert wire.read_broadcast(other)["candidates"][0, 0] != one["candidates"][0, 0]
+        renamed = wire.broadcast_record({"prompt": values}, precision="float16")
+        assert list(wire.read_broadcast(renamed)) == ["prompt"]
+
+
+class TestWithoutAStore:
+    def test_a_cache_that_cannot_be_written_costs_a_warning(
+        self, population: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "file")
+        with caplog.at_level(logging.WARNING, logger="flower_privsyn.client"):
+            total = answer(app, context(population)).total
+        assert "own memory" in caplog.text
+        good = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "good")
+        np.testing.assert_array_equal(total, answer(good, context(population)).total)
+
+    def test_a_limit_that_is_no_number_is_a_code(
+        self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PRIVSYN_RECORDS_GIB", "lots")
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
+        reply = prepare(app, context(population))
+        assert reply.error.code == wire.ClientErrorCode.EMBEDDER_UNAVAILABLE
+
+
+def test_the_store_survives_a_damaged_entry(population: Path, tmp_path: Path) -> None:
+    first, _ = in_another_process(tmp_path, [context(population)])
+    for path in (tmp_path / "records").glob("[0-9a-f]*/records.npy"):
+        path.write_bytes(path.read_bytes()[:100])
+    again, _ = in_another_process(tmp_path, [context(population)])
+    assert again == first
+    assert RecordStore(tmp_path)

@@ -1,0 +1,273 @@
+"""Records on the disk: read as they were written, by every process, or not at all."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_privsyn.embedding import RecordStore, StoredRecords, content_key
+from flower_privsyn.embedding.store import limit_bytes
+from flower_privsyn.errors import ConfigError, DataError
+
+KEY, OTHER, THIRD = "a" * 64, "b" * 64, "c" * 64
+IDS = ("ann", "bob", "\u00e9va")
+
+
+def put(store: RecordStore, key: str = KEY, rows: int = 5, seed: int = 0) -> StoredRecords:
+    records = np.random.default_rng(seed).standard_normal((rows, 4)).astype(np.float32)
+    owners = np.sort(np.arange(rows) % 3).astype(np.int64)
+    return store.put(key, records=records, owners=owners, user_ids=IDS, fingerprint="f")
+
+
+def age(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+class TestEntries:
+    def test_found_as_written(self, tmp_path: Path) -> None:
+        records = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
+        owners = np.array([0, 0, 2, 2])
+        RecordStore(tmp_path).put(
+            KEY, records=records, owners=owners, user_ids=IDS, fingerprint="f"
+        )
+        found = RecordStore(tmp_path).find(KEY)
+        assert found is not None
+        np.testing.assert_array_equal(found.records, records)
+        np.testing.assert_array_equal(found.owners, owners)
+        assert (found.user_ids, found.fingerprint) == (IDS, "f")
+        assert RecordStore(tmp_path).find(OTHER) is None
+
+    def test_mapped_and_not_to_be_written(self, tmp_path: Path) -> None:
+        stored = put(RecordStore(tmp_path))
+        assert not stored.records.flags.owndata
+        with pytest.raises(ValueError, match="read-only"):
+            stored.records[0, 0] = 1.0
+
+    def test_users_without_any_record(self, tmp_path: Path) -> None:
+        stored = RecordStore(tmp_path).put(
+            KEY,
+            records=np.empty((0, 7), np.float32),
+            owners=np.empty(0, np.int64),
+            user_ids=IDS,
+            fingerprint="f",
+        )
+        assert stored.records.shape == (0, 7)
+        assert stored.user_ids == IDS
+
+    def test_for_the_owner_alone(self, tmp_path: Path) -> None:
+        cache = tmp_path / "cache"
+        put(RecordStore(cache))
+        for folder in (
+            cache,
+            cache / "records",
+            cache / "records" / "runs",
+            cache / "records" / KEY,
+        ):
+            assert folder.stat().st_mode & 0o077 == 0
+
+    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(DataError, match="cannot be created or written"):
+            RecordStore(tmp_path / "file")
+
+    @pytest.mark.parametrize("owners", [[0, 1], [1, 0, 2, 2, 2], [0, 0, 0, 0, 3], [-1, 0, 0, 0, 0]])
+    def test_what_does_not_fit(self, tmp_path: Path, owners: list[int]) -> None:
+        with pytest.raises(DataError, match="cannot be stored"):
+            RecordStore(tmp_path).put(
+                KEY,
+                records=np.zeros((5, 2), np.float32),
+                owners=np.array(owners),
+                user_ids=IDS,
+                fingerprint="f",
+            )
+        assert not any((tmp_path / "records").glob(".*"))
+
+    @pytest.mark.parametrize(
+        ("file", "content"),
+        [
+            ("records.npy", b""),
+            ("records.npy", b"\x93NUMPY"),
+            ("owners.npy", b"nothing"),
+            ("entry.json", b"{"),
+            ("entry.json", b'{"user_ids": ["ann"], "fingerprint": "f"}'),
+        ],
+    )
+    def test_damage_is_removed_and_made_again(
+        self, tmp_path: Path, file: str, content: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = RecordStore(tmp_path)
+        put(store)
+        (tmp_path / "records" / KEY / file).write_bytes(content)
+        with caplog.at_level(logging.WARNING, logger="flower_privsyn.embedding"):
+            assert store.find(KEY) is None
+        assert "made again" in caplog.text
+        assert not (tmp_path / "records" / KEY).exists()
+        assert len(put(store).records) == 5
+
+    def test_truncated_records(self, tmp_path: Path) -> None:
+        store = RecordStore(tmp_path)
+        put(store)
+        path = tmp_path / "records" / KEY / "records.npy"
+        path.write_bytes(path.read_bytes()[:-8])
+        assert store.find(KEY) is None
+
+
+class TestLimits:
+    def test_unused_for_longest_goes_first(self, tmp_path: Path) -> None:
+        store = RecordStore(tmp_path)
+        first = put(store, KEY, 1000)
+        put(store, OTHER, 1000)
+        for key, seconds in ((KEY, 300), (OTHER, 200)):
+            age(tmp_path / "records" / key, seconds)
+        assert store.find(KEY) is not None  # used now, so the other one is older
+        small = RecordStore(tmp_path, max_bytes=60_000)
+        put(small, THIRD, 1000)
+        assert small.find(OTHER) is None
+        assert small.find(KEY) is not None
+        assert small.find(THIRD) is not None
+        assert first.records.shape == (1000, 4)
+
+    def test_the_newest_stays_and_what_is_mapped_can_be_read(self, tmp_path: Path) -> None:
+        store = RecordStore(tmp_path, max_bytes=1)
+        first = put(store, KEY, seed=1)
+        copy = first.records.copy()
+        put(store, OTHER, seed=2)
+        assert store.find(KEY) is None
+        assert store.find(OTHER) is not None
+        np.testing.assert_array_equal(first.records, copy)
+
+    @pytest.mark.parametrize(("text", "expected"), [("", 2**35), ("0", 0), ("1.5", 3 * 2**29)])
+    def test_from_the_environment(
+        self, text: str, expected: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PRIVSYN_RECORDS_GIB", text)
+        assert limit_bytes() == expected
+
+    @pytest.mark.parametrize("text", ["-1", "much", "nan", "inf"])
+    def test_nonsense(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PRIVSYN_RECORDS_GIB", text)
+        with pytest.raises(ConfigError, match="PRIVSYN_RECORDS_GIB"):
+            limit_bytes()
+
+
+class TestTickets:
+    def test_of_one_run_node_and_request(self, tmp_path: Path) -> None:
+        store = RecordStore(tmp_path)
+        put(store)
+        store.remember("one", KEY)
+        found = RecordStore(tmp_path).recall("one")
+        assert found is not None
+        assert found.user_ids == IDS
+        assert store.recall("two") is None
+
+    @pytest.mark.parametrize("content", ["", "../../etc", OTHER, "A" * 64])
+    def test_that_leads_nowhere(self, tmp_path: Path, content: str) -> None:
+        store = RecordStore(tmp_path)
+        (tmp_path / "records" / "runs" / "one").write_text(content)
+        assert store.recall("one") is None
+
+    def test_unused_for_a_week(self, tmp_path: Path) -> None:
+        store = RecordStore(tmp_path)
+        for name, days in (("old", 8), ("new", 6)):
+            store.remember(name, KEY)
+            age(tmp_path / "records" / "runs" / name, days * 86400)
+        put(store)
+        assert store.recall("new") is not None
+        assert store.recall("old") is None
+
+
+class TestContentKey:
+    def test_everything_counts(self) -> None:
+        base = ("f", (64, 8, 0), ("a", "b"), [0, 1], ["x", "y"])
+        keys = {content_key(*base)}
+        for place, other in enumerate(("g", (64, 8, 1), ("a", "c"), [0, 0], ["x", "z"])):
+            keys.add(content_key(*[other if i == place else v for i, v in enumerate(base)]))
+        keys.add(content_key("f", (64, 8, 0), ("a", "b"), [0, 1], ["xy", ""]))
+        keys.add(content_key("f", (64, 8, 0), ("ab", ""), [0, 1], ["x", "y"]))
+        assert len(keys) == 8
+        assert content_key(*base) in keys
+
+    def test_half_a_surrogate_pair(self) -> None:
+        assert content_key("f", (), ("a",), [0], ["\ud800"]) != content_key(
+            "f", (), ("a",), [0], ["?"]
+        )
+
+
+def _read(directory: Path) -> tuple[bytes, bool]:
+    found = RecordStore(directory).recall("ticket")
+    assert found is not None
+    with Path("/proc/self/maps").open() as maps:
+        return found.records.tobytes(), any("records.npy" in line for line in maps)
+
+
+def _write(directory: Path) -> bytes:
+    return put(RecordStore(directory), rows=20_000).records.tobytes()
+
+
+class TestProcesses:
+    def test_another_process_maps_the_same_file(self, tmp_path: Path) -> None:
+        store = RecordStore(tmp_path)
+        stored = put(store)
+        store.remember("ticket", KEY)
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            content, mapped = pool.apply(_read, (tmp_path,))
+        assert content == stored.records.tobytes()
+        assert mapped
+
+    def test_writers_of_one_entry_at_once(self, tmp_path: Path) -> None:
+        with multiprocessing.get_context("fork").Pool(4) as pool:
+            contents = pool.map(_write, [tmp_path] * 8, chunksize=1)
+        assert len(set(contents)) == 1
+        assert [
+            entry.name for entry in (tmp_path / "records").iterdir() if entry.name != "runs"
+        ] == [KEY]
+
+    def test_killed_while_writing(self, tmp_path: Path) -> None:
+        """At every file of the entry in turn: nothing is read, and the next writer cleans up."""
+        for files in (1, 2, 3):
+            script = textwrap.dedent(
+                f"""
+                import os, signal
+                from flower_privsyn.embedding import store
+                from tests.embedding.test_store import put
+                written = 0
+                real = os.fsync
+                def fsync(descriptor):
+                    global written
+                    real(descriptor)
+                    written += 1
+                    if written == {files}:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                store.os.fsync = fsync
+                put(store.RecordStore({str(tmp_path)!r}))
+                """
+            )
+            root = Path(__file__).parents[2]
+            done = subprocess.run([sys.executable, "-c", script], cwd=root, check=False)
+            assert done.returncode == -signal.SIGKILL
+            assert RecordStore(tmp_path).find(KEY) is None
+        left = list((tmp_path / "records").glob(".writing-*"))
+        assert len(left) == 3
+        for folder in left:
+            age(folder, 120)
+        put(RecordStore(tmp_path))
+        assert not list((tmp_path / "records").glob(".writing-*"))
+
+    def test_a_writer_that_lives_is_left_alone(self, tmp_path: Path) -> None:
+        store = RecordStore(tmp_path)
+        with store._writing() as folder:
+            age(folder, 120)
+            put(store)
+            assert folder.exists()
+        assert not folder.exists()
