@@ -418,6 +418,90 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# -------------------------------------------------------------------- embed and simulate
+
+
+def _embed(arguments: argparse.Namespace) -> int:
+    from flower_privsyn import simulation
+    from flower_privsyn.client_apps.first_pass import first_pass
+    from flower_privsyn.client_apps.private_sum import default_embedder
+    from flower_privsyn.client_apps.records import default_cache_directory
+    from flower_privsyn.progress import ShownProgress
+    from flower_privsyn.strategies import PrivateSumConfig
+    from flower_privsyn.terminal import follower
+    from flower_privsyn.wire import DataRequest
+
+    if arguments.app is None and (arguments.config or arguments.settings):
+        raise ConfigError("--config and --set are of an app: name it with --app.")
+    values: dict[str, Any] = {}
+    if arguments.app is not None:
+        app = simulation.load_app(arguments.app)
+        values = simulation.resolve_config(
+            app, config_name=arguments.config, settings=arguments.settings
+        )
+    request = {key: values[key] for key in _EMBED_KEYS if key in values}
+    for key in _EMBED_KEYS:
+        if (given := getattr(arguments, key.replace("-", "_"))) is not None:
+            request[key] = given
+    # The noise says nothing about the text; any will do to have the other settings checked.
+    config = PrivateSumConfig.from_run_config({"noise-multiplier": 0.0, **request})
+    columns = ("data", "client-column", "text-column", "date-column")
+    configuration = {
+        key: getattr(arguments, key.replace("-", "_")) or values.get(key, "") for key in columns
+    }
+    nodes = arguments.nodes or int(values.get("num-nodes", 1))
+    with _ended_by_signals(), follower() as follow:
+        done = first_pass(
+            configuration,
+            DataRequest(**{key.replace("-", "_"): config.to_dict()[key] for key in _EMBED_KEYS}),
+            load_embedder=default_embedder,
+            directory=default_cache_directory(),
+            progress=ShownProgress(follow),
+            nodes=nodes,
+            processes=arguments.processes,
+        )
+    print(
+        f"{done.users:,} users on {nodes} node{'s' if nodes > 1 else ''}: {done.embedded:,} texts "
+        f"embedded now, {done.nodes_ready} of the nodes were ready before\n"
+        f"{done.bytes_on_disk / 1e6:,.1f} MB of records in {default_cache_directory()}"
+    )
+    return 0
+
+
+_EMBED_KEYS = (
+    "embedding-model",
+    "embedding-precision",
+    "max-tokens",
+    "max-samples",
+    "newer-than",
+    "held-out-fraction",
+    "seed",
+)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from flower_privsyn.data import simulate_users
+    from flower_privsyn.progress import ShownProgress
+    from flower_privsyn.terminal import follower
+
+    output = Path(arguments.output).expanduser().absolute()
+    with (
+        _ended_by_signals(),
+        follower() as follow,
+        ShownProgress(follow).stage("Write users", arguments.users) as stage,
+    ):
+        rows = simulate_users(
+            output,
+            users=arguments.users,
+            samples_per_user=arguments.samples_per_user,
+            seed=arguments.seed,
+            progress=stage.update,
+        )
+    print(f"{output}: {arguments.users:,} users, {rows:,} texts ({output.stat().st_size:,} bytes)")
+    print("For tests of scale: nobody wrote these texts, and they show no method's quality.")
+    return 0
+
+
 # -------------------------------------------------------------------- compare
 
 
@@ -609,6 +693,60 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--date-column", default="date", metavar="NAME")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     evaluate.set_defaults(command=_evaluate)
+
+    embed = commands.add_parser(
+        "embed",
+        help="embed a node's text before a run, in several processes and with progress",
+        description="Cut and embed everything a run will ask of these users and put it into the "
+        "node's cache (PRIVSYN_CACHE, else ~/.cache/flower-privsyn), where the run finds it. What "
+        "was interrupted goes on with the same command. --app takes the settings of the run; "
+        "single options win over them.",
+    )
+    embed.add_argument("--data", metavar="FILE", help="users: a file, a folder or a data set")
+    embed.add_argument("--app", metavar="DIR", help="folder of the app that will run")
+    embed.add_argument("--config", metavar="NAME", help="settings from the app's conf/NAME.toml")
+    embed.add_argument(
+        "--set",
+        dest="settings",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="one setting of the app; may be given several times",
+    )
+    embed.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="nodes the users will be dealt to (default: the app's num-nodes, else 1)",
+    )
+    embed.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="that embed (default: 1)"
+    )
+    embed.add_argument("--embedding-model", metavar="NAME")
+    embed.add_argument("--embedding-precision", metavar="P", help="float32 or bfloat16")
+    embed.add_argument("--max-tokens", type=int, metavar="N", help="length of a sample")
+    embed.add_argument("--max-samples", type=int, metavar="N", help="of one user; 0 for all")
+    embed.add_argument("--newer-than", metavar="DATE", help="only text dated after this day")
+    embed.add_argument("--held-out-fraction", type=float, metavar="X")
+    embed.add_argument("--seed", type=int, metavar="N")
+    embed.add_argument("--client-column", metavar="NAME")
+    embed.add_argument("--text-column", metavar="NAME")
+    embed.add_argument("--date-column", metavar="NAME")
+    embed.set_defaults(command=_embed)
+
+    simulate = commands.add_parser(
+        "simulate",
+        help="write a population of any size from public text, for tests of scale",
+        description="Write users who quote the bundled public passages, each with a topic of "
+        "their own. For measuring seconds and memory; they say nothing about quality.",
+    )
+    simulate.add_argument("--users", type=int, required=True, metavar="N")
+    simulate.add_argument("--samples-per-user", type=int, default=5, metavar="N")
+    simulate.add_argument(
+        "--output", required=True, metavar="FILE", help="to write: .jsonl or .parquet"
+    )
+    simulate.add_argument("--seed", type=int, default=0, metavar="N")
+    simulate.set_defaults(command=_simulate)
 
     compare = commands.add_parser(
         "compare",

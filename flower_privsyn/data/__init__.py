@@ -3,6 +3,7 @@
 from flower_privsyn.data.chunking import Samples, chunk_users
 from flower_privsyn.data.load import load_configured, load_users
 from flower_privsyn.data.public_text import public_texts
+from flower_privsyn.data.simulated import simulate_users
 from flower_privsyn.data.users import Users, parse_cutoff
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "load_users",
     "parse_cutoff",
     "public_texts",
+    "simulate_users",
 ]

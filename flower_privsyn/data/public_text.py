@@ -9,7 +9,8 @@ from typing import Any
 
 from flower_privsyn.errors import DataError
 
-_BUNDLED = Path(__file__).parent / "passages" / "passages.jsonl.gz"
+#: The passages that ship with the package.
+BUNDLED = Path(__file__).parent / "passages" / "passages.jsonl.gz"
 
 
 def public_texts(
@@ -31,7 +32,7 @@ def public_texts(
     from flower_privsyn.data.chunking import chunk_users
     from flower_privsyn.data.users import Users
 
-    path = _BUNDLED if source == "bundled" else Path(source).expanduser()
+    path = BUNDLED if source == "bundled" else Path(source).expanduser()
     try:
         content = path.read_bytes()
         lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
