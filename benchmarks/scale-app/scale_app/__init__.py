@@ -1,0 +1,1 @@
+"""Rounds of questions, to be measured: see `benchmarks/scale.py`."""

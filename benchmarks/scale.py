@@ -1,0 +1,414 @@
+"""Seconds, CPU time and memory of rounds with up to 133,000 users, through `privsyn run`.
+
+    python -m benchmarks.scale measure [--users 1000 10000] [--methods pe-1024 pe-2048 popri-18000]
+                                       [--participation full 1000] [--nodes 16] [--rounds 3]
+    python -m benchmarks.scale table
+
+`measure` simulates the users (`privsyn simulate`), runs `benchmarks/scale-app` once to put the
+records on the disk, then once per line of the grid, and adds every line to `--output` (JSON), which
+`table` turns into docs/scale.md's table and plot. The app asks a method's question about random
+candidates, through the package's own requests, answers, ledger and noise; generating and training
+are left out, because they depend on the models and not on the users.
+
+A round lasts from the moment its candidates are there to the moment its release is (so transport,
+nodes, accounting and noise are in it). The first round of a run is told apart: actors read, map and
+factorise in it what later rounds find. CPU time is that of the whole process tree between the same
+moments, and of the nodes alone inside their handlers. Memory is the sum over the tree of the
+proportional set size, in which a page that four processes share counts once; where the kernel does
+not tell it, the resident set size, in which it counts four times.
+
+Floors: the floating-point operations of the question and the bytes of records it has to read,
+beside what one core of this machine does in a matrix product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+APP = Path(__file__).parent / "scale-app"
+METHODS = {
+    "pe-1024": ("private-evolution", 1024),
+    "pe-2048": ("private-evolution", 2048),
+    "popri-18000": ("popri", 18_000),
+}
+DIMENSION = 384
+_INTERVAL = 0.5
+
+
+class Watch:
+    """CPU seconds and memory of a process and all its descendants, sampled."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._cpu: dict[tuple[int, float], float] = {}
+        self.samples: list[tuple[float, float, float, int]] = []  # time, CPU s, bytes, processes
+        self.largest: dict[str, float] = {}
+        self.proportional = True
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_INTERVAL):
+            self._sample()
+
+    def _sample(self) -> None:
+        total, count, by_name = 0, 0, {}
+        try:
+            processes = [self._root, *self._root.children(recursive=True)]
+        except psutil.Error:
+            return
+        for process in processes:
+            try:
+                with process.oneshot():
+                    times = process.cpu_times()
+                    self._cpu[process.pid, process.create_time()] = times.user + times.system
+                    name = process.name()
+                used = self._memory(process)
+            except psutil.Error:
+                continue
+            total += used
+            count += 1
+            by_name[name] = max(by_name.get(name, 0), used)
+        for name, used in by_name.items():
+            self.largest[name] = max(self.largest.get(name, 0), used)
+        self.samples.append((time.time(), sum(self._cpu.values()), total, count))
+
+    def _memory(self, process: psutil.Process) -> int:
+        if self.proportional:
+            try:
+                return int(process.memory_full_info().pss)
+            except (AttributeError, psutil.AccessDenied):
+                self.proportional = False
+        return int(process.memory_info().rss)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Largest sum over all processes at one moment."""
+        return max((used for _, _, used, _ in self.samples), default=0.0)
+
+    def cpu_between(self, begin: float, end: float) -> float:
+        """CPU seconds of the tree between two moments, interpolated."""
+        times = [moment for moment, _, _, _ in self.samples]
+        cpu = [seconds for _, seconds, _, _ in self.samples]
+        first, last = np.interp([begin, end], times, cpu)
+        return float(last - first)
+
+
+def run_app(run_dir: Path, cache: Path, settings: dict[str, Any]) -> tuple[Watch, float]:
+    """One `privsyn run`, watched; the wall seconds of the whole command with it."""
+    command = [sys.executable, "-m", "flower_privsyn.cli", "run", str(APP)]
+    command += ["--run-dir", str(run_dir)]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    nodes_file = run_dir.with_suffix(".nodes.jsonl")
+    environment = {
+        **os.environ,
+        "PRIVSYN_CACHE": str(cache),
+        "PRIVSYN_CPU_TIME": str(nodes_file),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        ),
+    }
+    started = time.time()
+    with (
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+        Watch(process.pid) as watch,
+    ):
+        output, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{output}")
+    return watch, time.time() - started
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def measured(run_dir: Path, watch: Watch, wall: float) -> dict[str, Any]:
+    """What one run tells about its rounds."""
+    clock = json_lines(run_dir / "clock.jsonl")
+    asked = {line["round"]: line["time"] for line in clock if line["event"] == "asked"}
+    answered = {line["round"]: line["time"] for line in clock if line["event"] == "answered"}
+    rounds = [(asked[number], answered[number]) for number in sorted(answered)]
+    nodes = json_lines(run_dir.with_suffix(".nodes.jsonl"))
+    node_cpu = sum(line["cpu_seconds"] for line in nodes if line["message"] != "query.prepare")
+    seconds = [end - begin for begin, end in rounds]
+    cpu = [watch.cpu_between(begin, end) for begin, end in rounds]
+    later = slice(1, None) if len(rounds) > 1 else slice(None)
+    return {
+        "rounds": len(rounds),
+        "seconds_first_round": seconds[0],
+        "seconds_round": statistics.median(seconds[later]),
+        "seconds_all_rounds": sum(seconds),
+        "seconds_before": rounds[0][0] - watch.samples[0][0],
+        "seconds_command": wall,
+        "cpu_seconds_round": statistics.median(cpu[later]),
+        "cpu_seconds_nodes_round": node_cpu / len(rounds),
+        "cpu_seconds_prepare": sum(
+            line["cpu_seconds"] for line in nodes if line["message"] == "query.prepare"
+        ),
+        "peak_bytes": watch.peak_bytes,
+        "memory": "PSS" if watch.proportional else "RSS",
+        "largest_process_bytes": dict(sorted(watch.largest.items(), key=lambda item: -item[1])[:4]),
+        "cohorts": [line.get("num_users") for line in json_lines(run_dir / "metrics.jsonl")],
+        "bytes_down_per_node": json_lines(run_dir / "metrics.jsonl")[0]["bytes_down"],
+    }
+
+
+def floors(question: str, candidates: int, samples: int, asked: float) -> dict[str, float]:
+    """Operations and bytes nobody can do without in this form of the question."""
+    rows, d = asked * samples, DIMENSION
+    if question == "popri":
+        # Mean record of each user, and its image under the (d, d) root; C'C once.
+        operations = rows * d + 2.0 * asked * d * d + 2.0 * candidates * d * d
+    else:
+        operations = 2.0 * rows * candidates * d
+    return {"floor_operations": operations, "floor_bytes": rows * d * 4.0}
+
+
+def core_speed() -> float:
+    """Floating-point operations a CPU second of one core in a float32 matrix product."""
+    size = 1024
+    matrix = np.random.default_rng(0).standard_normal((size, size), dtype=np.float32)
+    matrix @ matrix
+    speeds = []
+    for _ in range(5):
+        started = time.process_time()
+        matrix @ matrix
+        speeds.append(2.0 * size**3 / max(time.process_time() - started, 1e-9))
+    return statistics.median(speeds)
+
+
+def population(work: Path, users: int, samples: int) -> Path:
+    """The file of users, written if it is not there."""
+    from flower_privsyn.data import simulate_users
+
+    path = work / f"population-{users}x{samples}.parquet"
+    if not path.exists():
+        simulate_users(path, users=users, samples_per_user=samples)
+    return path
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Run the grid and add its lines to the output."""
+    work = Path(arguments.work or tempfile.mkdtemp(prefix="privsyn-scale-")).absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    output = Path(arguments.output)
+    lines = json.loads(output.read_text())["lines"] if output.exists() else []
+    machine = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "operations_per_cpu_second": core_speed(),
+    }
+    for users in arguments.users:
+        path = population(work, users, arguments.samples)
+        for nodes in arguments.nodes:
+            base = {
+                "data": path,
+                "num-nodes": nodes,
+                "max-samples": arguments.samples,
+                "embedding-model": arguments.embedding_model,
+            }
+            prepared = False
+            for participation in arguments.participation:
+                share = 1.0 if participation == "full" else int(participation) / users
+                if share >= 1 and participation != "full":
+                    continue
+                for method in arguments.methods:
+                    question, candidates = METHODS[method]
+                    settings = {
+                        **base,
+                        "question": question,
+                        "num-candidates": candidates,
+                        "num-rounds": arguments.rounds,
+                        "sampling": "full" if share == 1 else "poisson",
+                        "sampling-rate": share,
+                    }
+                    if not prepared:
+                        first = {**settings, "num-rounds": 1, "num-candidates": 100}
+                        run_app(work / f"prepare-{time.time_ns()}", work / "cache", first)
+                        prepared = True
+                    load = os.getloadavg()[0]
+                    run_dir = work / f"run-{time.time_ns()}"
+                    line = {
+                        "method": method,
+                        "users": users,
+                        "samples": arguments.samples,
+                        "participation": participation,
+                        "nodes": nodes,
+                        "candidates": candidates,
+                        "embedding_model": arguments.embedding_model,
+                        **measured(run_dir, *run_app(run_dir, work / "cache", settings)),
+                        **floors(question, candidates, arguments.samples, share * users),
+                        "load_before": load,
+                        "load_after": os.getloadavg()[0],
+                        "machine": machine,
+                    }
+                    lines.append(line)
+                    output.write_text(json.dumps({"lines": lines}, indent=1) + "\n")
+                    print(_row(line), flush=True)
+
+
+_COLUMNS = (
+    "question",
+    "users",
+    "in a round",
+    "nodes",
+    "s, first round",
+    "s, later ones",
+    "CPU s, all processes",
+    "CPU-ms a user, nodes",
+    "floor, CPU s",
+    "peak memory, GiB",
+    "load",
+)
+_HEAD = f"| {' | '.join(_COLUMNS)} |\n{'|---' * len(_COLUMNS)}|"
+
+
+def _row(line: dict[str, Any]) -> str:
+    asked = line["users"] if line["participation"] == "full" else int(line["participation"])
+    floor = line["floor_operations"] / line["machine"]["operations_per_cpu_second"]
+    return (
+        f"| {line['method']} | {line['users']:,} | {line['participation']} | {line['nodes']} "
+        f"| {line['seconds_first_round']:.1f} | {line['seconds_round']:.1f} "
+        f"| {line['cpu_seconds_round']:.1f} "
+        f"| {1000 * line['cpu_seconds_nodes_round'] / asked:.3f} | {floor:.2f} "
+        f"| {line['peak_bytes'] / 2**30:.2f} "
+        f"| {line['load_before']:.0f}-{line['load_after']:.0f} |"
+    )
+
+
+def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last measurement of every point of the grid, in order."""
+    points: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in lines:
+        points[line["method"], line["participation"], line["users"], line["nodes"]] = line
+    return [points[point] for point in sorted(points, key=lambda p: (p[0], p[1] != "full", *p[2:]))]
+
+
+def table(arguments: argparse.Namespace) -> None:
+    """Print the table of a file of lines, and draw it."""
+    lines = latest(json.loads(Path(arguments.output).read_text())["lines"])
+    print("\n".join([_HEAD, *map(_row, lines)]))
+    growth(lines)
+    if arguments.plot:
+        plot(lines, Path(arguments.plot))
+
+
+def growth(lines: list[dict[str, Any]]) -> None:
+    """Print how seconds and CPU seconds grow with users and with nodes."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault((line["method"], line["participation"]), []).append(line)
+    print()
+    for (method, participation), members in groups.items():
+        for one in members:
+            for other in members:
+                more = [
+                    (name, other[name] / one[name])
+                    for name in ("users", "nodes")
+                    if other[name] > one[name]
+                ]
+                if len(more) == 1 and more[0][1] <= 14:
+                    print(
+                        f"{method}, {participation}: {more[0][1]:.3g} times the {more[0][0]} "
+                        f"({one[more[0][0]]:,} to {other[more[0][0]]:,}): "
+                        f"{other['seconds_round'] / one['seconds_round']:.2f} times the seconds, "
+                        f"{other['cpu_seconds_round'] / one['cpu_seconds_round']:.2f} times the "
+                        "CPU seconds"
+                    )
+
+
+def plot(lines: list[dict[str, Any]], path: Path) -> None:
+    """CPU seconds of a round and peak memory over the number of users, log-log."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    nodes = statistics.mode(line["nodes"] for line in lines)
+    lines = [line for line in lines if line["nodes"] == nodes]
+    for place, method in enumerate(sorted({line["method"] for line in lines})):
+        for participation, style in (("full", "o-"), ("1000", "s--")):
+            chosen = [
+                line
+                for line in lines
+                if (line["method"], line["participation"]) == (method, participation)
+            ]
+            if not chosen:
+                continue
+            users = [line["users"] for line in chosen]
+            label = f"{method}, {'all' if participation == 'full' else '1,000'}"
+            color = f"C{place}"
+            cpu = [line["cpu_seconds_round"] for line in chosen]
+            left.loglog(users, cpu, style, color=color, label=label, markersize=4)
+            memory = [line["peak_bytes"] / 2**30 for line in chosen]
+            right.loglog(users, memory, style, color=color, markersize=4)
+            if participation == "full":
+                floor = [
+                    line["floor_operations"] / line["machine"]["operations_per_cpu_second"]
+                    for line in chosen
+                ]
+                left.loglog(users, floor, ":", color=color, linewidth=1)
+    left.set(xlabel="users", ylabel="CPU seconds a round", title="all processes (dotted: floor)")
+    right.set(xlabel="users", ylabel="GiB", title="peak memory of all processes")
+    right.axhline(6, color="grey", linewidth=0.8)
+    left.legend(fontsize=7)
+    for axes in (left, right):
+        axes.grid(visible=True, which="major", linewidth=0.3)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Measure, or show what was measured."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    run = commands.add_parser("measure")
+    run.add_argument("--users", type=int, nargs="+", default=[1000, 10_000, 72_000, 133_000])
+    run.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    run.add_argument("--participation", nargs="+", default=["full", "1000"])
+    run.add_argument("--nodes", type=int, nargs="+", default=[16])
+    run.add_argument("--samples", type=int, default=5)
+    run.add_argument("--rounds", type=int, default=3)
+    run.add_argument("--embedding-model", default="pseudo")
+    run.add_argument("--work", help="folder for users, records and runs (default: a new one)")
+    run.add_argument("--output", default="docs/scale.json")
+    run.set_defaults(command=measure)
+    show = commands.add_parser("table")
+    show.add_argument("--output", default="docs/scale.json")
+    show.add_argument("--plot", default="docs/scale.png")
+    show.set_defaults(command=table)
+    arguments = parser.parse_args()
+    arguments.command(arguments)
+
+
+if __name__ == "__main__":
+    main()
