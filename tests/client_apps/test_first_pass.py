@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from flower_privsyn.cli import main
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps import first_pass as module
 from flower_privsyn.client_apps.first_pass import FirstPass, first_pass
@@ -163,3 +164,28 @@ def test_refused(tmp_path: Path, arguments: dict[str, int]) -> None:
         run(tmp_path / "none.jsonl", tmp_path, **arguments)
     with pytest.raises(DataError, match="does not exist"):
         run(tmp_path / "none.jsonl", tmp_path)
+
+
+def test_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real model, for a population that another command has written."""
+    monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
+    people = tmp_path / "population.parquet"
+    words = ["simulate", "--users", "4", "--samples-per-user", "2", "--output", str(people)]
+    assert main(words) == 0
+    assert "4 users, 8 texts" in capsys.readouterr().out
+    embed = ["embed", "--data", str(people), "--nodes", "2", "--max-samples", "2"]
+    assert main(embed) == 0
+    assert "4 users on 2 nodes: 8 texts embedded now, 0 of" in capsys.readouterr().out
+    assert main(embed) == 0
+    assert "0 texts embedded now, 2 of the nodes were ready" in capsys.readouterr().out
+    app = Path(__file__).parents[2] / "examples" / "own-data"
+    assert main(["embed", "--app", str(app), "--set", f"data={people}", "--seed", "0"]) == 0
+    assert "on 2 nodes: " in capsys.readouterr().out
+    assert main(["embed", "--data", str(people), "--set", "seed=1"]) == 2
+    assert "--app" in capsys.readouterr().err
+    assert main(["embed"]) == 2
+    assert "no data" in capsys.readouterr().err
+    assert main(["embed", "--data", str(people), "--max-tokens", "0"]) == 2
+    assert "max-tokens" in capsys.readouterr().err
