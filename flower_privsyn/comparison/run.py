@@ -623,12 +623,14 @@ def _costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
         seconds = client_costs(cpu_time, users=users).cpu_seconds_rounds / users
     except PrivsynError:
         seconds = None  # nodes that cannot write the file still answer
+    # What a user may expect: nobody is in all rounds where users are drawn or take turns.
+    share = costs.participation
     return {
         "rounds": costs.rounds,
-        "floats_up": costs.floats_up,
-        "bytes_up": costs.bytes_up,
-        "floats_down": costs.floats_down,
-        "bytes_down": costs.bytes_down,
+        "floats_up": round(share * costs.floats_up),
+        "bytes_up": round(share * costs.bytes_up),
+        "floats_down": round(share * costs.floats_down),
+        "bytes_down": round(share * costs.bytes_down),
         "client_cpu_seconds": seconds,
         "server_seconds": costs.seconds_server,
     }
