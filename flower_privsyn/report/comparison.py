@@ -521,8 +521,8 @@ class _Page:
 
     def _spent_by(self, row: _Row) -> tuple[Child, Child]:
         """The largest of what the seeds spent: what holds for all of them."""
-        if math.isinf(row.epsilon):
-            return "∞", "∞"
+        if row.is_reference:
+            return epsilon_text(row.epsilon), epsilon_text(row.epsilon)
         cells = [
             cell
             for cell in self.cells

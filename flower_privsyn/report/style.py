@@ -125,6 +125,7 @@ main,footer{{padding-left:2rem;padding-right:2rem}}
 --warn-paper:#fff;--c0:#0072B2}}
 body{{font-size:10pt}}
 main,footer{{max-width:none;padding:0}}
+.narrow{{max-width:25rem}}
 section{{margin-top:1.5rem}}
 figure,article,tr,.banner{{break-inside:avoid}}
 h2,h3,caption{{break-after:avoid}}

@@ -85,6 +85,7 @@ class TestFigures:
             "Fine-tuned on private text",
             "∞",
         )
+        assert (first[-2:], last[-2:]) == (["0", "0"], ["∞", "∞"])
         failed = next(row for row in found if row[0] == "DP-FTRL")
         assert failed[6] == "2 (1 failed)"
 
