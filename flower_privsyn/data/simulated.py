@@ -46,8 +46,8 @@ def simulate_users(
     the format.
 
     Args:
-        path: A `.jsonl` or `.parquet` file; Parquet holds every passage once in a while instead of
-            in every row and is smaller by an order of magnitude. Written as a whole.
+        path: A `.jsonl` or `.parquet` file; Parquet holds a passage once in 4,096 users instead of
+            in every row and takes an eighth of the disk. Written as a whole.
         users: Number of users, at least 1.
         samples_per_user: Passages of each, at least 1.
         seed: Of the draws, at least 0.
@@ -144,7 +144,11 @@ def _write_parquet(
     schema = pa.schema([("client_id", pa.string()), ("text", pa.string())])
     known: Any = pa.array(texts, pa.string())
     rows = 0
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+    # Room for all passages, else a row group gives up its dictionary and spells every text out.
+    room = 2 * sum(len(text.encode()) + 4 for text in texts)
+    with pq.ParquetWriter(
+        path, schema, compression="zstd", dictionary_pagesize_limit=room
+    ) as writer:
         for start, drawn in blocks:
             names = pa.array([_user_id(start + place) for place in range(len(drawn))], pa.string())
             owners = pa.array(np.repeat(np.arange(len(drawn)), drawn.shape[1]))

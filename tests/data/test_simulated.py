@@ -38,6 +38,9 @@ def test_the_same_in_both_formats_and_the_beginning_of_a_larger_one(tmp_path: Pa
     assert small.texts == same.texts == large.texts[:1200]
     assert small.user_ids == same.user_ids == large.user_ids[:300]
     assert small.texts != other.texts
+    simulate_users(tmp_path / "b.jsonl", users=5000, samples_per_user=4, seed=3)
+    parquet, json_lines = (tmp_path / f"b.{suffix}" for suffix in ("parquet", "jsonl"))
+    assert 4 * parquet.stat().st_size < json_lines.stat().st_size
 
 
 def test_users_have_topics(tmp_path: Path) -> None:
