@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +64,7 @@ class LoopbackGrid(Grid):
     Attributes:
         requests: every message sent, in order.
         replies: every reply delivered, in order.
+        most_under_way: the most messages that were sent and had no reply pulled, at any time.
     """
 
     def __init__(
@@ -91,6 +93,9 @@ class LoopbackGrid(Grid):
         self._tamper = tamper
         self.requests: list[Message] = []
         self.replies: list[Message] = []
+        self.most_under_way = 0
+        self._under_way: set[str] = set()
+        self._arrived: dict[str, list[Message]] = {}
 
     def set_run(self, run: Any) -> None:
         """Accept any run."""
@@ -113,25 +118,44 @@ class LoopbackGrid(Grid):
         raise NotImplementedError("use get_node_ids")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Refuse: answers are given at once by `send_and_receive`."""
-        raise NotImplementedError("use send_and_receive")
+        """Run the ClientApp on every message and keep the replies until they are pulled.
+
+        A message whose reply `tamper` keeps back has None for an id, as Flower's Grid of
+        deployments gives for one that did not arrive: nobody has to wait for it.
+        """
+        ids: list[Any] = []
+        for message in messages:
+            # Flower's own Grids write the id in the same way: no public setter exists.
+            message.metadata.__dict__["_message_id"] = name = uuid4().hex
+            self.requests.append(message)
+            self._under_way.add(name)
+            self.most_under_way = max(self.most_under_way, len(self._under_way))
+            context = self._contexts[message.metadata.dst_node_id]
+            reply = self._client_app(message, context)
+            for delivered in [reply] if self._tamper is None else self._tamper(message, reply):
+                answered = delivered.metadata.reply_to_message_id
+                self._arrived.setdefault(answered, []).append(delivered)
+            if name not in self._arrived:
+                self._under_way.discard(name)
+            ids.append(name if name in self._arrived else None)
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Refuse: answers are given at once by `send_and_receive`."""
-        raise NotImplementedError("use send_and_receive")
+        """Replies to these messages that have arrived and were not pulled yet."""
+        delivered: list[Message] = []
+        for name in message_ids:
+            arrived = self._arrived.pop(name, [])
+            if arrived:
+                self._under_way.discard(name)
+            delivered += arrived
+        self.replies += delivered
+        return delivered
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Run the ClientApp on every message and return the replies."""
-        delivered: list[Message] = []
-        for message in messages:
-            self.requests.append(message)
-            context = self._contexts[message.metadata.dst_node_id]
-            reply = self._client_app(message, context)
-            delivered += [reply] if self._tamper is None else self._tamper(message, reply)
-        self.replies += delivered
-        return delivered
+        return self.pull_messages(name for name in self.push_messages(messages) if name)
 
 
 class HashEmbedder:

@@ -10,7 +10,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, final
 
@@ -42,6 +42,7 @@ from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.runs import RunDirectory, unnamed_run
 from flower_privsyn.strategies.settings import PrivateSumConfig
+from flower_privsyn.strategies.window import MESSAGES_UNDER_WAY, WindowedGrid
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -112,6 +113,9 @@ class PrivateSumStrategy(Strategy):
         {"resume", "run-dir", "node-timeout", "round-timeout"}
     )
 
+    #: Messages to nodes that are built and not yet answered, at most.
+    messages_under_way: ClassVar[int] = MESSAGES_UNDER_WAY
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a method that replaces the private path."""
         super().__init_subclass__(**kwargs)
@@ -127,6 +131,7 @@ class PrivateSumStrategy(Strategy):
         self._random: RandomSource = random or SecureRandom()
         self._run: RunDirectory | None = None
         self._progress: Progress | None = None
+        self._grid: WindowedGrid | None = None
         self._ledger: PrivacyLedger | None = None
         self._roster: dict[int, int] = {}
         self._sampling: Sampling | None = None
@@ -294,6 +299,7 @@ class PrivateSumStrategy(Strategy):
             if self.stamp is not None:
                 logger.warning("%s", self.stamp)
             self.check()
+            self._grid = grid = WindowedGrid(grid, window=self.messages_under_way)
             self._prepare_nodes(grid)
             with self._open_ledger():
                 broadcast = self._continue() if resume else self._begin()
@@ -341,11 +347,11 @@ class PrivateSumStrategy(Strategy):
     @final
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Ask the ledger, then pack one message per node.
+    ) -> Iterable[Message]:
+        """Ask the ledger, then pack one message per node, each when there is room for it.
 
         The ledger records that the round has begun before anything is sent, so a run that dies
-        inside the round finds it there and charges it.
+        inside the round finds it there and charges it. The messages can be read once.
         """
         settings, sampling = self._settings, self._sampling
         if sampling is None or self._ledger is None:
@@ -388,34 +394,34 @@ class PrivateSumStrategy(Strategy):
             ),
             arrays,
         )
-        messages = []
-        for node, (share, count) in recipients.items():
-            ask = wire.Ask(
-                round_number=number,
-                query=query,
-                broadcast=broadcast,
-                data=self._data_request(),
-                sampling=share.of_round(number),
-                # One key per node: equal ids on two nodes must not share a coin, and no node
-                # may know the coins of another's users.
-                sampling_key=self._random.uint64(4).tobytes(),
-                sample_count=count,
-                noise=settings.noise,
-                mechanism=mechanism if settings.noise == "shares" else None,
-                shares_required=settings.shares_required,
-            )
-            messages.append(
-                Message(
-                    wire.pack_ask(ask, arrays),
-                    dst_node_id=node,
-                    message_type=wire.message_type(query),
-                )
-            )
         self._asked = {
             node: count if count >= 0 else self._roster[node]
             for node, (_, count) in recipients.items()
         }
-        return messages
+
+        def pack() -> Iterator[Message]:
+            for node, (share, count) in recipients.items():
+                ask = wire.Ask(
+                    round_number=number,
+                    query=query,
+                    broadcast=broadcast,
+                    data=self._data_request(),
+                    sampling=share.of_round(number),
+                    # One key per node: equal ids on two nodes must not share a coin, and no node
+                    # may know the coins of another's users.
+                    sampling_key=self._random.uint64(4).tobytes(),
+                    sample_count=count,
+                    noise=settings.noise,
+                    mechanism=mechanism if settings.noise == "shares" else None,
+                    shares_required=settings.shares_required,
+                )
+                yield Message(
+                    wire.pack_ask(ask, arrays),
+                    dst_node_id=node,
+                    message_type=wire.message_type(query),
+                )
+
+        return pack()
 
     @final
     def aggregate_train(
@@ -427,6 +433,8 @@ class PrivateSumStrategy(Strategy):
         number = self._rounds_before + server_round
         counts: Counter[str] = Counter()
         released = self._release(number, replies, counts)
+        if self._grid is not None and (late := self._grid.take_late()):
+            counts["rejected: late reply"] = late
         answered = time.monotonic()
         last = number >= self._settings.num_rounds
         arrays = None
@@ -441,8 +449,9 @@ class PrivateSumStrategy(Strategy):
             metrics["num_nodes"] = len(self._asked)
             metrics["num_users"] = 0 if released is None else released.num_users
         else:
-            # How many answered is part of what the amplification by sampling assumes unseen.
-            for key in ("answers", "missing"):
+            # How many answered is part of what the amplification by sampling assumes unseen, and
+            # who is late was asked in an earlier round.
+            for key in ("answers", "missing", "rejected: late reply"):
                 del counts[key]
         metrics |= {key: counts[key] for key in sorted(counts)}
         metrics |= {**self._spent(), **self._stamped()}
@@ -500,10 +509,16 @@ class PrivateSumStrategy(Strategy):
         total = np.zeros(length, dtype=np.float64)
         num_users = 0
         seen: set[int] = set()
+        unreachable = 0
         for reply in replies:
             node = reply.metadata.src_node_id
             if node not in self._asked:
-                counts["rejected: not asked"] += 1
+                if reply.has_error():
+                    # Flower's own word about a node that is gone, or whose reply is.
+                    unreachable += 1
+                    counts[_error_key(reply.error.code)] += 1
+                else:
+                    counts["rejected: not asked"] += 1
                 continue
             if node in seen:
                 counts["rejected: second reply"] += 1
@@ -522,7 +537,7 @@ class PrivateSumStrategy(Strategy):
             counts["answers"] += 1
             num_users += answer.num_users
             total += answer.total
-        counts["missing"] = len(self._asked) - len(seen)
+        counts["missing"] = max(0, len(self._asked) - len(seen) - unreachable)
         required = max(settings.min_users, settings.shares_required)
         if num_users < required:
             del total
@@ -563,13 +578,13 @@ class PrivateSumStrategy(Strategy):
         settings = self._settings
         nodes = self._wait_for_nodes(grid)
         request = self._data_request()
-        messages = [
+        messages = (
             Message(wire.pack_prepare(request), dst_node_id=node, message_type=wire.PREPARE)
             for node in nodes
-        ]
+        )
         with self.progress.stage("Nodes read their text", total=None):
-            replies = list(grid.send_and_receive(messages, timeout=settings.round_timeout))
-        roster, problems = self._roster_of(replies, asked=set(nodes))
+            replies = grid.send_and_receive(messages, timeout=settings.round_timeout)
+            roster, problems = self._roster_of(replies, asked=set(nodes))
         users = sum(roster.values())
         told = "; ".join(f"{count} x {text}" for text, count in problems.most_common())
         if problems:

@@ -321,6 +321,28 @@ class TestMisbehavingNodes:
         assert metrics["error code 1000"] == 1
         assert "diary" not in json.dumps(metrics) + caplog.text
 
+    def test_flowers_own_word_about_a_lost_node(self, federation: Builder, config: Builder) -> None:
+        def lost(request: Message, reply: Message) -> list[Message]:
+            unavailable = Message(Error(code=5, reason="node unavailable"), reply_to=request)
+            unavailable.metadata.__dict__["_src_node_id"] = 999  # as the SuperLink's own replies
+            return [unavailable]
+
+        _, metrics = self.run(federation, config, lost)
+        assert metrics["error of Flower or another code"] == 1
+        assert (metrics["answers"], metrics["missing"], metrics["num_users"]) == (1, 0, 6)
+        assert "rejected: not asked" not in metrics
+
+    def test_a_reply_from_somebody_who_was_not_asked(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def stranger(request: Message, reply: Message) -> list[Message]:
+            reply.metadata.__dict__["_src_node_id"] = 999
+            return [reply]
+
+        _, metrics = self.run(federation, config, stranger)
+        assert metrics["rejected: not asked"] == 1
+        assert (metrics["answers"], metrics["missing"]) == (1, 1)
+
     def test_second_reply(self, federation: Builder, config: Builder) -> None:
         strategy, metrics = self.run(federation, config, lambda request, reply: [reply, reply])
         assert metrics["rejected: second reply"] == 1
