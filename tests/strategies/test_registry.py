@@ -13,7 +13,7 @@ def test_the_named_strategy_gets_its_own_keys(name: str) -> None:
     values = {"strategy": name, "epsilon": 2.0, "num-rounds": 1, "data": "users.jsonl"}
     # Keys of all the others are there too, as in an app that declares every one.
     every = frozenset().union(*(other.keys() for other, _ in STRATEGIES.values()))
-    values |= {key: "not read" for key in every - config.keys()}
+    values |= dict.fromkeys(every - config.keys(), "not read")
     found = configuration_of(values)
     assert type(found) is config
     assert (found.epsilon, found.num_rounds) == (2.0, 1)
@@ -27,7 +27,7 @@ def test_an_unknown_strategy_is_named_with_those_there_are(name: object) -> None
 
 
 def test_a_key_of_no_strategy_is_refused() -> None:
-    with pytest.raises(ConfigError, match='unknown key "epsilonn"; did you mean "epsilon"'):
+    with pytest.raises(ConfigError, match='unknown key "epsilonn".*did you mean "epsilon"'):
         configuration_of({"strategy": "popri", "epsilon": 1.0, "epsilonn": 1.0})
 
 
