@@ -602,8 +602,8 @@ class _Page:
         ]
         axes = {1: "", 2: "Both charts have the same axes. "}
         caption = (
-            f"{what.meaning} A user is counted who takes part in every round and is alone on a "
-            "node, as on a phone; the messages of all rounds, packed. "
+            f"{what.meaning} Bytes: packed messages of one user who is alone on a node, as on a "
+            "phone, in as many rounds as a user is in on average. "
             f"{axes.get(len(budgets), 'All charts have the same axes. ')}"
             "Error bars: standard error over seeds. Levels: methods that upload nothing, and "
             "training on the private text itself. Marks that would cover one another are moved "
@@ -644,7 +644,7 @@ class _Page:
                 "Numbers up",
                 "Bytes up",
                 "Bytes down",
-                "CPU of one user's node",
+                "CPU per user",
                 "Server",
             ),
             [
@@ -660,8 +660,9 @@ class _Page:
                 )
                 for row in self.rows
             ],
-            note="Up and down: one user, whole run; 1 kB is 1,000 bytes. Server: wall time on the "
-            "machine named above. CPU times are counted on the nodes and are not private either.",
+            note="Up and down: one user, in as many rounds as a user is in on average; 1 kB is "
+            "1,000 bytes. CPU: in which the nodes answered, over the number of users; it is counted "
+            "on the nodes and not private either. Server: wall time on the machine named above.",
         )
 
     # ---------------------------------------------------------------- text

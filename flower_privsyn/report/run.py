@@ -407,8 +407,11 @@ class _Page:
         else:
             sums = facts(
                 [
-                    ("Down to one user", self._sent(costs.floats_down, costs.bytes_down)),
-                    ("Up from one user", self._sent(costs.floats_up, costs.bytes_up)),
+                    (
+                        "Down to a user who is in all rounds",
+                        self._sent(costs.floats_down, costs.bytes_down),
+                    ),
+                    ("Up from such a user", self._sent(costs.floats_up, costs.bytes_up)),
                     (
                         "Rounds a user is in, on average",
                         f"{100 * costs.participation:.3g} %",
