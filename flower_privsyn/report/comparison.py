@@ -661,7 +661,7 @@ class _Page:
                 for row in self.rows
             ],
             note="Up and down: one user, in as many rounds as a user is in on average; 1 kB is "
-            "1,000 bytes. CPU: in which the nodes answered, over the number of users; it is counted "
+            "1,000 bytes. CPU: in which the nodes answered, over the number of users; counted "
             "on the nodes and not private either. Server: wall time on the machine named above.",
         )
 
