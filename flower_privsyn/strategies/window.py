@@ -145,7 +145,10 @@ class WindowedGrid(Grid):
                 waiting |= self._pushed(batch, until=now + patience)
                 mine |= waiting.keys()
                 del batch
-                replies = deque(self._grid.pull_messages(list(waiting)) if waiting else ())
+                pulled = self._grid.pull_messages(list(waiting)) if waiting else ()
+                # Flower returns them in no order; whoever met an ended process first ended it.
+                replies = deque(sorted(pulled, key=lambda reply: reply.metadata.created_at))
+                del pulled
                 if not replies:
                     if over:
                         break  # what had come by then was looked at

@@ -34,6 +34,7 @@ output = "survivors"
 expand-samples = 0
 public-text = ""
 node-timeout = 120.0
+round-timeout = 3600.0
 behaviour = "honest"
 """
 
@@ -55,10 +56,13 @@ def main(grid: Grid, context: Context) -> None:
 
 _CLIENT = """
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
-from flwr.app import Context
+import numpy as np
+from flwr.app import Array, ConfigRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn import add_handlers
@@ -85,7 +89,30 @@ def slow(message, context, call_next):
     return call_next(message, context)
 
 
-app = ClientApp(mods=[slow])
+def faulty(message, context, call_next):
+    # What `behaviour` says of a round and a node, such as "1/0=crash 2/3=garbage".
+    if message.metadata.message_type == "query.prepare":
+        return call_next(message, context)
+    number = message.content.config_records["privsyn.request"]["round"]
+    mine = f"{number}/{context.node_config['partition-id']}="
+    faults = [f for f in context.run_config["behaviour"].split() if f.startswith(mine)]
+    fault = faults[0].removeprefix(mine) if faults else ""
+    if fault == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "raise":
+        raise RuntimeError("this app is broken")
+    if fault.startswith("late"):
+        time.sleep(float(fault.removeprefix("late")))
+    reply = call_next(message, context)
+    if fault == "garbage":
+        reply.content = RecordDict({"junk": ConfigRecord({"x": [1, 2, 3]})})
+    if fault == "nan":
+        arrays = reply.content.array_records["privsyn.answer"]
+        arrays["total"] = Array(arrays["total"].numpy() * np.nan)
+    return reply
+
+
+app = ClientApp(mods=[slow, faulty])
 add_handlers(app, load, embedder=hash_embedder)
 """
 
