@@ -144,6 +144,44 @@ def run_app(run_dir: Path, cache: Path, settings: dict[str, Any]) -> tuple[Watch
     return watch, time.time() - started
 
 
+def run_in_process(run_dir: Path, cache: Path, settings: dict[str, Any]) -> tuple[Watch, float]:
+    """The same strategy and nodes in this process, one after the other, without Flower's.
+
+    Wall seconds and memory are then not those of a run; CPU seconds of the nodes are, whatever else
+    the machine is doing.
+    """
+    sys.path.insert(0, str(APP))
+    from scale_app.client_app import embedder
+    from scale_app.server_app import OWN_KEYS, Questions
+
+    from flower_privsyn.client_apps import create_client_app
+    from flower_privsyn.data import load_users
+    from flower_privsyn.simulation import load_app, resolve_config
+    from flower_privsyn.strategies import PrivateSumConfig
+    from flower_privsyn.testing import LoopbackGrid, flower_identity
+
+    values = resolve_config(
+        load_app(APP), settings=[f"{key}={value}" for key, value in settings.items()]
+    )
+    values["run-dir"] = str(run_dir)
+    own = {key: values[key] for key in OWN_KEYS}
+    config = PrivateSumConfig.from_run_config(values, other_keys=OWN_KEYS)
+    users = load_users(values["data"])
+    os.environ["PRIVSYN_CPU_TIME"] = str(run_dir.with_suffix(".nodes.jsonl"))
+    app = create_client_app(
+        lambda context: users.deal(
+            partition_id=int(context.node_config["partition-id"]),
+            num_partitions=int(context.node_config["num-partitions"]),
+        ),
+        embedder=embedder,
+        cache_directory=cache,
+    )
+    started = time.time()
+    with Watch(os.getpid()) as watch, flower_identity():
+        Questions(config, own).start(LoopbackGrid(app, num_nodes=config.num_nodes))
+    return watch, time.time() - started
+
+
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -225,6 +263,7 @@ def measure(arguments: argparse.Namespace) -> None:
         "cores": len(os.sched_getaffinity(0)),
         "operations_per_cpu_second": core_speed(),
     }
+    run = run_in_process if arguments.in_process else run_app
     for users in arguments.users:
         path = population(work, users, arguments.samples)
         for nodes in arguments.nodes:
@@ -251,7 +290,7 @@ def measure(arguments: argparse.Namespace) -> None:
                     }
                     if not prepared:
                         first = {**settings, "num-rounds": 1, "num-candidates": 100}
-                        run_app(work / f"prepare-{time.time_ns()}", work / "cache", first)
+                        run(work / f"prepare-{time.time_ns()}", work / "cache", first)
                         prepared = True
                     load = os.getloadavg()[0]
                     run_dir = work / f"run-{time.time_ns()}"
@@ -263,7 +302,8 @@ def measure(arguments: argparse.Namespace) -> None:
                         "nodes": nodes,
                         "candidates": candidates,
                         "embedding_model": arguments.embedding_model,
-                        **measured(run_dir, *run_app(run_dir, work / "cache", settings)),
+                        "in_process": arguments.in_process,
+                        **measured(run_dir, *run(run_dir, work / "cache", settings)),
                         **floors(question, candidates, arguments.samples, share * users),
                         "load_before": load,
                         "load_after": os.getloadavg()[0],
@@ -399,6 +439,9 @@ def main() -> None:
     run.add_argument("--samples", type=int, default=5)
     run.add_argument("--rounds", type=int, default=3)
     run.add_argument("--embedding-model", default="pseudo")
+    run.add_argument(
+        "--in-process", action="store_true", help="CPU seconds alone, without Flower's processes"
+    )
     run.add_argument("--work", help="folder for users, records and runs (default: a new one)")
     run.add_argument("--output", default="docs/scale.json")
     run.set_defaults(command=measure)

@@ -181,6 +181,23 @@ class TestTickets:
         prepare(app, context(population, **other))
         assert self.tickets(cache) == 2
 
+    def test_of_another_node_that_is_told_the_same(self, population: Path, tmp_path: Path) -> None:
+        cache = tmp_path / "cache"
+        app = create_client_app(embedder=hash_embedder, cache_directory=cache)
+        for number in (7, 8):
+            where = context(population)
+            prepare(
+                app,
+                Context(
+                    run_id=where.run_id,
+                    node_id=number,
+                    node_config=where.node_config,
+                    state=RecordDict(),
+                    run_config=where.run_config,
+                ),
+            )
+        assert self.tickets(cache) == 2
+
     def test_of_another_request(self, population: Path, tmp_path: Path) -> None:
         cache = tmp_path / "cache"
         sizes = []
