@@ -319,6 +319,7 @@ _COLUMNS = (
     "users",
     "in a round",
     "nodes",
+    "through",
     "s, first round",
     "s, later ones",
     "CPU s, all processes",
@@ -335,6 +336,7 @@ def _row(line: dict[str, Any]) -> str:
     floor = line["floor_operations"] / line["machine"]["operations_per_cpu_second"]
     return (
         f"| {line['method']} | {line['users']:,} | {line['participation']} | {line['nodes']} "
+        f"| {'one process' if line.get('in_process') else '`privsyn run`'} "
         f"| {line['seconds_first_round']:.1f} | {line['seconds_round']:.1f} "
         f"| {line['cpu_seconds_round']:.1f} "
         f"| {1000 * line['cpu_seconds_nodes_round'] / asked:.3f} | {floor:.2f} "
@@ -347,8 +349,11 @@ def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The last measurement of every point of the grid, in order."""
     points: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
-        points[line["method"], line["participation"], line["users"], line["nodes"]] = line
-    return [points[point] for point in sorted(points, key=lambda p: (p[0], p[1] != "full", *p[2:]))]
+        way = bool(line.get("in_process"))
+        points[
+            way, line["method"], line["participation"] != "full", line["users"], line["nodes"]
+        ] = line
+    return [points[point] for point in sorted(points)]
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -364,9 +369,10 @@ def growth(lines: list[dict[str, Any]]) -> None:
     """Print how seconds and CPU seconds grow with users and with nodes."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for line in lines:
-        groups.setdefault((line["method"], line["participation"]), []).append(line)
+        key = (line["method"], line["participation"], bool(line.get("in_process")))
+        groups.setdefault(key, []).append(line)
     print()
-    for (method, participation), members in groups.items():
+    for (method, participation, _), members in groups.items():
         for one in members:
             for other in members:
                 more = [
@@ -393,7 +399,11 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     nodes = statistics.mode(line["nodes"] for line in lines)
-    lines = [line for line in lines if line["nodes"] == nodes]
+    # Of the two ways, the one with more points: CPU seconds of both are not one curve.
+    way = statistics.mode(bool(line.get("in_process")) for line in lines)
+    lines = [
+        line for line in lines if line["nodes"] == nodes and bool(line.get("in_process")) == way
+    ]
     for place, method in enumerate(sorted({line["method"] for line in lines})):
         for participation, style in (("full", "o-"), ("1000", "s--")):
             chosen = [
@@ -416,7 +426,7 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
                     for line in chosen
                 ]
                 left.loglog(users, floor, ":", color=color, linewidth=1)
-    left.set(xlabel="users", ylabel="CPU seconds a round", title="all processes (dotted: floor)")
+    left.set(xlabel="users", ylabel="CPU seconds", title="of a round (dotted: floor)")
     right.set(xlabel="users", ylabel="GiB", title="peak memory of all processes")
     right.axhline(6, color="grey", linewidth=0.8)
     left.legend(fontsize=7)
