@@ -77,6 +77,7 @@ _ASK_SECONDS = 10.0
 _LIST_SECONDS = 2.0
 _LOG_SECONDS = 3.0
 _RESUME_WAIT_SECONDS = 10.0
+_CLUSTER_SECONDS = 10.0
 _NO_CONTEXT = "Queue timeout. No context received."
 
 
@@ -415,16 +416,42 @@ def _federation(app: App, values: Mapping[str, ConfigValue]) -> dict[str, int | 
         raise ConfigError(f"The setting num-nodes is {nodes!r}; it must be a whole number >= 1.")
     # One process per core answers for the nodes, and never more processes than nodes: each of
     # them loads the embedding model.
-    federation: dict[str, int | bool] = {
-        "num-supernodes": nodes,
-        "client-resources-num-cpus": 1,
-        "init-args-num-cpus": min(_cpu_count(), nodes),
-    }
+    federation: dict[str, int | bool] = {"num-supernodes": nodes, "client-resources-num-cpus": 1}
+    if not _ray_address(values):
+        federation["init-args-num-cpus"] = min(_cpu_count(), nodes)
     if not app.uses_run_directory:
         # A ServerApp that calls sys.exit counts as completed in Flower's status; its debug log
         # is the only trace.
         federation["verbose"] = True
     return federation
+
+
+def _ray_address(values: Mapping[str, Any]) -> str:
+    """The running Ray cluster that a simulation is to use; empty for one of its own.
+
+    Raises:
+        ConfigError: The setting is not `host:port`.
+    """
+    address = values.get("ray-address", "")
+    if address == "":
+        return ""
+    if not isinstance(address, str) or not re.fullmatch(r"[\w.-]+:[0-9]{1,5}", address):
+        raise ConfigError(
+            f"The setting ray-address is {address!r}; it must be host:port of the head of a Ray "
+            "cluster, such as 10.0.0.1:6379, or empty for a simulation on this machine alone."
+        )
+    return address
+
+
+def _require_cluster(address: str) -> None:
+    host, _, port = address.partition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CLUSTER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise FederationError(
+            f"No Ray cluster answers at ray-address = {address} ({error}); start its head with "
+            "`ray start --head`."
+        ) from error
 
 
 def _cpu_count() -> int:
@@ -442,6 +469,8 @@ def _launch(
     follow: Follower | None,
 ) -> Outcome:
     _require_simulation()
+    if address := _ray_address(launch["run-config"]):
+        _require_cluster(address)
     private = run_path / _PRIVATE
     try:
         private.mkdir(parents=True, exist_ok=True)
@@ -525,6 +554,13 @@ class _Flower:
         self.resume = bool(launch.get("resume"))
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.environment = self._environment(str(launch.get("working-directory", Path.cwd())))
+        if address := _ray_address(launch.get("run-config", {})):
+            # Flower's own configuration has no place for an address; Ray reads this. The cluster
+            # has a folder of its own, where the one of this run would not be found.
+            self.environment["RAY_ADDRESS"] = address
+            del self.environment["RAY_TMPDIR"]
+        else:
+            self.environment.pop("RAY_ADDRESS", None)
 
     def _environment(self, working_directory: str) -> dict[str, str]:
         environment = {

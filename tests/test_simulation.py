@@ -115,8 +115,23 @@ def test_the_federation_follows_num_nodes(app: App) -> None:
     assert simulation._federation(app, {"num-nodes": 1000})["num-supernodes"] == 1000
     assert simulation._federation(app, {"num-nodes": 1})["init-args-num-cpus"] == 1
     assert simulation._federation(app, {})["num-supernodes"] == 2
+    # A running cluster refuses to be told its size.
+    assert "init-args-num-cpus" not in simulation._federation(app, {"ray-address": "head:6379"})
     with pytest.raises(ConfigError, match="num-nodes is 0; it must be a whole number >= 1"):
         simulation._federation(app, {"num-nodes": 0})
+
+
+@pytest.mark.parametrize("address", ["head", "ray://head:10001", "head:", "a b:1", 6379])
+def test_an_address_that_is_none(app: App, address: object) -> None:
+    with pytest.raises(ConfigError, match=r"The setting ray-address is .*; it must be host:port"):
+        simulation._federation(app, {"num-nodes": 2, "ray-address": address})  # type: ignore[dict-item]
+
+
+def test_a_cluster_that_does_not_answer(app: App, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{simulation._free_port()}"
+    with pytest.raises(FederationError, match=f"No Ray cluster answers at ray-address = {address}"):
+        simulation.run_app(app, tmp_path / "run", {"num-nodes": 2, "ray-address": address})
+    assert not (tmp_path / "run").exists()
 
 
 # -------------------------------------------------------------------- what is refused at once

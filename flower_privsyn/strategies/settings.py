@@ -24,7 +24,7 @@ from flower_privsyn.privacy import (
 logger = logging.getLogger("flwr.privsyn")
 
 #: Keys that nodes read from the run's configuration; a strategy leaves them alone.
-CLIENT_KEYS = frozenset({"data", "client-column", "text-column", "date-column"})
+CLIENT_KEYS = frozenset({"data", "client-column", "text-column", "date-column", "ray-address"})
 
 
 def check_number(

@@ -34,8 +34,12 @@ _LONGEST_PAUSE = 1.0
 #: How often a message is sent again with no other answer in between.
 _ATTEMPTS = 3
 
-#: What Ray says of a process that has ended, in Flower's words for an error of its simulation.
-_DEAD_PROCESS = re.compile(r"ActorDiedError.*?actor_id: ([0-9a-f]+)", re.DOTALL)
+#: What Ray says of a process that has ended, or whose machine is gone, in Flower's words for an
+#: error of its simulation.
+_DEAD_PROCESS = re.compile(
+    r"ActorDiedError.*?actor_id: ([0-9a-f]+)|ActorUnavailableError.*?The actor ([0-9a-f]+)",
+    re.DOTALL,
+)
 
 
 class WindowedGrid(Grid):
@@ -229,4 +233,4 @@ def _again(message: Message) -> Message:
 def _ended_process(reply: Message) -> str | None:
     """The name of the simulation's process that had ended, if that is what the reply says."""
     found = _DEAD_PROCESS.search(reply.error.reason or "") if reply.has_error() else None
-    return found and found.group(1)
+    return found and (found.group(1) or found.group(2))

@@ -34,11 +34,15 @@ output = "survivors"
 expand-samples = 0
 public-text = ""
 node-timeout = 120.0
-round-timeout = 3600.0
+round-seconds = 0.0
 behaviour = "honest"
+window = 128
+ray-address = ""
 """
 
 _SERVER = """
+import json
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -48,10 +52,37 @@ from flower_privsyn.testing import HashEmbedder, ShuffleWords
 app = ServerApp()
 
 
+def watch(grid: Grid) -> list[int]:
+    # After every push, how many messages are with the nodes.
+    waiting, seen = set(), []
+    push, pull = grid.push_messages, grid.pull_messages
+
+    def push_messages(messages):
+        names = list(push(messages))
+        waiting.update(names)
+        seen.append(len(waiting))
+        return names
+
+    def pull_messages(names):
+        replies = list(pull(names))
+        waiting.difference_update(reply.metadata.reply_to_message_id for reply in replies)
+        return replies
+
+    grid.push_messages, grid.pull_messages = push_messages, pull_messages
+    return seen
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    config = PrivateEvolutionConfig.from_run_config(context.run_config, other_keys=["behaviour"])
-    PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords()).start(grid)
+    config = PrivateEvolutionConfig.from_run_config(
+        context.run_config, other_keys=["behaviour", "window", "round-seconds"]
+    )
+    seen = watch(grid)
+    method = PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
+    method.messages_under_way = context.run_config["window"]
+    # Not `round-timeout`, which would also be the time to start the processes of the nodes.
+    method.start(grid, timeout=context.run_config["round-seconds"] or None)
+    (method.run.path / "under-way.json").write_text(json.dumps(seen))
 """
 
 _CLIENT = """
@@ -117,7 +148,7 @@ add_handlers(app, load, embedder=hash_embedder)
 """
 
 
-def write_app(folder: Path) -> Path:
+def write_app(folder: Path, *, num_users: int = 6) -> Path:
     """Write the app into a new folder and return it."""
     (folder / "six").mkdir(parents=True)
     public = folder / "public.jsonl"
@@ -131,9 +162,11 @@ def write_app(folder: Path) -> Path:
         )
     )
     (folder / "pyproject.toml").write_text(
-        _PYPROJECT.replace('public-text = ""', f'public-text = "{public}"')
+        _PYPROJECT.replace('public-text = ""', f'public-text = "{public}"').replace(
+            "num-users = 6", f"num-users = {num_users}"
+        )
     )
-    users = make_users(6)
+    users = make_users(num_users)
     rows = [
         [users.user_ids[owner], text] for owner, text in zip(users.owners, users.texts, strict=True)
     ]

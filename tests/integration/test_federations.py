@@ -23,6 +23,7 @@ import pytest
 
 from flower_privsyn.processes import marked_processes
 from flower_privsyn.simulation import load_app, resolve_config, run_app
+from tests.conftest import make_users
 from tests.integration.federation_app import write_app
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -151,6 +152,55 @@ def test_ray_simulation_of_two_nodes_with_three_users(
         assert np.array_equal(one, three)
 
 
+@pytest.fixture(scope="module")
+def two_hundred(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
+    """An app of 200 users, and what it releases in one process with all of them on one node."""
+    from flower_privsyn.client_apps import create_client_app
+    from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
+    from flower_privsyn.testing import (
+        HashEmbedder,
+        LoopbackGrid,
+        ShuffleWords,
+        flower_identity,
+        hash_embedder,
+    )
+
+    folder = tmp_path_factory.mktemp("two-hundred")
+    app = write_app(folder / "app", num_users=200)
+    values = resolve_config(load_app(app), settings=["num-nodes=1", f"run-dir={folder / 'run'}"])
+    config = PrivateEvolutionConfig.from_run_config(
+        values, other_keys=["behaviour", "window", "round-seconds"]
+    )
+    client = create_client_app(
+        lambda context: make_users(200),
+        embedder=hash_embedder,
+        cache_directory=folder / "cache",
+    )
+    method = PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
+    with flower_identity():
+        method.start(LoopbackGrid(client, num_nodes=1))
+    return app, sums(folder / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_nodes", [200, 16, 2, 1])
+def test_one_histogram_for_any_number_of_nodes(
+    two_hundred: tuple[Path, list[np.ndarray]], tmp_path: Path, num_nodes: int
+) -> None:
+    app, expected = two_hundred
+    run = tmp_path / "run"
+    assert simulate(app, run, num_nodes=num_nodes, window=32) is None
+    for one, other in zip(expected, sums(run), strict=True):
+        assert one.sum() > 0
+        assert np.array_equal(one, other)
+    under_way = json.loads((run / "under-way.json").read_text())
+    assert max(under_way) == min(num_nodes, 32)
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        counts = json.loads(line)
+        assert (counts["answers"], counts["missing"], counts["num_users"]) == (num_nodes, 0, 200)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_nodes", [6, 2])
 def test_superlink_and_supernode_processes(
@@ -168,10 +218,13 @@ def test_an_app_configured_in_code_gets_the_run_directory_of_the_command(tmp_pat
     project = app / "pyproject.toml"
     head, _, config = project.read_text().partition("[tool.flwr.app.config]\n")
     public = next(line for line in config.splitlines() if line.startswith("public-text"))
-    project.write_text(head + '[tool.flwr.app.config]\nnum-nodes = 2\nbehaviour = "honest"\n')
+    project.write_text(
+        head + '[tool.flwr.app.config]\nnum-nodes = 2\nbehaviour = "honest"\nwindow = 128\n'
+        "round-seconds = 0.0\n"
+    )
     source = server.read_text()
     start = source.index("    config = ")
-    stop = source.index("    PrivateEvolution(config")
+    stop = source.index("    seen = watch(grid)")
     in_code = f"""    config = PrivateEvolutionConfig(
         epsilon=5.0, num_rounds=2, num_candidates=24, lookahead=1, output="survivors",
         expand_samples=0, public_text={public.partition(" = ")[2]},
