@@ -33,10 +33,12 @@ def _bytes(key: str) -> Callable[[Mapping[str, Any]], str]:
     return text
 
 
-def _seconds(key: str, digits: int) -> Callable[[Mapping[str, Any]], str]:
+def _seconds(key: str) -> Callable[[Mapping[str, Any]], str]:
     def text(row: Mapping[str, Any]) -> str:
         value = row.get(key)
-        return "-" if value is None else f"{value:.{digits}f}"
+        if value is None:
+            return "-"
+        return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
 
     return text
 
@@ -54,8 +56,8 @@ _COLUMNS: Final[tuple[Column, ...]] = (
     ("rounds", _rounds),
     ("up per user", _bytes("bytes_up")),
     ("down per user", _bytes("bytes_down")),
-    ("CPU s per user", _seconds("client_cpu_seconds", 2)),
-    ("server s", _seconds("server_seconds", 0)),
+    ("CPU s per user", _seconds("client_cpu_seconds")),
+    ("server s", _seconds("server_seconds")),
 )
 
 
