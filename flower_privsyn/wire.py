@@ -35,8 +35,9 @@ _COHORT = "privsyn.cohort"
 _ROSTER = "privsyn.roster"
 
 
-#: Broadcasts kept in a process: of the round, and of the one before while its last nodes answer.
-_KEPT_BROADCASTS = 2
+#: Bytes of broadcasts kept in a process: of the round, and of the one before while its last nodes
+#: answer. Whole models are larger, and are read anew for every node.
+_KEPT_BROADCAST_BYTES = 128 * 2**20
 _broadcasts: OrderedDict[bytes, dict[str, npt.NDArray[Any]]] = OrderedDict()
 _broadcasts_lock = threading.Lock()
 
@@ -243,9 +244,13 @@ def read_broadcast(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
         arrays[name] = values
     with _broadcasts_lock:
         _broadcasts[key] = arrays
-        while len(_broadcasts) > _KEPT_BROADCASTS:
+        while sum(map(_array_bytes, _broadcasts.values())) > _KEPT_BROADCAST_BYTES:
             _broadcasts.popitem(last=False)
     return dict(arrays)
+
+
+def _array_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
+    return sum(array.nbytes for array in arrays.values())
 
 
 def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:

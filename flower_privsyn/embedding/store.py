@@ -36,6 +36,8 @@ SIZE_LIMIT = "PRIVSYN_RECORDS_GIB"
 _DEFAULT_GIB = 32.0
 _VERSION = 1
 _RECORDS, _OWNERS, _ENTRY = "records.npy", "owners.npy", "entry.json"
+# Strings copied at a time for the digest, which depends on it: another number, other names.
+_DIGESTED = 2**16
 _WRITING, _GONE = ".writing-", ".gone-"
 # A writer locks its folder right after making it; whoever looks in between must not take it away.
 _UNLOCKED_SECONDS = 60.0
@@ -79,10 +81,12 @@ def content_key(
     digest.update(head.encode())
     digest.update(np.ascontiguousarray(owners, dtype="<i8").tobytes())
     for strings in (user_ids, texts):
-        encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
-        # Lengths first: without them ("ab", "c") and ("a", "bc") would be one content.
-        digest.update(np.fromiter(map(len, encoded), "<i8", len(encoded)).tobytes())
-        digest.update(b"".join(encoded))
+        for start in range(0, len(strings), _DIGESTED):
+            part = strings[start : start + _DIGESTED]
+            encoded = [string.encode("utf-8", "surrogatepass") for string in part]
+            # Lengths first: without them ("ab", "c") and ("a", "bc") would be one content.
+            digest.update(np.fromiter(map(len, encoded), "<i8", len(encoded)).tobytes())
+            digest.update(b"".join(encoded))
     return digest.hexdigest()
 
 

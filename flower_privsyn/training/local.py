@@ -154,7 +154,8 @@ class LocalModel:
             raise ValueError(
                 f"parameters must have shape ({self.dimension},), got {parameters.shape}"
             )
-        self._start.copy_(torch.from_numpy(np.ascontiguousarray(parameters, dtype=np.float32)))
+        # A copy: what all nodes of a process share is read-only, and torch knows no such thing.
+        self._start.copy_(torch.from_numpy(np.array(parameters, dtype=np.float32)))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Samples as tokens, the first one included.

@@ -282,6 +282,19 @@ class TestMemory:
         answer(app, context(population, run=RUN + 50))
         assert private_sum._dealt._last is None
 
+    def test_large_broadcasts_are_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(wire, "_KEPT_BROADCAST_BYTES", 1000)
+        records = [
+            wire.broadcast_record({"model": np.full(size, 0.5, np.float32)}, precision="float32")
+            for size in (100, 140, 200, 300)
+        ]
+        for record in records:
+            values = wire.read_broadcast(record)["model"]
+            np.testing.assert_array_equal(values, np.full(record["model"].shape, 0.5))
+            kept = sum(wire._array_bytes(arrays) for arrays in wire._broadcasts.values())
+            assert kept <= 1000
+        assert not wire._broadcasts
+
     def test_one_broadcast_for_all_nodes(self) -> None:
         values = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
         record = wire.broadcast_record({"candidates": values}, precision="float16")
