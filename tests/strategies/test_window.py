@@ -198,6 +198,20 @@ class TestSilence:
         assert windowed.take_late() == 1
         assert windowed.take_late() == 0
 
+    def test_a_reply_that_nobody_asked_for_is_not_handed_out(self) -> None:
+        class Careless(Slow):
+            def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+                return super().pull_messages(list(self._arrived))  # whatever is there
+
+        grid = Careless(echo(), num_nodes=3, silent=[2])
+        windowed = WindowedGrid(grid, window=1)
+        assert senders(windowed.send_and_receive(ask([1, 2]), timeout=0.1)) == [1]
+        replies = windowed.send_and_receive(ask([3, 1]), timeout=60)
+        assert senders([next(replies)]) == [3]
+        grid.silent.clear()
+        assert senders(replies) == [1]
+        assert windowed.take_late() == 1
+
     def test_late_answers_are_counted_in_the_round_they_come_in(
         self, federation: Builder, config: Builder
     ) -> None:
