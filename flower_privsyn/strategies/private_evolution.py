@@ -325,9 +325,7 @@ class PrivateEvolution(PrivateSumStrategy):
         self._population = population
         return {"candidates": _need(population.embeddings)}
 
-    def _lookahead(
-        self, population: Population, round_number: int
-    ) -> npt.NDArray[np.float32]:
+    def _lookahead(self, population: Population, round_number: int) -> npt.NDArray[np.float32]:
         """Lines 3 to 5: the mean embedding of K variations, or of the text itself for K = 0."""
         embedder, variation = _need(self._embedder), _need(self._variation)
         copies, n = self.config.lookahead, len(population)
