@@ -273,7 +273,7 @@ def measure(arguments: argparse.Namespace) -> None:
                 "max-samples": arguments.samples,
                 "embedding-model": arguments.embedding_model,
             }
-            prepared = False
+            prepared = arguments.prepared
             for participation in arguments.participation:
                 share = 1.0 if participation == "full" else int(participation) / users
                 if share >= 1 and participation != "full":
@@ -377,8 +377,8 @@ def growth(lines: list[dict[str, Any]]) -> None:
             for other in members:
                 more = [
                     (name, other[name] / one[name])
-                    for name in ("users", "nodes")
-                    if other[name] > one[name]
+                    for name, fixed in (("users", "nodes"), ("nodes", "users"))
+                    if other[name] > one[name] and other[fixed] == one[fixed]
                 ]
                 if len(more) == 1 and more[0][1] <= 14:
                     print(
@@ -451,6 +451,9 @@ def main() -> None:
     run.add_argument("--embedding-model", default="pseudo")
     run.add_argument(
         "--in-process", action="store_true", help="CPU seconds alone, without Flower's processes"
+    )
+    run.add_argument(
+        "--prepared", action="store_true", help="skip the run that puts the records on the disk"
     )
     run.add_argument("--work", help="folder for users, records and runs (default: a new one)")
     run.add_argument("--output", default="docs/scale.json")
