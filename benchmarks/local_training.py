@@ -1,16 +1,24 @@
-"""Users per second that one node trains, against a copy of the model for every user.
+"""Users per second that are trained, against other ways and other frameworks.
 
     python -m benchmarks.local_training [--model privsyn-lm] [--trainable full] [--users 20]
 
-Three ways through the same users, samples and settings, interleaved, in one process:
+Ways through the same users, samples and settings, interleaved, in one process and one thread:
 
 - cohort: what the client app does: one model, weights put back before each user, the update
   clipped and summed by the query (`LocalModel.update`, `ModelDelta.answer`);
 - copies: what is usually written: `copy.deepcopy` of the model and a new `torch.optim.SGD` for
   every user, a dictionary of differences, flattened, clipped and summed with numpy;
+- pfl: Apple's simulator, FederatedAveraging with clipping in a SimulatedBackend, if installed;
 - floor: forward and backward passes alone, the gradients thrown away.
 
-The first two sums are compared before anything is timed.
+Then whole rounds in Flower's simulation engine on two CPUs, server included:
+
+- ours: `DPFedAvg`, two nodes that hold half of the users each;
+- Flower's own: a client per user with `fixedclipping_mod`, and
+  `DifferentialPrivacyClientSideFixedClipping` around FedAvg.
+
+What the ways make of the users is compared before anything is timed, and stops the benchmark where
+it differs. CPU time is that of all processes that take part. `--in-process` leaves Flower out.
 """
 
 from __future__ import annotations
@@ -25,7 +33,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.other_frameworks import (
+    PFL_INSTALL,
+    Pfl,
+    by_flower,
+    in_order,
+    loss,
+    ordinary,
+    ours_in_flower,
+)
+from benchmarks.other_frameworks import batches as padded
 from flower_privsyn.data import public_texts
 from flower_privsyn.queries import Cohort, ModelDelta, TrainableModel
 from flower_privsyn.training.local import LocalModel
@@ -58,14 +77,10 @@ def by_copies(model: Any, names: Sequence[str], users: Sequence[Samples], query:
         mine = copy.deepcopy(model)
         trained = dict(mine.named_parameters())
         optimiser = torch.optim.SGD([trained[name] for name in names], lr=query.learning_rate)
-        order = np.random.default_rng((0,))
-        for _ in range(query.epochs):
-            ranks = order.permutation(len(samples))
-            for first in range(0, len(samples), query.batch_size):
-                batch = [samples[rank] for rank in ranks[first : first + query.batch_size]]
-                optimiser.zero_grad()
-                loss(mine, batch).backward()
-                optimiser.step()
+        for tokens, labels in padded(in_order(samples), query.batch_size):
+            optimiser.zero_grad()
+            loss(mine, tokens, labels).backward()
+            optimiser.step()
         delta = {name: (trained[name] - start[name]).detach().numpy() for name in names}
         update = np.concatenate([value.ravel() for value in delta.values()]).astype(np.float64)
         norm = np.linalg.norm(update)
@@ -76,36 +91,45 @@ def by_copies(model: Any, names: Sequence[str], users: Sequence[Samples], query:
 def floor(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> None:
     """The passes that no way of training can avoid."""
     for samples in users:
-        for _ in range(query.epochs):
-            for first in range(0, len(samples), query.batch_size):
-                model._loss(samples[first : first + query.batch_size]).backward()
+        for first in range(0, len(samples), query.batch_size):
+            model._loss(samples[first : first + query.batch_size]).backward()
 
 
-def loss(model: Any, samples: Samples) -> torch.Tensor:
-    """Transformers' own loss of a padded batch."""
-    width = max(map(len, samples))
-    tokens = torch.zeros((len(samples), width), dtype=torch.long)
-    labels = torch.full((len(samples), width), -100)
-    for row, sample in enumerate(samples):
-        tokens[row, : len(sample)] = labels[row, : len(sample)] = torch.tensor(sample)
-    mask = (labels != -100).long()
-    result: torch.Tensor = model(
-        input_ids=tokens, attention_mask=mask, labels=labels, use_cache=False
-    ).loss
-    return result
+def operations(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> float:
+    """Floating-point operations of the floor per user: matrix products, forward and backward."""
+    with FlopCounterMode(display=False) as counter:
+        floor(model, users, query)
+    return counter.get_total_flops() / len(users)
+
+
+def product_rate() -> float:
+    """Floating-point operations per CPU second of one large float32 matrix product."""
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    rates = []
+    for _ in range(10):
+        began = time.process_time()
+        _ = left @ right
+        rates.append(2.0 * 1024**3 / (time.process_time() - began))
+    return float(np.median(rates))
+
+
+def check_equal(name: str, found: np.ndarray, expected: np.ndarray) -> None:
+    """Stop where another way made something else of the users."""
+    if np.abs(found - expected).max() > 1e-3 * np.abs(expected).max():
+        raise SystemExit(f"{name} trains differently")
 
 
 def main() -> None:
-    """Print users per second of the three ways."""
+    """Print users per second of all ways."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="privsyn-lm")
     parser.add_argument("--trainable", default="full", choices=["full", "lora"])
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--in-process", action="store_true", help="without Flower")
     arguments = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
@@ -113,17 +137,16 @@ def main() -> None:
     model = LocalModel(spec, device="cpu")
     other = LocalModel(spec, device="cpu")
     names = list(other.shapes)
-    for parameter in other._named.values():  # an ordinary model again, for the copies
-        parameter.data, parameter.grad = parameter.data.clone(), None
+    ordinary(other)
     texts = public_texts("bundled", tokenizer=model.tokenizer, max_tokens=arguments.max_tokens)
     texts = sorted(texts, key=len)[-arguments.users * arguments.samples :]
     np.random.default_rng(0).shuffle(texts)  # a user's samples differ in length
     tokens = model.encode(texts)
     users = [tokens[i :: arguments.users] for i in range(arguments.users)]
+    written = [texts[i :: arguments.users] for i in range(arguments.users)]
     query = ModelDelta(
         clip_to=0.1,
         learning_rate=0.1,
-        epochs=arguments.epochs,
         batch_size=arguments.batch_size,
     )
     ways: dict[str, Callable[[], Any]] = {
@@ -131,9 +154,15 @@ def main() -> None:
         "copies": lambda: by_copies(other._model, names, users, query),
         "floor": lambda: floor(model, users, query),
     }
-    ours, theirs = ways["cohort"](), ways["copies"]()
-    if np.abs(ours - theirs).max() > 1e-4 * np.abs(theirs).max():
-        raise SystemExit("the two ways train differently")
+    average = ways["cohort"]() * query.unit / len(users)
+    check_equal("copies", ways["copies"]() * query.unit / len(users), average)
+    try:
+        pfl = Pfl(ordinary(LocalModel(spec, device="cpu")), users, query)
+    except ImportError:
+        print(f"pfl is not installed and is left out: {PFL_INSTALL}")
+    else:
+        check_equal("pfl", pfl.round(), average)
+        ways["pfl"] = pfl.round
     ways["floor"]()
     wall: dict[str, list[float]] = {name: [] for name in ways}
     cpu: dict[str, list[float]] = {name: [] for name in ways}
@@ -150,13 +179,37 @@ def main() -> None:
         f"({arguments.trainable}, {model.dimension:,} parameters trained), {arguments.users} users "
         f"x {arguments.samples} samples x {mean_tokens:.0f} tokens"
     )
-    print("way      users/s  users per CPU second  against the floor")
-    for name in ways:
-        seconds, used = float(np.median(wall[name])), float(np.median(cpu[name]))
-        ratio = used / float(np.median(cpu["floor"]))
+    work, rate = operations(model, users, query), product_rate()
+    print(
+        f"floor: {work / 1e9:.2f} GFLOP a user in matrix products; at the {rate / 1e9:.0f} GFLOP/s "
+        f"of one thread's large product {rate / work:.1f} users per CPU second"
+    )
+    print("way             users/s  users per CPU second  CPU time against the floor  to cohort")
+    base = float(np.median(cpu["floor"]))
+
+    def line(name: str, seconds: float, used: float, against: float) -> None:
         print(
-            f"{name:<8} {arguments.users / seconds:>7.2f}  {arguments.users / used:>20.2f}  "
-            f"{ratio:>17.2f}"
+            f"{name:<14} {arguments.users / seconds:>8.2f}  {arguments.users / used:>20.2f}  "
+            f"{used / base:>26.2f}  {used / against:>9.2f}"
+        )
+
+    ours = float(np.median(cpu["cohort"]))
+    for name in ways:
+        line(name, float(np.median(wall[name])), float(np.median(cpu[name])), ours)
+    if arguments.in_process or arguments.trainable != "full":
+        return
+    theirs, update = by_flower(arguments.model, written, users, query)
+    check_equal("Flower's own strategy", update, average)
+    rounds = {
+        "ours in Flower": ours_in_flower(arguments.model, written, users, query),
+        "Flower's own": theirs,
+    }
+    for name, taken in rounds.items():
+        line(
+            name,
+            float(np.mean([one.wall for one in taken])),
+            float(np.mean([one.cpu for one in taken])),
+            ours,
         )
 
 
