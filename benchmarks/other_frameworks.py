@@ -128,7 +128,7 @@ class Pfl:
                 return {"none": Weighted(0.0, 1)}
 
         module = Module()
-        self._named = dict(module.named_parameters())
+        self._named = {n: v for n, v in module.named_parameters() if v.requires_grad}
         self._start = {name: value.detach().clone() for name, value in self._named.items()}
         self._model = PyTorchModel(
             module,
