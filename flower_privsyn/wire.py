@@ -7,7 +7,6 @@ error code from a fixed list; `unpack_*` refuse anything more.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import threading
@@ -23,6 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from flower_privsyn.privacy import GaussianMechanism, Sampling, mechanism_from_dict
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
+from flower_privsyn.shared_array import SharedArray, content_digest
 
 PROTOCOL = 1
 PREPARE = "query.prepare"
@@ -38,7 +38,7 @@ _ROSTER = "privsyn.roster"
 #: Bytes of broadcasts kept in a process: of the round, and of the one before while its last nodes
 #: answer. Whole models are larger, and are read anew for every node.
 _KEPT_BROADCAST_BYTES = 128 * 2**20
-_broadcasts: OrderedDict[bytes, dict[str, npt.NDArray[Any]]] = OrderedDict()
+_broadcasts: OrderedDict[tuple[tuple[str, bytes], ...], dict[str, npt.NDArray[Any]]] = OrderedDict()
 _broadcasts_lock = threading.Lock()
 
 
@@ -213,7 +213,7 @@ def broadcast_record(
     record = ArrayRecord()
     for name, array in broadcast.items():
         floating = np.issubdtype(array.dtype, np.floating)
-        record[name] = Array(np.ascontiguousarray(array.astype(precision) if floating else array))
+        record[name] = SharedArray(array.astype(precision) if floating else array)
     return record
 
 
@@ -223,13 +223,7 @@ def read_broadcast(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
     A process that answers for many nodes gets the same arrays with every message. They are turned
     into numbers once and shared, read-only, among all who were sent the same bytes.
     """
-    digest = hashlib.sha256()
-    for name in record:
-        array = record[name]
-        head = json.dumps([name, array.dtype, list(array.shape), array.stype, len(array.data)])
-        digest.update(head.encode())
-        digest.update(array.data)
-    key = digest.digest()
+    key = tuple((name, content_digest(record[name])) for name in record)
     with _broadcasts_lock:
         kept = _broadcasts.get(key)
         if kept is not None:

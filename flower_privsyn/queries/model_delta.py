@@ -20,6 +20,7 @@ import numpy as np
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import clip_rows
+from flower_privsyn.queries.once_per_array import all_finite
 from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, Query
 
 _LARGEST = 1e12
@@ -176,7 +177,7 @@ class ModelDelta(Query):
                 f"parameters must be ({dimension},) float32, got {parameters.shape} "
                 f"{parameters.dtype}"
             )
-        if not np.isfinite(parameters).all():
+        if not all_finite(parameters):
             raise ValueError("parameters must be finite")
 
     def answer_length(self, broadcast: Broadcast) -> int:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.queries.once_per_array import all_finite, once_per_array
 from flower_privsyn.queries.query import (
     Broadcast,
     Cohort,
@@ -57,17 +59,11 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
         raise ValueError(
             f"records {records.shape} and candidates {candidates.shape} differ in dimension"
         )
-    if not np.isfinite(candidates).all():
+    if not all_finite(candidates):
         raise ValueError("candidates must be finite")
     n, dimension = records.shape
     m = len(candidates)
-    # argmin |r - c|^2 = argmax r.c - |c|^2 / 2; the second term rides along as one more column.
-    squared_norms = np.einsum("md,md->m", candidates, candidates, dtype=np.float64)
-    right = np.empty((dimension + 1, m), dtype=np.float32)
-    right[:-1] = candidates.T
-    with np.errstate(over="ignore"):  # beyond float32 the second look decides
-        right[-1] = -0.5 * squared_norms
-    largest = math.sqrt(float(squared_norms.max()))
+    right, largest = _right_side(candidates)
     # |fl(x.y) - x.y| <= (d + 2) u |x| |y| / (1 - ...) for float32 with u = 2^-24, in any order of
     # summation; twice that separates two sums, and one factor 2 covers the rounded last column.
     unit = (dimension + 3) * 2.0**-24 * 4.0
@@ -91,6 +87,21 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
                 product, tolerance, records[start:stop], candidates
             )
     return nearest
+
+
+@once_per_array
+def _right_side(candidates: npt.NDArray[Any]) -> tuple[Float32Array, float]:
+    """What records, with a 1 behind them, are multiplied by; and the longest candidate's length.
+
+    argmin |r - c|^2 = argmax r.c - |c|^2 / 2; the second term rides along as one more column.
+    """
+    m, dimension = candidates.shape
+    squared_norms = np.einsum("md,md->m", candidates, candidates, dtype=np.float64)
+    right = np.empty((dimension + 1, m), dtype=np.float32)
+    right[:-1] = candidates.T
+    with np.errstate(over="ignore"):  # beyond float32 the second look decides
+        right[-1] = -0.5 * squared_norms
+    return right, math.sqrt(float(squared_norms.max()))
 
 
 def _best_with_ties(

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import NeighboringRelation, clip_rows
+from flower_privsyn.queries.once_per_array import all_finite
 
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
@@ -148,7 +149,7 @@ class Query(ABC):
             raise ValueError(
                 f"candidates must be (m, {dimension}) with m >= 1, got {candidates.shape}"
             )
-        if not np.isfinite(candidates).all():
+        if not all_finite(candidates):
             raise ValueError("candidates must be finite")
 
     def answer_length(self, broadcast: Broadcast) -> int:

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.queries.once_per_array import once_per_array
 from flower_privsyn.queries.query import (
     Broadcast,
     Cohort,
@@ -346,9 +347,14 @@ def _span(broadcast: Broadcast, centre: Centre) -> _Span:
 def _fingerprint(broadcast: Mapping[str, npt.NDArray[Any]], centre: Centre) -> bytes:
     digest = hashlib.sha256(centre.encode())
     for name in sorted(broadcast):
-        array = np.ascontiguousarray(broadcast[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(array.data)
+        digest.update(f"{name} ".encode() + _array_digest(broadcast[name]))
+    return digest.digest()
+
+
+@once_per_array
+def _array_digest(array: npt.NDArray[Any]) -> bytes:
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).data)
     return digest.digest()
 
 

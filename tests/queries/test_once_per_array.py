@@ -1,0 +1,118 @@
+"""What is remembered about an array is remembered only while it cannot change."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from flower_privsyn.queries import (
+    MeanSimilarity,
+    NearestNeighborHistogram,
+    Query,
+)
+from flower_privsyn.queries.once_per_array import once_per_array
+from flower_privsyn.queries.query import Cohort
+
+
+class Counted:
+    """Sums an array, and counts how often."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.sum = once_per_array(self._sum)
+
+    def _sum(self, array: npt.NDArray[np.float32]) -> float:
+        self.calls += 1
+        return float(array.sum())
+
+
+def frozen(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    array = np.array(values, dtype=np.float32)
+    array.flags.writeable = False
+    return array
+
+
+def test_the_same_frozen_array_is_looked_at_once() -> None:
+    counted = Counted()
+    array = frozen([1, 2, 3])
+    assert [counted.sum(array) for _ in range(3)] == [6.0, 6.0, 6.0]
+    assert counted.calls == 1
+    assert counted.sum(frozen([1, 2, 3])) == 6.0
+    assert counted.calls == 2
+
+
+def test_an_array_that_may_change_is_looked_at_every_time() -> None:
+    counted = Counted()
+    array = np.ones(3, dtype=np.float32)
+    assert counted.sum(array) == 3.0
+    array[0] = 5.0
+    assert counted.sum(array) == 7.0
+    # A frozen view does not own what it shows.
+    view = array[:]
+    view.flags.writeable = False
+    assert counted.sum(view) == 7.0
+    array[0] = 1.0
+    assert counted.sum(view) == 3.0
+
+
+def test_nothing_outlives_its_array_and_no_other_array_inherits_it() -> None:
+    counted = Counted()
+    for value in range(2000):  # addresses come again
+        assert counted.sum(frozen([value])) == value
+    gc.collect()
+    entries = counted.sum.__closure__  # type: ignore[attr-defined]
+    (known,) = [cell.cell_contents for cell in entries if isinstance(cell.cell_contents, dict)]
+    assert not known
+
+
+def test_threads_may_ask_at_once() -> None:
+    counted = Counted()
+    arrays = [frozen(np.full(1000, n)) for n in range(8)]
+    wrong = []
+
+    def ask(seed: int) -> None:
+        for n in np.random.default_rng(seed).integers(0, 8, 300):
+            if counted.sum(arrays[n]) != 1000 * n:
+                wrong.append(n)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        NearestNeighborHistogram(max_samples=3),
+        MeanSimilarity(centre="all"),
+        MeanSimilarity(centre="none", answer_space="span"),
+    ],
+)
+def test_answers_are_the_same_whether_candidates_are_frozen_or_not(query: Query) -> None:
+    rng = np.random.default_rng(4)
+    cohort = Cohort(
+        rng.standard_normal((60, 8)).astype(np.float32), np.repeat(np.arange(20), 3), 20
+    )
+    candidates = rng.standard_normal((30, 8)).astype(np.float32)
+    expected = query.answer(cohort, {"candidates": candidates})
+    shared = frozen(candidates)
+    for _ in range(2):
+        query.check({"candidates": shared}, dimension=8)
+        np.testing.assert_array_equal(query.answer(cohort, {"candidates": shared}), expected)
+    # The next round's candidates are others, whatever was remembered of these.
+    other = frozen(candidates[::-1])
+    np.testing.assert_array_equal(
+        query.answer(cohort, {"candidates": other}),
+        query.answer(cohort, {"candidates": candidates[::-1].copy()}),
+    )
+    broken = frozen(np.where(np.arange(8) == 3, np.nan, candidates))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="finite"):
+            query.check({"candidates": broken}, dimension=8)
