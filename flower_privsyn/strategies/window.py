@@ -143,9 +143,11 @@ class WindowedGrid(Grid):
                 if not batch and not waiting:
                     if over or not unread or attempts == _ATTEMPTS:
                         break
-                    # Nobody is left whose answer would show that a process is free.
+                    # Nobody is left whose answer would show that a process is free. Flower takes
+                    # the process that was last given back, which may be the ended one for ever:
+                    # only beside another message does one get past it.
                     attempts += 1
-                    batch = [_again(unread.popleft()[0])]
+                    batch = [_again(unread.popleft()[0]) for _ in range(min(room, len(unread)))]
                 waiting |= self._pushed(batch, until=now + patience)
                 mine |= waiting.keys()
                 del batch

@@ -289,6 +289,35 @@ class TestEndedProcesses:
         assert sorted(senders(replies)) == list(range(1, 31))
         assert grid.wasted > 0
 
+    def test_errors_that_come_after_the_last_answer(self) -> None:
+        class Hesitant(Pool):
+            """Notices only at the next look that a process has ended."""
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                self.unnoticed: list[Message] = []
+                self.hesitates = False
+
+            def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+                replies = list(super().pull_messages(message_ids))
+                if not self.hesitates:
+                    return replies
+                if self.unnoticed:
+                    self.hesitates = False
+                    self.idle.sort(reverse=True)  # it is given back after the living one
+                    return [*self.unnoticed, *replies]
+                self.unnoticed = [reply for reply in replies if reply.has_error()]
+                return [reply for reply in replies if not reply.has_error()]
+
+        grid = Hesitant(echo(), num_nodes=30, living=1, ended=1)
+        windowed = WindowedGrid(grid)
+        assert sorted(senders(windowed.send_and_receive(ask(range(1, 31))))) == list(range(1, 31))
+        grid.hesitates = True
+        # One answer comes first; then nothing but errors, and no answer to wait for.
+        replies = list(windowed.send_and_receive(ask(range(1, 7)), timeout=60))
+        assert not any(reply.has_error() for reply in replies)
+        assert sorted(senders(replies)) == list(range(1, 7))
+
     @pytest.mark.parametrize("ended", [1, 3])
     def test_no_process_is_left(self, ended: int) -> None:
         grid = Pool(echo(), num_nodes=10, living=0, ended=ended)
