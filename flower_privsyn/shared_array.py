@@ -14,6 +14,7 @@ import hashlib
 import json
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,11 @@ class SharedArray(Array):
         with self._lock:
             if self._stored is None:
                 # As numbers, not as bytes: only those are mapped by their readers, not copied.
-                self._stored = ray.put(np.frombuffer(self.data, dtype=np.uint8))
+                numbers = np.frombuffer(self.data, dtype=np.uint8)
+                # This thread is pickling a task for Ray. Pickling once more in it would make Ray
+                # take the reference for one that it cannot follow, and keep the bytes for ever.
+                with ThreadPoolExecutor(1) as other:
+                    self._stored = other.submit(ray.put, numbers).result()
             return self._stored
 
 

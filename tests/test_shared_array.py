@@ -20,7 +20,7 @@ VALUES = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float16)
 
 #: Two processes are sent the same record five times, and a changed one.
 THROUGH_RAY = """
-import json, pickle
+import gc, json, pickle, time
 import numpy as np, ray
 from ray import cloudpickle
 from flower_privsyn import wire
@@ -43,9 +43,8 @@ answers = [ray.get(node.answer.remote(record)) for node in nodes for _ in range(
 expected = values.astype(np.float16)
 values[0, 0] += 1
 other = wire.broadcast_record({"candidates": values}, precision="float16")
-print(json.dumps({
+seen = {
     "plain": plain,
-    "shared": len(cloudpickle.dumps(record)),
     "fetched": [answer[:2] for answer in answers],
     "right": all(
         answer[2] == expected.astype(np.float32).tobytes()
@@ -56,7 +55,15 @@ print(json.dumps({
         .astype(np.float32).tobytes(),
     "driver": wire.read_broadcast(record)["candidates"].tobytes()
         == expected.astype(np.float32).tobytes(),
-}))
+}
+del record, other
+gc.collect()
+held, until = 1, time.monotonic() + 20
+while held and time.monotonic() < until:
+    time.sleep(0.1)
+    held = len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
+record = wire.broadcast_record({"candidates": values}, precision="float16")
+print(json.dumps({**seen, "held": held, "shared": len(cloudpickle.dumps(record))}))
 """
 
 
@@ -123,5 +130,7 @@ def test_ray_carries_the_bytes_to_a_process_once() -> None:
     # A message holds a reference in place of 3 MB.
     assert seen["plain"] > 4000 * 384 * 2
     assert seen["shared"] < 10_000
+    # Once a round is over and its record is gone, Ray gives up the bytes.
+    assert seen["held"] == 0
     # Nobody had the bytes on arrival; the first one in a process read them, then they were known.
     assert seen["fetched"] == [[False, True], [False, False], [False, False]] * 2
