@@ -54,6 +54,9 @@ _EXPANSION_SLACK = 2.0**-20
 #: Users summed at a time: a block of 6 MiB for d = 384 stays in the processor's cache.
 _BLOCK_USERS = 2048
 
+#: Rows that a matrix product works on side by side, or a multiple of them.
+_EVEN_ROWS = 16
+
 #: Factorisations kept: many nodes of one process are asked about the same candidates.
 _KEPT_SPANS = 4
 
@@ -170,7 +173,7 @@ class MeanSimilarity(Query):
         """
         users = user_means(cohort, unit_rows, width=broadcast["candidates"].shape[1])
         if self.answer_space == "span":
-            scores = users @ _span(broadcast, self.centre).root
+            scores = _in_span(users, _span(broadcast, self.centre).root)
         else:
             scores = users @ _centred(broadcast, self.centre).T
         return self._scaled(scores, len(broadcast["candidates"]))
@@ -188,7 +191,7 @@ class MeanSimilarity(Query):
         total = np.zeros(dimension, dtype=np.float64)
         for block in cohort.blocks(_BLOCK_USERS):
             users = user_means(self._usable(block), unit_rows, width=dimension)
-            total += self._clip(self._scaled(users @ root, m)).sum(axis=0)
+            total += self._clip(self._scaled(_in_span(users, root), m)).sum(axis=0)
         if self.answer_space == "span":
             return total
         # The expansion is an isometry up to rounding; shrunk by more than that, no user's share of
@@ -342,6 +345,18 @@ def _span(broadcast: Broadcast, centre: Centre) -> _Span:
         while len(_spans) > _KEPT_SPANS:
             _spans.popitem(last=False)
     return span
+
+
+def _in_span(users: Float64Array, root: Float64Array) -> Float64Array:
+    """Users' means times the root, every row the same bits whatever rows stand beside it.
+
+    For one row, and for rows left over, matrix products add up in another order. The last bit of a
+    score that lies on the edge of a cell of the grid would then depend on who shares a node.
+    """
+    missing = -len(users) % _EVEN_ROWS
+    even = np.concatenate([users, np.zeros((missing, users.shape[1]))]) if missing else users
+    scores: Float64Array = (even @ root)[: len(users)]
+    return scores
 
 
 def _fingerprint(broadcast: Mapping[str, npt.NDArray[Any]], centre: Centre) -> bytes:

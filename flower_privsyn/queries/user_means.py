@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.queries.query import Cohort, Float32Array, Float64Array
+from flower_privsyn.queries.query import Cohort, Float32Array, Float64Array, IntArray
 
 #: Records transformed at a time.
 _BLOCK_RECORDS = 1024
@@ -28,19 +28,32 @@ def user_means(
         width: of the transformed rows.
 
     Returns:
-        (num_users, width) float64, accumulated in float64.
+        (num_users, width) float64, accumulated in float64: for each user in the same order
+        whoever else is in the cohort.
     """
     means = np.zeros((cohort.num_users, width), dtype=np.float64)
-    for start in range(0, len(cohort.records), _BLOCK_RECORDS):
-        owners = cohort.owners[start : start + _BLOCK_RECORDS]
-        rows = transform(cohort.records[start : start + _BLOCK_RECORDS])
+    for start, stop in _blocks(cohort.owners):
+        owners = cohort.owners[start:stop]
+        rows = transform(cohort.records[start:stop])
         rows = rows.astype(np.float64, copy=False)
         first = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
-        # A user whose records span two blocks is met once in each.
+        # A user with more records than a block is met once in each.
         means[owners[first]] += np.add.reduceat(rows, first, axis=0)
     counts = np.bincount(cohort.owners, minlength=cohort.num_users)
     means /= np.maximum(counts, 1)[:, None]
     return means
+
+
+def _blocks(owners: IntArray) -> Iterator[tuple[int, int]]:
+    """First record and end of consecutive blocks; only a user larger than a block is cut."""
+    start = 0
+    while start < len(owners):
+        stop = min(start + _BLOCK_RECORDS, len(owners))
+        if stop < len(owners) and owners[stop] == owners[stop - 1]:
+            first = int(np.searchsorted(owners, owners[stop], side="left"))
+            stop = first if first > start else stop
+        yield start, stop
+        start = stop
 
 
 def unit_rows(vectors: npt.NDArray[Any]) -> Float64Array:

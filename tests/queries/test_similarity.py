@@ -276,9 +276,8 @@ class TestTheCohortForm:
         monkeypatch.setattr(similarity, "_BLOCK_USERS", 5)
         for users in (1, 3, 17):
             dealt = sum(query.answer(block, broadcast) for block in cohort.blocks(users))
-            # In the span, where users are added, a coordinate may at most fall on the other side
-            # of a grid point now and then.
-            assert np.abs(dealt - together).max() <= (3 * GRID if space == "span" else 1e-8)
+            # Users are added in the span.
+            assert np.abs(dealt - together).max() <= (0.0 if space == "span" else 1e-8)
 
     def test_no_matrix_of_users_and_candidates_is_held(self) -> None:
         cohort = random_cohort(num_users=20_000, max_records=1, dimension=8, seed=13)
@@ -306,6 +305,23 @@ class TestTheCohortForm:
         for _ in range(9):
             query.answer(cohort, {"candidates": unit(generator, 20, 6)})
         assert len(similarity._spans) <= similarity._KEPT_SPANS
+
+    def test_a_users_scores_are_the_same_bits_in_every_company(self) -> None:
+        """Else a score on the edge of a cell of the grid depends on who shares the node."""
+        generator = np.random.default_rng(3)
+        candidates, dimension = unit(generator, 200, 384), 384
+        counts = np.r_[generator.integers(0, 8, 800), 3000]
+        cohort = Cohort(
+            generator.standard_normal((counts.sum(), dimension)).astype(np.float32),
+            np.repeat(np.arange(len(counts)), counts),
+            len(counts),
+        )
+        query = MeanSimilarity(centre="none", answer_space="span")
+        broadcast = {"candidates": candidates}
+        together = query.statistic(cohort, broadcast)
+        for users in (1, 7, 50):
+            apart = [query.statistic(block, broadcast) for block in cohort.blocks(users)]
+            np.testing.assert_array_equal(np.concatenate(apart), together)
 
 
 class TestTheSpan:
