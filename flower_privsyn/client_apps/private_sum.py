@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -365,6 +366,8 @@ class _Node:
             context.run_id,
             context.node_id,
             tuple(sorted((k, v) for k, v in context.node_config.items())),
+            # A run id that somebody wrote down comes again, with other settings.
+            tuple(sorted((k, v) for k, v in context.run_config.items())),
             request,
         )
         with self._lock:
@@ -482,6 +485,9 @@ def _importable(function: Callable[..., object]) -> str | None:
     """Where a function can be imported from; None for one that carries values of its own."""
     module, name = (getattr(function, key, None) for key in ("__module__", "__qualname__"))
     if not module or not name or "<" in name or "." in name:
+        return None
+    # A name may be borrowed, as by functools.wraps.
+    if getattr(sys.modules.get(module), name, None) is not function:
         return None
     return f"{module}:{name}"
 

@@ -72,7 +72,8 @@ class Embeddings:
 
     Attributes:
         cohort: all users of the node.
-        mapped: whether they lie on the disk, in pages that all processes share.
+        mapped: whether they lie on the disk; all but small arrays then in pages that all processes
+            share.
     """
 
     cohort: Cohort
@@ -81,7 +82,8 @@ class Embeddings:
     @property
     def nbytes(self) -> int:
         """Bytes of this process's own memory."""
-        return 0 if self.mapped else self.cohort.records.nbytes + self.cohort.owners.nbytes
+        arrays = (self.cohort.records, self.cohort.owners)
+        return sum(a.nbytes for a in arrays if a.flags.owndata or not self.mapped)
 
     def cohorts(
         self,

@@ -42,11 +42,14 @@ _WRITING, _GONE = ".writing-", ".gone-"
 # A writer locks its folder right after making it; whoever looks in between must not take it away.
 _UNLOCKED_SECONDS = 60.0
 _TICKET_SECONDS = 7 * 24 * 3600.0
+# A mapped file stays open. A process that answers for a thousand small nodes would run out of
+# descriptors, and so few bytes are better copied.
+_COPIED_BYTES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredRecords:
-    """The records of a node's users, mapped from its disk.
+    """The records of a node's users, mapped from its disk or, where they are few, read from it.
 
     Attributes:
         records: float32 (n, d), read-only.
@@ -145,18 +148,25 @@ class RecordStore:
         folder = self._folder / key
         try:
             facts = json.loads((folder / _ENTRY).read_text(encoding="utf-8"))
-            records = np.asarray(np.load(folder / _RECORDS, mmap_mode="r"))
-            owners = np.asarray(np.load(folder / _OWNERS, mmap_mode="r"))
             stored = StoredRecords(
-                records=records,
-                owners=owners,
+                records=_read_array(folder / _RECORDS),
+                owners=_read_array(folder / _OWNERS),
                 user_ids=tuple(facts["user_ids"]),
                 fingerprint=facts["fingerprint"],
             )
             _check(stored)
         except FileNotFoundError:
+            if folder.is_dir():  # and has lost a file: it would be in the way of a new one
+                self._remove(folder)
             return None
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
+            # Too many open files, no memory, a disk that fails: no fault of the entry's, which
+            # other processes may be able to read.
+            logger.warning(
+                "the stored records %s cannot be read (%s)", folder, error.strerror or "OSError"
+            )
+            return None
+        except (EOFError, ValueError, KeyError, TypeError) as error:
             logger.warning(
                 "the stored records %s cannot be read (%s); they are made again",
                 folder,
@@ -341,6 +351,17 @@ def _write_array(path: Path, array: NDArray[Any]) -> None:
         np.save(file, array)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _read_array(path: Path) -> NDArray[Any]:
+    """Map an array, or read a small one; not writeable."""
+    array: NDArray[Any]
+    if path.stat().st_size <= _COPIED_BYTES:
+        array = np.array(np.load(path))  # owns its memory, which tells it from a mapped one
+    else:
+        array = np.asarray(np.load(path, mmap_mode="r"))
+    array.flags.writeable = False
+    return array
 
 
 def _sync(folder: Path) -> None:

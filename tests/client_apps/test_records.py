@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import multiprocessing
@@ -17,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app, private_sum, users_of_node
 from flower_privsyn.data import Users
-from flower_privsyn.embedding import RecordStore
+from flower_privsyn.embedding import RecordStore, store
 from flower_privsyn.privacy import FullParticipation, PoissonSampling, Sampling
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.testing import HashEmbedder, flower_identity, hash_embedder
@@ -225,6 +226,31 @@ class TestTickets:
         assert heads == [2, 3]
         assert self.tickets(tmp_path) == 0
 
+    def test_not_for_a_recipe_under_a_borrowed_name(self, tmp_path: Path) -> None:
+        heads = []
+        for number in (2, 3):
+            users = Users.from_rows([(f"u{n}", "court tax") for n in range(number)])
+
+            @functools.wraps(users_of_node)
+            def load(where: Context, users: Users = users) -> Users:
+                return users
+
+            app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path)
+            heads.append(wire.unpack_roster(prepare(app, context(tmp_path))).num_users)
+        assert heads == [2, 3]
+        assert self.tickets(tmp_path) == 0
+
+    def test_nor_kept_in_memory_for_other_data(self, population: Path, tmp_path: Path) -> None:
+        """One app, asked twice under a run id that somebody wrote down."""
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        other = tmp_path / "other.jsonl"
+        other.write_text("".join(population.read_text().splitlines(keepends=True)[:3]))
+        rosters = [
+            wire.unpack_roster(prepare(app, context(data, nodes=1, run=1)))
+            for data in (population, other)
+        ]
+        assert [roster.num_users for roster in rosters] == [40, 3]
+
     def test_not_for_a_run_id_that_somebody_wrote_down(
         self, population: Path, tmp_path: Path
     ) -> None:
@@ -245,6 +271,9 @@ class TestMemory:
             trainer=None,
             random=None,  # type: ignore[arg-type]
         )
+        copied = node._prepared(REQUEST, context(population, run=RUN + 1))
+        assert copied.nbytes > 1000  # few records are read, not mapped
+        monkeypatch.setattr(store, "_COPIED_BYTES", 0)
         mapped = node._prepared(REQUEST, context(population))
         assert 0 < mapped.nbytes < 1000
         monkeypatch.setattr(private_sum, "_KEPT_BYTES", 2500)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -34,6 +35,10 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
+def open_files() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+
+
 class TestEntries:
     def test_found_as_written(self, tmp_path: Path) -> None:
         records = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
@@ -49,10 +54,22 @@ class TestEntries:
         assert RecordStore(tmp_path).find(OTHER) is None
 
     def test_mapped_and_not_to_be_written(self, tmp_path: Path) -> None:
-        stored = put(RecordStore(tmp_path))
+        stored = put(RecordStore(tmp_path), rows=10_000)
         assert not stored.records.flags.owndata
+        assert not stored.owners.flags.owndata
         with pytest.raises(ValueError, match="read-only"):
             stored.records[0, 0] = 1.0
+
+    def test_few_records_are_read_and_keep_no_file_open(self, tmp_path: Path) -> None:
+        stored = put(RecordStore(tmp_path))
+        assert stored.records.flags.owndata
+        with pytest.raises(ValueError, match="read-only"):
+            stored.records[0, 0] = 1.0
+        store = RecordStore(tmp_path)
+        before = len(open_files())
+        kept = [store.find(KEY) for _ in range(20)]
+        assert len(open_files()) == before
+        assert None not in kept
 
     def test_users_without_any_record(self, tmp_path: Path) -> None:
         stored = RecordStore(tmp_path).put(
@@ -115,9 +132,35 @@ class TestEntries:
         assert not (tmp_path / "records" / KEY).exists()
         assert len(put(store).records) == 5
 
-    def test_truncated_records(self, tmp_path: Path) -> None:
+    def test_an_entry_is_not_to_blame_for_what_the_process_lacks(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = RecordStore(tmp_path)
+        put(store, rows=10_000)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = max(open_files()) + 1
+        with caplog.at_level(logging.WARNING, logger="flower_privsyn.embedding"):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used, limits[1]))
+            try:
+                kept = [store.find(KEY) for _ in range(used)]
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert kept[-1] is None
+        assert "Too many open files" in caplog.text
+        del kept
+        assert store.find(KEY) is not None
+
+    def test_a_lost_file(self, tmp_path: Path) -> None:
         store = RecordStore(tmp_path)
         put(store)
+        (tmp_path / "records" / KEY / "owners.npy").unlink()
+        assert store.find(KEY) is None
+        assert len(put(store).records) == 5
+
+    @pytest.mark.parametrize("rows", [5, 10_000])
+    def test_truncated_records(self, tmp_path: Path, rows: int) -> None:
+        store = RecordStore(tmp_path)
+        put(store, rows=rows)
         path = tmp_path / "records" / KEY / "records.npy"
         path.write_bytes(path.read_bytes()[:-8])
         assert store.find(KEY) is None
@@ -218,7 +261,7 @@ def _write(directory: Path) -> bytes:
 class TestProcesses:
     def test_another_process_maps_the_same_file(self, tmp_path: Path) -> None:
         store = RecordStore(tmp_path)
-        stored = put(store)
+        stored = put(store, rows=10_000)
         store.remember("ticket", KEY)
         with multiprocessing.get_context("fork").Pool(1) as pool:
             content, mapped = pool.apply(_read, (tmp_path,))
