@@ -393,6 +393,8 @@ class TestClientTime:
             ("query.prepare", 1),
             *[(VOTES, 0), (VOTES, 1)] * 2,
         ]
+        # Who was asked is secret where users flip coins.
+        assert file.stat().st_mode & 0o077 == 0
         found = client_costs(file, users=4)
         assert found.answers == 4
         assert found.cpu_seconds_prepare > 0.005
