@@ -3,6 +3,7 @@
     python -m benchmarks.scale measure [--users 1000 10000] [--methods pe-1024 pe-2048 popri-18000]
                                        [--participation full 1000] [--nodes 16] [--rounds 3]
     python -m benchmarks.scale table
+    python -m benchmarks.scale broadcast
 
 `measure` simulates the users (`privsyn simulate`), runs `benchmarks/scale-app` once to put the
 records on the disk, then once per line of the grid, and adds every line to `--output` (JSON), which
@@ -16,6 +17,10 @@ factorise in it what later rounds find. CPU time is that of the whole process tr
 moments, and of the nodes alone inside their handlers. Memory is the sum over the tree of the
 proportional set size, in which a page that four processes share counts once; where the kernel does
 not tell it, the resident set size, in which it counts four times.
+
+`broadcast` prints what one node's copy of 18,000 candidates costs, as Flower's own Array and as the
+package sends it: pickled by the simulation for Ray, and read in a process that has not or has seen
+them before.
 
 Floors: the floating-point operations of the question and the bytes of records it has to read,
 beside what one core of this machine does in a matrix product.
@@ -435,6 +440,50 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+def broadcast(arguments: argparse.Namespace) -> None:
+    """Print what one message's candidates cost to send and to read."""
+    import ray
+    from flwr.app import Array, ArrayRecord
+
+    from flower_privsyn import wire
+
+    class Node:
+        def read(self, record: ArrayRecord) -> float:
+            started = time.process_time()
+            wire.read_broadcast(record)
+            return time.process_time() - started
+
+    def sent(record: ArrayRecord) -> tuple[float, float, float]:
+        """Median CPU seconds to send, seconds there and back, and to read."""
+        costs = []
+        for _ in range(arguments.repeats):
+            cpu, wall = time.process_time(), time.perf_counter()
+            answer = node.read.remote(record)
+            cpu = time.process_time() - cpu
+            read = ray.get(answer)
+            costs.append((cpu, time.perf_counter() - wall, read))
+        return tuple(statistics.median(column) for column in zip(*costs, strict=True))  # type: ignore[return-value]
+
+    values = np.random.default_rng(0).standard_normal((18_000, DIMENSION), dtype=np.float32)
+    started = time.process_time()
+    record = wire.broadcast_record({"candidates": values}, precision="float16")
+    print(f"make the record: {1000 * (time.process_time() - started):.1f} CPU-ms, once a round")
+    size = record.count_bytes() / 1e6
+    plain = ArrayRecord({"candidates": Array(values.astype("float16"))})
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    node = ray.remote(Node).remote()
+    ray.get(node.read.remote(wire.broadcast_record({"small": values[:1]}, precision="float16")))
+    first = ray.get(node.read.remote(record))
+    print(f"read it first in a process: {1000 * first:.1f} CPU-ms, {size:.2f} MB")
+    print(
+        "| record | CPU-ms to send | ms there and back | CPU-ms to read again |\n|---|---|---|---|"
+    )
+    for name, each in (("Flower's Array", plain), ("the package's", record)):
+        cpu, wall, read = sent(each)
+        print(f"| {name} | {1000 * cpu:.1f} | {1000 * wall:.1f} | {1000 * read:.2f} |")
+    ray.shutdown()
+
+
 def main() -> None:
     """Measure, or show what was measured."""
     parser = argparse.ArgumentParser(
@@ -462,6 +511,9 @@ def main() -> None:
     show.add_argument("--output", default="docs/scale.json")
     show.add_argument("--plot", default="docs/scale.png")
     show.set_defaults(command=table)
+    sending = commands.add_parser("broadcast")
+    sending.add_argument("--repeats", type=int, default=20)
+    sending.set_defaults(command=broadcast)
     arguments = parser.parse_args()
     arguments.command(arguments)
 
