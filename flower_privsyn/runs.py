@@ -105,7 +105,9 @@ class RunDirectory:
     # ---------------------------------------------------------------- making and opening
 
     @classmethod
-    def create(cls, path: str | Path, *, config: Mapping[str, Any]) -> RunDirectory:
+    def create(
+        cls, path: str | Path, *, config: Mapping[str, Any], strategy: str = ""
+    ) -> RunDirectory:
         """Make a new run in a folder, which is created where it does not exist.
 
         The run is locked by this process when the method returns.
@@ -115,6 +117,7 @@ class RunDirectory:
             config: What the run was asked to do, as plain JSON values; stored under
                 `config.json` beside the versions of the libraries and, for a run started by
                 `privsyn run`, beside that command's own settings.
+            strategy: The class that runs it, by name; "" for a run of something else.
 
         Raises:
             RunDirectoryError: The folder holds a run, cannot be written or is locked.
@@ -130,6 +133,7 @@ class RunDirectory:
                 # Again: another process may have made a run before the lock was ours.
                 run.refuse_existing()
                 document: dict[str, Any] = {
+                    "strategy": strategy,
                     "config": plain(config),
                     "versions": _versions(),
                     "created": now(),
@@ -165,20 +169,26 @@ class RunDirectory:
 
     @classmethod
     def start(
-        cls, path: str | Path, *, config: Mapping[str, Any], resume: bool = False
+        cls,
+        path: str | Path,
+        *,
+        config: Mapping[str, Any],
+        strategy: str = "",
+        resume: bool = False,
     ) -> RunDirectory:
         """Create a run, or with `resume` open one that has not finished and lock it.
 
         Args:
             path: The folder.
             config: As for `create`; of a resumed run the recorded one stays.
+            strategy: The same.
             resume: Continue a run instead of making one.
 
         Raises:
             RunDirectoryError: As for `create` and `open`; or the run to resume has finished.
         """
         if not resume:
-            return cls.create(path, config=config)
+            return cls.create(path, config=config, strategy=strategy)
         run = cls.open(path)
         run.refuse_finished()
         run.lock(wait_seconds=10)

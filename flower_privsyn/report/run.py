@@ -67,16 +67,6 @@ from flower_privsyn.report.scales import (
 )
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 
-#: A setting that only one strategy has, and its name. A run does not record the class it is of:
-#: an app may have subclassed it.
-_STRATEGIES = (
-    ("refine", "KernelSketch"),
-    ("answer-space", "POPri"),
-    ("lookahead", "PrivateEvolution"),
-    ("min-separation", "DPFTRL"),
-    ("adaptive-clipping", "DPFedAvg"),
-)
-
 #: Settings that say where things were on the machine of the run, or how it was started.
 _PLACES = ("run-dir", "resume")
 
@@ -116,18 +106,6 @@ def run_page(run: RunDirectory) -> Html:
     return _Page(run).html()
 
 
-def strategy_name(config: Mapping[str, Any]) -> str | None:
-    """The strategy of this package that has such settings; None for another's.
-
-    Args:
-        config: the settings, with hyphens, as in `config.json`.
-    """
-    for setting, name in _STRATEGIES:
-        if setting in config:
-            return name
-    return None
-
-
 class _Page:
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -150,19 +128,23 @@ class _Page:
         stamps = [record.get("stamp") for record in (self.summary, *self.metrics)]
         return next((str(stamp) for stamp in stamps if stamp), None)
 
+    def _strategy(self) -> str:
+        name = str(self.document.get("strategy") or "")
+        # The same class is two methods of the literature.
+        return "PE + SFT" if name == "POPri" and self.config.get("loss") == "sft" else name
+
     # ---------------------------------------------------------------- the page
 
     def html(self) -> Html:
         launch = self.document.get("launch")
         app = launch.get("name") if isinstance(launch, Mapping) else None
-        strategy = strategy_name(self.config)
         heading = f"Run {self.run.path.name}"
         subtitle = [
             element("span", self.status, class_="status"),
             *[
                 str(text)
                 for text in (
-                    strategy or self._query(),
+                    self._strategy() or self._query(),
                     None if app is None else f"app {app}",
                     f"begun {time_text(self.document.get('created'))}",
                     f"last written {time_text(self.state['updated'])}"

@@ -290,7 +290,9 @@ class PrivateSumStrategy(Strategy):
             path, resume = user_path(settings.run_dir), settings.resume
         else:
             path, resume = unnamed_run(type(self).__name__)
-        self._run = RunDirectory.start(path, config=settings.to_dict(), resume=resume)
+        self._run = RunDirectory.start(
+            path, config=settings.to_dict(), strategy=type(self).__name__, resume=resume
+        )
         with self._run.session():
             if resume:
                 self._refuse_changes()
@@ -894,6 +896,12 @@ class PrivateSumStrategy(Strategy):
 
     def _refuse_changes(self) -> None:
         """A resumed run must be the run that was started."""
+        strategy = self.run.document.get("strategy") or type(self).__name__
+        if strategy != type(self).__name__:
+            raise ConfigError(
+                f"the run in {self.run.path} was started by {strategy} and is resumed by "
+                f"{type(self).__name__}: a resumed run keeps its strategy"
+            )
         before, now = self.run.config, self._settings.to_dict()
         changed = sorted(
             key for key in {*before, *now} - self.changeable if before.get(key) != now.get(key)

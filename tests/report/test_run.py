@@ -16,16 +16,13 @@ from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.population import Population
 from flower_privsyn.report import write_run_page
 from flower_privsyn.report.rounds import principal_plane, read_round, round_files, spread_over
-from flower_privsyn.report.run import run_page, strategy_name
+from flower_privsyn.report.run import run_page
 from flower_privsyn.report.scales import epsilon_text
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.strategies import (
     DPFTRL,
-    DPFedAvgConfig,
     DPFTRLConfig,
     KernelSketchConfig,
-    POPriConfig,
-    PrivateEvolutionConfig,
 )
 from tests.evaluation.test_costs import Runs, runs
 from tests.report.pages import Node, check
@@ -197,18 +194,14 @@ class TestStrategies:
         assert len({row[1] for row in spent}) == 1  # the first round is charged for all
 
     @pytest.mark.parametrize(
-        ("config", "name"),
-        [
-            (PrivateEvolutionConfig, "PrivateEvolution"),
-            (POPriConfig, "POPri"),
-            (KernelSketchConfig, "KernelSketch"),
-            (DPFedAvgConfig, "DPFedAvg"),
-            (DPFTRLConfig, "DPFTRL"),
-        ],
+        ("strategy", "loss", "shown_as"),
+        [("POPri", "dpo", "POPri"), ("POPri", "sft", "PE + SFT"), ("MyOwn", "sft", "MyOwn")],
     )
-    def test_are_known_by_their_settings(self, config: Any, name: str) -> None:
-        assert strategy_name(config(noise_multiplier=1.0).to_dict()) == name
-        assert strategy_name({"my-key": 1}) is None
+    def test_are_named(self, tmp_path: Path, strategy: str, loss: str, shown_as: str) -> None:
+        run = RunDirectory.create(tmp_path / "run", config={"loss": loss}, strategy=strategy)
+        run.unlock()
+        page = check(run_page(run))
+        assert shown_as in [part.strip() for part in page.with_class("subtitle")[0].text.split("·")]
 
 
 RELEASE = {

@@ -633,6 +633,18 @@ class TestResume:
         with pytest.raises(ConfigError, match="epsilon = 9.0 differs from the 4.0"):
             start(resume=True, num_nodes=5, epsilon=9.0)
 
+    def test_another_strategy_does_not_go_on(
+        self, config: Builder, federation: Builder, tmp_path: Path
+    ) -> None:
+        class Other(Probe):
+            pass
+
+        run = str(tmp_path / "run")
+        with pytest.raises(FederationError):
+            Probe(config(num_nodes=5, run_dir=run)).start(federation())
+        with pytest.raises(ConfigError, match="was started by Probe and is resumed by Other"):
+            Other(config(num_nodes=5, run_dir=run, resume=True)).start(federation())
+
     def test_the_ledger_refuses_a_round_beyond_the_budget(
         self, start: Builder, config: Builder, federation: Builder
     ) -> None:
