@@ -35,6 +35,14 @@ def counting_embedder(name: str, precision: str) -> HashEmbedder:
     return HashEmbedder()
 
 
+def other_embedder(name: str, precision: str) -> HashEmbedder:
+    return HashEmbedder(dimension=16)
+
+
+def other_users(where: Context) -> Users:
+    return Users.from_rows([("somebody", "court tax")])
+
+
 @pytest.fixture
 def population(tmp_path: Path) -> Path:
     path = tmp_path / "users.jsonl"
@@ -148,6 +156,15 @@ class TestSums:
         changed, _ = in_another_process(cache, [context(population, run=RUN + 2)])
         assert changed != first
 
+    @pytest.mark.parametrize("change", [{"max_tokens": 4}, {"max_samples": 1}, {"seed": 5}])
+    def test_text_that_is_cut_otherwise_makes_other_records(
+        self, population: Path, tmp_path: Path, change: dict[str, int]
+    ) -> None:
+        for run, request in enumerate((REQUEST, replace(REQUEST, **change), REQUEST)):
+            app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "cache")
+            prepare(app, context(population, run=RUN + run), request)
+        assert len(list((tmp_path / "cache" / "records").glob("[0-9a-f]*"))) == 2
+
     def test_nothing_of_it_is_left_in_a_message(self, population: Path, tmp_path: Path) -> None:
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
         where = context(population)
@@ -199,11 +216,36 @@ class TestTickets:
             )
         assert self.tickets(cache) == 2
 
-    def test_of_another_request(self, population: Path, tmp_path: Path) -> None:
+    def test_of_other_settings_of_the_run(self, population: Path, tmp_path: Path) -> None:
+        cache, other = tmp_path / "cache", tmp_path / "other.jsonl"
+        other.write_text("".join(population.read_text().splitlines(keepends=True)[:3]))
+        for data in (population, other):
+            app = create_client_app(embedder=hash_embedder, cache_directory=cache)
+            prepare(app, context(data))
+        assert self.tickets(cache) == 2
+
+    def test_of_another_recipe_or_model(self, population: Path, tmp_path: Path) -> None:
+        cache = tmp_path / "cache"
+        rosters = []
+        for load, embedder in (
+            (users_of_node, hash_embedder),
+            (other_users, hash_embedder),
+            (users_of_node, other_embedder),
+        ):
+            app = create_client_app(load, embedder=embedder, cache_directory=cache)
+            roster = wire.unpack_roster(prepare(app, context(population)))
+            rosters.append((roster.num_users, roster.dimension))
+        assert rosters == [(10, 32), (1, 32), (10, 16)]
+        assert self.tickets(cache) == 3
+
+    @pytest.mark.parametrize("same_process", [False, True])
+    def test_of_another_request(self, population: Path, tmp_path: Path, same_process: bool) -> None:
         cache = tmp_path / "cache"
         sizes = []
+        app = create_client_app(embedder=hash_embedder, cache_directory=cache)
         for fraction in (0.0, 0.5, 0.0):
-            app = create_client_app(embedder=hash_embedder, cache_directory=cache)
+            if not same_process:
+                app = create_client_app(embedder=hash_embedder, cache_directory=cache)
             reply = prepare(
                 app, context(population, nodes=1), replace(REQUEST, held_out_fraction=fraction)
             )
@@ -310,6 +352,23 @@ class TestMemory:
         assert private_sum._dealt._last is not None
         answer(app, context(population, run=RUN + 50))
         assert private_sum._dealt._last is None
+
+    def test_what_was_read_last_is_not_taken_for_another_file(
+        self, population: Path, tmp_path: Path
+    ) -> None:
+        other = tmp_path / "other.jsonl"
+        lines = population.read_text().splitlines(keepends=True)
+        other.write_text("".join(lines[:3]))
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
+        sizes = []
+        for data, run in ((population, RUN + 60), (other, RUN + 60), (population, 1), (other, 1)):
+            where = context(data, nodes=1, run=run)
+            sizes.append(wire.unpack_roster(prepare(app, where)).num_users)
+        # Nor for what the same file held in an earlier run of that name.
+        population.write_text("".join(lines[:5]))
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
+        reply = prepare(app, context(population, nodes=1, run=1))
+        assert [*sizes, wire.unpack_roster(reply).num_users] == [40, 3, 40, 3, 5]
 
     def test_large_broadcasts_are_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(wire, "_KEPT_BROADCAST_BYTES", 1000)
