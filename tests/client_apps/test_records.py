@@ -361,14 +361,14 @@ class TestMemory:
         other.write_text("".join(lines[:3]))
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
         sizes = []
-        for data, run in ((population, RUN + 60), (other, RUN + 60), (population, 1), (other, 1)):
+        for data, run in ((population, RUN + 60), (other, RUN + 60), (other, 1), (population, 1)):
             where = context(data, nodes=1, run=run)
             sizes.append(wire.unpack_roster(prepare(app, where)).num_users)
         # Nor for what the same file held in an earlier run of that name.
         population.write_text("".join(lines[:5]))
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
         reply = prepare(app, context(population, nodes=1, run=1))
-        assert [*sizes, wire.unpack_roster(reply).num_users] == [40, 3, 40, 3, 5]
+        assert [*sizes, wire.unpack_roster(reply).num_users] == [40, 3, 3, 40, 5]
 
     def test_large_broadcasts_are_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(wire, "_KEPT_BROADCAST_BYTES", 1000)
