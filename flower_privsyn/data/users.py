@@ -165,13 +165,14 @@ class Users:
                 f"mask must be a boolean array of shape ({len(self)},), "
                 f"got {mask.dtype} of shape {mask.shape}."
             )
-        rows = mask[self.owners]  # (n,)
+        # By their positions: in a simulation every node takes its few out of everybody's.
+        rows = np.flatnonzero(mask[self.owners])
         new_index = np.cumsum(mask, dtype=np.int64) - 1
         return Users(
-            user_ids=tuple(itertools.compress(self.user_ids, mask)),
-            texts=list(itertools.compress(self.texts, rows)),
+            user_ids=tuple(self.user_ids[user] for user in np.flatnonzero(mask).tolist()),
+            texts=[self.texts[row] for row in rows.tolist()],
             owners=new_index[self.owners[rows]],
-            dates=None if self.dates is None else list(itertools.compress(self.dates, rows)),
+            dates=None if self.dates is None else [self.dates[row] for row in rows.tolist()],
         )
 
     def deal(self, *, partition_id: int, num_partitions: int) -> Users:
