@@ -187,9 +187,9 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         path: The run directory.
 
     Returns:
-        path, app, status, error, created, rounds_finished, rounds_lost, releases, users, delta,
-        epsilon_release, epsilon_server, epsilon_budget, stamp, synthetic_texts, samples, files
-        (name to bytes). The epsilons are cumulative, from the ledger; None before the first release
+        path, app, strategy, status, error, created, rounds_finished, rounds_lost, releases, users,
+        delta, epsilon_release, epsilon_server, epsilon_budget, stamp, synthetic_texts, samples,
+        files (name to bytes). The epsilons are cumulative, from the ledger; None before the first release
         and for a run that is not private. The stamp is a sentence that says that the epsilons do
         not cover the result; None where they do. The status is `interrupted` for a run recorded as
         running while no process works on it.
@@ -218,6 +218,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     return {
         "path": str(run.path),
         "app": launch.get("name"),
+        "strategy": run.document.get("strategy") or None,
         "status": status,
         "error": run.error,
         "created": run.document.get("created"),
@@ -260,6 +261,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     row("run", facts["path"])
     row("app", facts["app"] or "-")
+    row("strategy", facts["strategy"] or "-")
     row("status", facts["status"])
     if facts["error"]:
         row("error", facts["error"])

@@ -29,7 +29,7 @@ def _release(number: int, **values: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    run = RunDirectory.create(tmp_path / "run", config={"epsilon": 7.58})
+    run = RunDirectory.create(tmp_path / "run", config={"epsilon": 7.58}, strategy="POPri")
     lines = [
         {"event": "opened", "delta": 3e-6, "epsilon_budget": 7.58},
         {"event": "started", "round": 1},
@@ -54,6 +54,7 @@ def test_inspect_reads_everything_from_the_files(
 ) -> None:
     assert cli.main(["inspect", str(run.path), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
+    assert facts["strategy"] == "POPri"
     assert facts["status"] == "finished"
     assert facts["error"] is None
     assert facts["rounds_finished"] == [1, 2]
