@@ -189,10 +189,10 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     Returns:
         path, app, strategy, status, error, created, rounds_finished, rounds_lost, releases, users,
         delta, epsilon_release, epsilon_server, epsilon_budget, stamp, synthetic_texts, samples,
-        files (name to bytes). The epsilons are cumulative, from the ledger; None before the first release
-        and for a run that is not private. The stamp is a sentence that says that the epsilons do
-        not cover the result; None where they do. The status is `interrupted` for a run recorded as
-        running while no process works on it.
+        files (name to bytes). The epsilons are cumulative, from the ledger; None before the first
+        release and for a run that is not private. The stamp is a sentence that says that the
+        epsilons do not cover the result; None where they do. The status is `interrupted` for a run
+        recorded as running while no process works on it.
 
     Raises:
         RunDirectoryError: The folder holds no run, or one of its files is damaged.
