@@ -232,8 +232,9 @@ def read_broadcast(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
     arrays = {}
     for name in record:
         values = record[name].numpy()
-        if np.issubdtype(values.dtype, np.floating):
-            values = values.astype(np.float32)
+        # Arrays of their own, so that what follows from them can be kept with them.
+        floating = np.issubdtype(values.dtype, np.floating)
+        values = values.astype(np.float32 if floating else values.dtype)
         values.flags.writeable = False
         arrays[name] = values
     with _broadcasts_lock:

@@ -312,6 +312,11 @@ def _groups(prompt: npt.NDArray[Any], num_candidates: int) -> IntArray:
             f"prompt must be ({num_candidates},) integers, one group per candidate, got "
             f"{prompt.dtype} of shape {prompt.shape}"
         )
+    return _numbered(prompt)
+
+
+@once_per_array
+def _numbered(prompt: npt.NDArray[Any]) -> IntArray:
     groups: IntArray = np.unique(prompt, return_inverse=True)[1].reshape(-1)
     return groups
 

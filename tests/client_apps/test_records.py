@@ -393,6 +393,13 @@ class TestMemory:
         values[0, 0] += 1
         other = wire.broadcast_record({"candidates": values}, precision="float16")
         assert wire.read_broadcast(other)["candidates"][0, 0] != one["candidates"][0, 0]
+        groups = {"candidates": values, "prompt": np.arange(30) // 3}
+        for array in wire.read_broadcast(
+            wire.broadcast_record(groups, precision="float16")
+        ).values():
+            # What follows from an array is kept only with one that nobody can change.
+            assert array.flags.owndata
+            assert not array.flags.writeable
         renamed = wire.broadcast_record({"prompt": values}, precision="float16")
         assert list(wire.read_broadcast(renamed)) == ["prompt"]
 

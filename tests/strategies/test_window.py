@@ -103,6 +103,26 @@ class Pool(LoopbackGrid):
 
 
 class TestRoom:
+    def test_the_first_message_is_sent_before_the_next_is_built(self) -> None:
+        order: list[str] = []
+
+        class Watched(LoopbackGrid):
+            def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+                ids: list[str] = []
+                for message in messages:
+                    order.append(f"sent {message.metadata.dst_node_id}")
+                    ids += super().push_messages([message])
+                return ids
+
+        def built() -> Iterator[Message]:
+            for node, message in enumerate(ask([1, 2, 3]), start=1):
+                order.append(f"built {node}")
+                yield message
+
+        windowed = WindowedGrid(Watched(echo(), num_nodes=3))
+        assert senders(windowed.send_and_receive(built(), timeout=60)) == [1, 2, 3]
+        assert order == [f"{event} {node}" for node in (1, 2, 3) for event in ("built", "sent")]
+
     @pytest.mark.parametrize("window", [1, 7, 200, 1000])
     def test_messages_are_built_when_there_is_room(self, window: int) -> None:
         grid = LoopbackGrid(echo(), num_nodes=200)
