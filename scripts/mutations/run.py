@@ -182,8 +182,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the cohort form forgets to clip",
         file=SIMILARITY,
-        before="total += self._clip(self._scaled(users @ root, m)).sum(axis=0)",
-        after="total += self._scaled(users @ root, m).sum(axis=0)",
+        before="total += self._clip(self._scaled(_in_span(users, root), m)).sum(axis=0)",
+        after="total += self._scaled(_in_span(users, root), m).sum(axis=0)",
         tests=(f"{SIMILARITY_TESTS}::TestTheBound", f"{SIMILARITY_TESTS}::TestTheCohortForm"),
     ),
     Mutation(
@@ -613,6 +613,41 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(
             "tests/training/test_causal.py::TestResume::test_a_killed_training_ends_with_the_same_bits",
         ),
+    ),
+    Mutation(
+        name="what was learned of candidates is used for others",
+        file="flower_privsyn/queries/once_per_array.py",
+        before="        if array.flags.writeable or not array.flags.owndata:\n",
+        after="        if False:\n",
+        tests=("tests/queries/test_once_per_array.py",),
+    ),
+    Mutation(
+        name="a user's score depends on who shares the node",
+        file=SIMILARITY,
+        before="    missing = -len(users) % _EVEN_ROWS\n",
+        after="    missing = 0\n",
+        tests=(SIMILARITY_TESTS,),
+    ),
+    Mutation(
+        name="a late reply is handed out as another question's",
+        file="flower_privsyn/strategies/window.py",
+        before="                    if answered not in mine:\n",
+        after="                    if False:\n",
+        tests=("tests/strategies/test_window.py",),
+    ),
+    Mutation(
+        name="another strategy goes on with a run",
+        file="flower_privsyn/strategies/private_sum.py",
+        before="        if strategy != type(self).__name__:\n",
+        after="        if False:\n",
+        tests=("tests/strategies/test_private_sum.py",),
+    ),
+    Mutation(
+        name="a node answers about another run's file",
+        file="flower_privsyn/client_apps/private_sum.py",
+        before="            tuple(sorted((k, v) for k, v in context.run_config.items())),\n",
+        after="",
+        tests=("tests/client_apps/test_records.py",),
     ),
 )
 
