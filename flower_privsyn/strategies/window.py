@@ -13,7 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from flwr.app import Message
@@ -196,26 +196,17 @@ class WindowedGrid(Grid):
         *,
         until: float,
     ) -> int:
-        """Send messages, each as it is built, and wait for the answers of those that were taken.
+        """Send messages and wait for the answers of those that were taken.
 
         What Flower did not take is not waited for, but is told apart.
 
         Returns:
-            How many were built.
+            How many there were.
         """
-        messages = iter(messages)
-        first = next(messages, None)
-        if first is None:
+        built = list(messages)  # Flower's grid of a deployment goes through them twice
+        if not built:
             return 0
-        built: list[Message] = []
-
-        def each() -> Iterator[Message]:
-            # The first nodes work while the last ones' messages are made.
-            for message in chain([first], messages):
-                built.append(message)
-                yield message
-
-        ids = list(self._grid.push_messages(each()))
+        ids = list(self._grid.push_messages(built))
         sent = built
         if len(ids) < len(built):  # some Grids leave out the refused, others put None
             taken = set(ids)
