@@ -138,18 +138,20 @@ class WindowedGrid(Grid):
         try:
             while True:
                 over = (now := time.monotonic()) >= deadline
-                room = 0 if over else max(0, self._window - _holding(waiting, now))
-                built = self._push(islice(messages, room), waiting, until=now + patience)
-                if not built and not waiting:
+                room = 0 if over else self._window - _holding(waiting, now)
+                # A list: the grid of a deployment goes through it twice.
+                batch = list(islice(messages, max(0, room)))
+                if not batch and not waiting:
                     if over or not unread or attempts == _ATTEMPTS:
                         break
                     # Nobody is left whose answer would show that a process is free. Flower takes
                     # the process that was last given back, which may be the ended one for ever:
                     # only beside another message does one get past it.
                     attempts += 1
-                    again = [_again(unread.popleft()[0]) for _ in range(min(room, len(unread)))]
-                    self._push(again, waiting, until=now + patience)
+                    batch = [_again(unread.popleft()[0]) for _ in range(min(room, len(unread)))]
+                waiting |= self._pushed(batch, until=now + patience)
                 mine |= waiting.keys()
+                del batch
                 pulled = self._grid.pull_messages(list(waiting)) if waiting else ()
                 # Flower returns them in no order; whoever met an ended process first ended it.
                 replies = deque(sorted(pulled, key=lambda reply: reply.metadata.created_at))
@@ -181,7 +183,7 @@ class WindowedGrid(Grid):
                 # Flower takes the process that was last to become free, which is a living one now.
                 free = 0 if over else min(free, len(unread))
                 again = [_again(unread.popleft()[0]) for _ in range(free)]
-                self._push(again, waiting, until=time.monotonic() + patience)
+                waiting |= self._pushed(again, until=time.monotonic() + patience)
                 mine |= waiting.keys()
             for _, reply in unread:
                 yield reply
@@ -189,35 +191,21 @@ class WindowedGrid(Grid):
             self._overdue |= waiting.keys()
         self._collect_late()
 
-    def _push(
-        self,
-        messages: Iterable[Message],
-        waiting: dict[str, tuple[Message, float]],
-        *,
-        until: float,
-    ) -> int:
-        """Send messages and wait for the answers of those that were taken.
-
-        What Flower did not take is not waited for, but is told apart.
-
-        Returns:
-            How many there were.
-        """
-        built = list(messages)  # Flower's grid of a deployment goes through them twice
-        if not built:
-            return 0
-        ids = list(self._grid.push_messages(built))
-        sent = built
-        if len(ids) < len(built):  # some Grids leave out the refused, others put None
+    def _pushed(self, messages: list[Message], *, until: float) -> dict[str, tuple[Message, float]]:
+        """Send messages; what Flower did not take is not waited for, but is told apart."""
+        if not messages:
+            return {}
+        ids = list(self._grid.push_messages(messages))
+        if len(ids) < len(messages):  # some Grids leave out the refused, others put None
             taken = set(ids)
-            sent = [m for m in built if m.metadata.message_id in taken]
-            ids = [m.metadata.message_id for m in sent]
-        for name, message in zip(ids, sent, strict=True):
-            if name:
-                waiting[name] = (message, until)
-            else:
-                self._overdue.add(message.metadata.message_id)
-        return len(built)
+            messages = [m for m in messages if m.metadata.message_id in taken]
+            ids = [m.metadata.message_id for m in messages]
+        self._overdue |= {
+            message.metadata.message_id
+            for name, message in zip(ids, messages, strict=True)
+            if not name
+        }
+        return {name: (message, until) for name, message in zip(ids, messages, strict=True) if name}
 
     def _collect_late(self) -> None:
         """Take out replies to earlier exchanges, which else stay in Flower's memory."""
