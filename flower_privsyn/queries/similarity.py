@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -69,7 +68,7 @@ class _Span:
     inverse: Float64Array
 
 
-_spans: OrderedDict[bytes, _Span] = OrderedDict()
+_spans: OrderedDict[tuple[str | tuple[str, bytes], ...], _Span] = OrderedDict()
 _spans_lock = threading.Lock()
 
 
@@ -338,7 +337,7 @@ def _centred(broadcast: Broadcast, centre: Centre) -> Float64Array:
 
 def _span(broadcast: Broadcast, centre: Centre) -> _Span:
     """The root of C'C and its pseudo-inverse, kept for the next call about these candidates."""
-    key = _fingerprint(broadcast, centre)
+    key = (centre, *((name, _array_digest(broadcast[name])) for name in sorted(broadcast)))
     with _spans_lock:
         kept = _spans.get(key)
         if kept is not None:
@@ -362,13 +361,6 @@ def _in_span(users: Float64Array, root: Float64Array) -> Float64Array:
     even = np.concatenate([users, np.zeros((missing, users.shape[1]))]) if missing else users
     scores: Float64Array = (even @ root)[: len(users)]
     return scores
-
-
-def _fingerprint(broadcast: Mapping[str, npt.NDArray[Any]], centre: Centre) -> bytes:
-    digest = hashlib.sha256(centre.encode())
-    for name in sorted(broadcast):
-        digest.update(f"{name} ".encode() + _array_digest(broadcast[name]))
-    return digest.digest()
 
 
 @once_per_array
