@@ -161,9 +161,9 @@ def _epsilons(facts: Mapping[str, Any]) -> str:
     # The two never go without each other: which one holds depends on who looks.
     stamp = f"{facts['stamp']}\n" if facts.get("stamp") else ""
     return (
-        f"{stamp}epsilon_release = {facts['epsilon_release']:.4g}"
+        f"{stamp}epsilon_release       = {facts['epsilon_release']:.4g}"
         " (towards everyone who does not know who took part)\n"
-        f"epsilon_server  = {_number(facts['epsilon_server'])}"
+        f"epsilon_known_cohorts = {_number(facts['epsilon_known_cohorts'])}"
         " (towards one who does)\n"
         f"delta = {_number(facts['delta'])}, {facts['releases']} releases"
     )
@@ -188,11 +188,11 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
 
     Returns:
         path, app, strategy, status, error, created, rounds_finished, rounds_lost, releases, users,
-        delta, epsilon_release, epsilon_server, epsilon_budget, stamp, synthetic_texts, samples,
-        files (name to bytes). The epsilons are cumulative, from the ledger; None before the first
-        release and for a run that is not private. The stamp is a sentence that says that the
-        epsilons do not cover the result; None where they do. The status is `interrupted` for a run
-        recorded as running while no process works on it.
+        delta, epsilon_release, epsilon_known_cohorts, epsilon_budget, stamp, synthetic_texts,
+        samples, files (name to bytes). The epsilons are cumulative, from the ledger; None before
+        the first release and for a run that is not private. The stamp is a sentence that says that
+        the epsilons do not cover the result; None where they do. The status is `interrupted` for
+        a run recorded as running while no process works on it.
 
     Raises:
         RunDirectoryError: The folder holds no run, or one of its files is damaged.
@@ -228,7 +228,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "users": last.get("num_users"),
         "delta": last.get("delta", opened.get("delta")),
         "epsilon_release": last.get("epsilon_release"),
-        "epsilon_server": last.get("epsilon_server"),
+        "epsilon_known_cohorts": last.get("epsilon_known_cohorts"),
         "epsilon_budget": opened.get("epsilon_budget"),
         "stamp": RESEARCH_STAMP if run.config.get("research") else None,
         "synthetic_texts": count,
@@ -345,9 +345,9 @@ def _budget(arguments: argparse.Namespace) -> int:
 
     row("noise multiplier", report["noise_multiplier"])
     row("epsilon_release", report["epsilon_release"])
-    row("epsilon_server, in every round", report["epsilon_server"])
-    for count, values in report["epsilon_server"].get("by_participations", {}).items():
-        row(f"epsilon_server, in {count} round{'s' if count != '1' else ''}", values)
+    row("epsilon_known_cohorts, in every round", report["epsilon_known_cohorts"])
+    for count, values in report["epsilon_known_cohorts"].get("by_participations", {}).items():
+        row(f"epsilon_known_cohorts, in {count} round{'s' if count != '1' else ''}", values)
     Console().print(table)
     return 0
 

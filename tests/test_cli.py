@@ -22,7 +22,7 @@ def _release(number: int, **values: Any) -> dict[str, Any]:
         "num_users": 300,
         "delta": 3e-6,
         "epsilon_release": 1.25 * number,
-        "epsilon_server": 2.5 * number,
+        "epsilon_known_cohorts": 2.5 * number,
         **values,
     }
 
@@ -60,7 +60,7 @@ def test_inspect_reads_everything_from_the_files(
     assert facts["rounds_finished"] == [1, 2]
     assert facts["releases"] == 2
     assert facts["users"] == 300
-    assert (facts["epsilon_release"], facts["epsilon_server"]) == (2.5, 5.0)
+    assert (facts["epsilon_release"], facts["epsilon_known_cohorts"]) == (2.5, 5.0)
     assert (facts["delta"], facts["epsilon_budget"]) == (3e-6, 7.58)
     assert facts["synthetic_texts"] == 5
     assert facts["samples"] == ["[b]text 0[/b]", "[b]text 1[/b]", "[b]text 2[/b]"]
@@ -73,8 +73,8 @@ def test_inspect_reads_everything_from_the_files(
 def test_inspect_for_people(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", str(run.path)]) == 0
     shown = capsys.readouterr().out
-    assert "epsilon_release = 2.5" in shown
-    assert "epsilon_server  = 5" in shown
+    assert "epsilon_release       = 2.5" in shown
+    assert "epsilon_known_cohorts  = 5" in shown
     assert "[b]text 0[/b]" in shown
 
 
@@ -95,7 +95,7 @@ def test_inspect_tells_an_interrupted_run_from_a_running_one(
 def test_a_run_without_enough_noise_is_called_not_private(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = _release(3, epsilon_release=None, epsilon_server=None)
+    line = _release(3, epsilon_release=None, epsilon_known_cohorts=None)
     run.ledger_file.write_text(json.dumps(line) + "\n")
     assert cli.main(["inspect", str(run.path)]) == 0
     assert "Not private: 1 releases" in capsys.readouterr().out
@@ -115,8 +115,8 @@ def test_the_end_of_a_run_names_the_epsilons_and_the_files(
     assert cli._report(simulation.Outcome(path=run.path, error=None)) == 0
     shown = capsys.readouterr().out
     assert f"Run directory: {run.path}" in shown
-    assert "epsilon_release = 2.5 (" in shown
-    assert "epsilon_server  = 5 (" in shown
+    assert "epsilon_release       = 2.5 (" in shown
+    assert "epsilon_known_cohorts  = 5 (" in shown
     assert "delta = 3e-06, 2 releases" in shown
     assert f"Synthetic texts: {run.path / 'synthetic.jsonl'} (5)" in shown
     assert f"Synthetic texts: {run.path / 'synthetic.parquet'} (5)" in shown
@@ -257,7 +257,7 @@ def test_budget_from_epsilon_and_back(capsys: pytest.CaptureFixture[str]) -> Non
     report = json.loads(out)
     assert set(report["noise_multiplier"]) == {"pld", "rdp"}
     assert set(report["epsilon_release"]) == {"pld", "rdp"}
-    assert {"pld", "rdp"} <= set(report["epsilon_server"])
+    assert {"pld", "rdp"} <= set(report["epsilon_known_cohorts"])
     multiplier = report["noise_multiplier"]["pld"]
     status, out, _ = _budget(capsys, "--noise-multiplier", str(multiplier), *common)
     assert status == 0
@@ -273,7 +273,7 @@ def test_budget_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert status == 0
     assert "epsilon_release" in out
-    assert "epsilon_server, in every round" in out
+    assert "epsilon_known_cohorts, in every round" in out
     assert "delta 0.01 is not below 1/users = 0.01" in err
 
 

@@ -498,7 +498,7 @@ _CELL = (
     "error",
     "run",
     "epsilon_release",
-    "epsilon_server",
+    "epsilon_known_cohorts",
     "delta",
     "quality",
     "texts",
@@ -609,7 +609,7 @@ def _privacy(run: RunDirectory) -> dict[str, Any]:
     last: Mapping[str, Any] = lines[-1] if lines else {}
     return {
         "epsilon_release": last.get("epsilon_release"),
-        "epsilon_server": last.get("epsilon_server"),
+        "epsilon_known_cohorts": last.get("epsilon_known_cohorts"),
         "delta": last.get("delta"),
         "spent": [[line.get("round"), line.get("epsilon_release")] for line in lines],
     }

@@ -10,8 +10,8 @@ from flower_privsyn.privacy.accounting import (
     Release,
     accountant,
     by_participations,
+    known_cohorts_epsilon,
     release_epsilon,
-    server_epsilon,
 )
 from flower_privsyn.privacy.budget import budget_report
 from flower_privsyn.privacy.calibration import calibrate_noise_multiplier
@@ -67,8 +67,8 @@ __all__ = [
     "by_participations",
     "calibrate_noise_multiplier",
     "clip_rows",
+    "known_cohorts_epsilon",
     "mechanism_from_dict",
     "participation_of",
     "release_epsilon",
-    "server_epsilon",
 ]

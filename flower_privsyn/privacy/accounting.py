@@ -4,8 +4,9 @@ Two epsilons are computed from the same releases, because two observers differ:
 
 - *release*: somebody who sees every noisy sum and does not know who took part in which round.
   Sampling amplifies the privacy of these.
-- *server*: the server that drew the cohorts and knows them. Sampling gives nothing against it; a
-  user who takes part in k rounds spends k unsampled Gaussian releases.
+- *known cohorts*: somebody who sees every noisy sum and knows who took part in which round.
+  Sampling gives nothing against that; a user who takes part in k rounds spends k unsampled Gaussian
+  releases. It is no bound on a server that receives sums before the noise is added.
 """
 
 from __future__ import annotations
@@ -274,7 +275,7 @@ def release_epsilon(releases: Releases, *, delta: float, accountant: str = "pld"
     return _accountant(accountant).epsilon(releases, delta=delta)
 
 
-def server_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
+def known_cohorts_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
     """Return the epsilon of a user in every cohort against somebody who knows the cohorts.
 
     Args:
@@ -300,7 +301,7 @@ def by_participations(
     accountant: str = "pld",
     participations: Iterable[int] = (1, 2, 3),
 ) -> dict[int, float]:
-    """Return the epsilon against the server by the number of rounds a user took part in.
+    """Return the epsilon of known cohorts by the number of rounds a user took part in.
 
     Args:
         release: What one round releases.

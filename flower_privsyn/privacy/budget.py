@@ -35,9 +35,9 @@ def budget_report(
         relation: Which collections of users are neighbours.
 
     Returns:
-        A JSON-able dict: ``noise_multiplier``, ``epsilon_release`` and ``epsilon_server``, each
-        with the keys ``pld`` and ``rdp``, where ``epsilon_server`` is that of a user in every
-        round and has a third key ``by_participations``, from "1", "2", "3" and the number of
+        A JSON-able dict: ``noise_multiplier``, ``epsilon_release`` and ``epsilon_known_cohorts``,
+        each with the keys ``pld`` and ``rdp``, where the last is that of a user in every round and
+        has a third key ``by_participations``, from "1", "2", "3" and the number of
         rounds (no more than there are rounds) to ``pld`` and ``rdp``; and ``inputs``. A number
         no accountant can give is None.
 
@@ -93,7 +93,7 @@ def budget_report(
     return {
         "noise_multiplier": multipliers,
         "epsilon_release": released,
-        "epsilon_server": {**seen, "by_participations": by_count},
+        "epsilon_known_cohorts": {**seen, "by_participations": by_count},
         "inputs": {
             "epsilon": epsilon,
             "noise_multiplier": noise_multiplier,

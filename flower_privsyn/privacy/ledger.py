@@ -140,8 +140,8 @@ class PrivacyLedger:
 
     *Formal guarantee.* With a budget, the releases charged and started never cost more than
     ``epsilon_budget`` (within 1e-6, relative) at ``delta`` for one user, by the accountant
-    ``accountant``, against an observer who does not know the cohorts. ``epsilon_server`` of the
-    same releases is reported next to it and not limited.
+    ``accountant``, against an observer who does not know the cohorts. ``epsilon_known_cohorts`` of
+    the same releases is reported next to it and not limited.
 
     Rounds of correlated noise are one mechanism. The first of them to be charged is charged for
     all, before its sum is used; the others are recorded as covered by it. No round of theirs is
@@ -548,11 +548,11 @@ class PrivacyLedger:
         return self._epsilon(self._charged) if self._private else None
 
     @property
-    def epsilon_server(self) -> float | None:
-        """Epsilon so far of a user in every cohort, against the server; None when not private."""
+    def epsilon_known_cohorts(self) -> float | None:
+        """Epsilon so far of a user in every cohort, when it is known; None when not private."""
         if not self._private:
             return None
-        value = accounting.server_epsilon(
+        value = accounting.known_cohorts_epsilon(
             self._charged_to_server, delta=self._delta, accountant=self._accountant
         )
         return value if math.isfinite(value) else None
@@ -754,13 +754,13 @@ class PrivacyLedger:
         charged = self._charged + Counter({release: cost})
         charged_to_server = self._charged_to_server + Counter({seen: cost})
         private = planned.private and release.noise_multiplier > 0.0
-        epsilon_release = epsilon_server = None
+        epsilon_release = epsilon_known_cohorts = None
         if self._private and private:
             epsilon_release = self._epsilon(charged)
-            server = accounting.server_epsilon(
+            server = accounting.known_cohorts_epsilon(
                 charged_to_server, delta=self._delta, accountant=self._accountant
             )
-            epsilon_server = server if math.isfinite(server) else None
+            epsilon_known_cohorts = server if math.isfinite(server) else None
         line: dict[str, Any] = {
             "event": "release",
             "round": planned.round,
@@ -776,7 +776,7 @@ class PrivacyLedger:
             "expected_users": planned.planned_users,
             "delta": self._delta,
             "epsilon_release": epsilon_release,
-            "epsilon_server": epsilon_server,
+            "epsilon_known_cohorts": epsilon_known_cohorts,
             "accountant": self._accountant,
             "private": private,
             "noise": planned.noise,

@@ -531,7 +531,7 @@ class _Page:
             and cell.get("status") == "finished"
         ]
         found: list[Child] = []
-        for name in ("epsilon_release", "epsilon_server"):
+        for name in ("epsilon_release", "epsilon_known_cohorts"):
             values = [v for v in (finite(cell.get(name)) for cell in cells) if v is not None]
             found.append(epsilon_text(max(values)) if values else None)
         return found[0], found[1]
@@ -943,7 +943,7 @@ class _Page:
                     fixed(finite(quality.get("user_next_token_accuracy")), 4),
                     fixed(finite(quality.get("cross_entropy")), 4),
                     _spent_text(cell.get("epsilon_release")),
-                    _spent_text(cell.get("epsilon_server")),
+                    _spent_text(cell.get("epsilon_known_cohorts")),
                     number(finite(cell.get("delta")), 3),
                     seconds_text(finite(costs.get("wall_seconds"))),
                     None if not cell.get("run") else element("code", str(cell["run"])),

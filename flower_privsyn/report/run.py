@@ -227,7 +227,7 @@ class _Page:
                 self._mechanism(delta, opened),
             )
         last = self.releases[-1]
-        release, server = last.get("epsilon_release"), last.get("epsilon_server")
+        release, server = last.get("epsilon_release"), last.get("epsilon_known_cohorts")
         if release is None:
             spent: Child = element(
                 "p",
@@ -299,9 +299,9 @@ class _Page:
                 for line in self.releases
                 if finite(line.get(name)) is not None
             ]
-            for name in ("epsilon_release", "epsilon_server")
+            for name in ("epsilon_release", "epsilon_known_cohorts")
         }
-        spent, seen = lines["epsilon_release"], lines["epsilon_server"]
+        spent, seen = lines["epsilon_release"], lines["epsilon_known_cohorts"]
         if not spent:
             return None
         if len(self.releases) == 1:
@@ -366,7 +366,7 @@ class _Page:
                     (
                         str(line.get("round")),
                         number(finite(line.get("epsilon_release"))),
-                        number(finite(line.get("epsilon_server"))),
+                        number(finite(line.get("epsilon_known_cohorts"))),
                     )
                     for line in self.releases
                 ],
@@ -436,7 +436,7 @@ class _Page:
                         _whole(line.get("num_users")),
                         _whole(line.get("missing")),
                         _figure(line.get("epsilon_release")),
-                        _figure(line.get("epsilon_server")),
+                        _figure(line.get("epsilon_known_cohorts")),
                         _bytes(line.get("bytes_down")),
                         _bytes(line.get("bytes_up")),
                         _seconds(line.get("seconds_feedback")),

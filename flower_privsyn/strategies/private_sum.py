@@ -324,7 +324,7 @@ class PrivateSumStrategy(Strategy):
             logger.info(
                 "epsilon of the release %s, for one who knows the cohorts %s, at delta = %g",
                 _shown(summary["epsilon_release"]),
-                _shown(summary["epsilon_server"]),
+                _shown(summary["epsilon_known_cohorts"]),
                 settings.delta,
             )
             logger.info("the run is in %s", self._run.path)
@@ -924,7 +924,7 @@ class PrivateSumStrategy(Strategy):
             raise RuntimeError("the ledger is not open")
         return {
             "epsilon_release": self._ledger.epsilon_release,
-            "epsilon_server": self._ledger.epsilon_server,
+            "epsilon_known_cohorts": self._ledger.epsilon_known_cohorts,
         }
 
 

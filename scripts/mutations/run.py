@@ -15,31 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+
+from mutation import Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGY = "flower_privsyn/strategies/private_sum.py"
 PRIVACY = "flower_privsyn/privacy"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mutation:
-    """One planted mistake.
-
-    Attributes:
-        name: what goes wrong.
-        file: where.
-        before: text that must occur there exactly once.
-        after: what replaces it.
-        tests: arguments of pytest that must fail.
-    """
-
-    name: str
-    file: str
-    before: str
-    after: str
-    tests: tuple[str, ...]
 
 
 SUM_TESTS = "tests/strategies/test_private_sum.py"
@@ -652,6 +635,13 @@ MUTATIONS: tuple[Mutation, ...] = (
 )
 
 
+def every_mutation() -> tuple[Mutation, ...]:
+    """The mistakes listed here and in the modules beside this one, `MUTATIONS` in each."""
+    others = sorted(p.stem for p in Path(__file__).parent.glob("*.py"))
+    found = [import_module(name) for name in others if name not in ("run", "mutation")]
+    return MUTATIONS + tuple(m for module in found for m in module.MUTATIONS)
+
+
 def pytest(folder: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """Run tests of a copy against that copy's package."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -683,7 +673,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these mutations")
     chosen = parser.parse_args().names
-    mutations = [m for m in MUTATIONS if not chosen or m.name in chosen]
+    mutations = [m for m in every_mutation() if not chosen or m.name in chosen]
     survived = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "copy"

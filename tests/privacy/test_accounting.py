@@ -28,8 +28,8 @@ from flower_privsyn.privacy import (
     accountant,
     accounting,
     by_participations,
+    known_cohorts_epsilon,
     release_epsilon,
-    server_epsilon,
 )
 from tests.privacy.lower_bounds import epsilon_lower_bound
 
@@ -264,15 +264,15 @@ def test_the_server_sees_no_amplification() -> None:
         seen = by_participations(release, delta=DELTA)
         assert list(seen) == [1, 2, 3]
         assert list(seen.values()) == pytest.approx([4.004, 5.965, 7.570], abs=1e-3)
-        assert server_epsilon({release: 3}, delta=DELTA) == seen[3]
+        assert known_cohorts_epsilon({release: 3}, delta=DELTA) == seen[3]
     assert epsilon(plan(1.14, PoissonSampling(1 / 72))) < 0.51
 
 
 def test_noise_in_shares_without_secure_aggregation_is_no_privacy() -> None:
-    """L = 1000 users: eps 1 and 7 become 59 and 1081 against the server."""
+    """L = 1000 users: eps 1 and 7 become 59 and 1081 against who sees one share."""
     for noise_multiplier, expected in ((19.3, 59.24), (3.35, 1081.2)):
         alone = plan(noise_multiplier / math.sqrt(1000))
-        assert server_epsilon(alone, delta=DELTA) == pytest.approx(expected, abs=0.05)
+        assert known_cohorts_epsilon(alone, delta=DELTA) == pytest.approx(expected, abs=0.05)
 
 
 def test_missing_shares_cost_what_the_noise_that_is_left_says() -> None:

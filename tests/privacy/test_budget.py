@@ -22,11 +22,11 @@ PLAN: dict[str, Any] = {"delta": 3e-6, "rounds": 20, "sampling": PoissonSampling
 
 def test_from_an_epsilon() -> None:
     report = budget_report(epsilon=1, **PLAN)
-    assert set(report) == {"noise_multiplier", "epsilon_release", "epsilon_server", "inputs"}
+    assert set(report) == {"noise_multiplier", "epsilon_release", "epsilon_known_cohorts", "inputs"}
     assert report["noise_multiplier"] == pytest.approx({"pld": 2.2404, "rdp": 2.4307}, rel=1e-4)
     for name in ("pld", "rdp"):
         assert 0.9999 < report["epsilon_release"][name] <= 1.0
-    server = report["epsilon_server"]
+    server = report["epsilon_known_cohorts"]
     assert set(server) == {"pld", "rdp", "by_participations"}
     assert list(server["by_participations"]) == ["1", "2", "3", "20"]
     assert server["by_participations"]["20"] == {"pld": server["pld"], "rdp": server["rdp"]}
@@ -57,14 +57,14 @@ def test_full_participation_shows_the_server_what_everybody_sees() -> None:
     )
     assert report["epsilon_release"] == pytest.approx({"pld": 1.18896, "rdp": 1.28758}, abs=1e-4)
     for name in ("pld", "rdp"):
-        assert report["epsilon_server"][name] == report["epsilon_release"][name]
+        assert report["epsilon_known_cohorts"][name] == report["epsilon_release"][name]
 
 
 def test_few_rounds_have_few_participations() -> None:
     report = budget_report(
         noise_multiplier=5.0, delta=1e-5, rounds=2, sampling=FixedSizeSampling(5, population=50)
     )
-    assert list(report["epsilon_server"]["by_participations"]) == ["1", "2"]
+    assert list(report["epsilon_known_cohorts"]["by_participations"]) == ["1", "2"]
 
 
 def test_what_no_accountant_can_give_is_null() -> None:
@@ -72,11 +72,11 @@ def test_what_no_accountant_can_give_is_null() -> None:
     report = budget_report(epsilon=2.0, relation=relation, **PLAN)
     assert report["noise_multiplier"]["rdp"] is None
     assert report["epsilon_release"]["rdp"] is None
-    assert report["epsilon_server"]["by_participations"]["1"]["rdp"] is None
+    assert report["epsilon_known_cohorts"]["by_participations"]["1"]["rdp"] is None
     assert 0.999 < report["epsilon_release"]["pld"] <= 2.0
     report = budget_report(noise_multiplier=2.0, relation=relation, **PLAN)
     assert report["epsilon_release"]["rdp"] is None
-    assert report["epsilon_server"]["rdp"] > report["epsilon_release"]["pld"]
+    assert report["epsilon_known_cohorts"]["rdp"] > report["epsilon_release"]["pld"]
 
 
 @pytest.mark.parametrize("given", [{}, {"epsilon": 1.0, "noise_multiplier": 1.0}])

@@ -447,7 +447,7 @@ def test_the_first_round_pays_for_all(rounds: Rounds) -> None:
     for line in lines:
         # Not 12 times, and to the last digit what the budget was.
         assert line["epsilon_release"] == pytest.approx(2.0, rel=1e-9)
-        assert line["epsilon_server"] == line["epsilon_release"]
+        assert line["epsilon_known_cohorts"] == line["epsilon_release"]
         assert line["private"]
         assert line["round_noise_multiplier"] == rounds.mechanism.noise_multiplier
     sensitivity = BANDED.sensitivity(PATTERN)
@@ -541,9 +541,9 @@ def test_an_interrupted_first_round_pays_for_all(rounds: Rounds) -> None:
 def test_a_reopened_ledger_knows_its_streams(rounds: Rounds) -> None:
     for number in (1, 2, 5):
         rounds.release(number)
-    before = rounds.ledger.epsilon_release, rounds.ledger.epsilon_server
+    before = rounds.ledger.epsilon_release, rounds.ledger.epsilon_known_cohorts
     rounds.reopen()
-    assert (rounds.ledger.epsilon_release, rounds.ledger.epsilon_server) == before
+    assert (rounds.ledger.epsilon_release, rounds.ledger.epsilon_known_cohorts) == before
     assert rounds.ledger.correlations == {rounds.correlation: rounds.mechanism.noise_multiplier}
     assert rounds.ledger.last_released(rounds.correlation) == 5
     assert rounds.ledger.last_released(correlation()) is None

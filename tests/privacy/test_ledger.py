@@ -97,7 +97,7 @@ def test_a_round_is_two_lines_with_everything_an_auditor_needs(tmp_path: Path) -
         "expected_users": 1000,
         "delta": DELTA,
         "epsilon_release": pytest.approx(dp_accounting.get_epsilon_gaussian(19.3, DELTA)),
-        "epsilon_server": pytest.approx(dp_accounting.get_epsilon_gaussian(19.3, DELTA)),
+        "epsilon_known_cohorts": pytest.approx(dp_accounting.get_epsilon_gaussian(19.3, DELTA)),
         "accountant": "pld",
         "private": True,
         "noise": "central",
@@ -135,7 +135,7 @@ def test_an_independent_recomputation_from_the_lines_gives_the_same_epsilons(
         released = release_side.get_epsilon(line["delta"])
         seen = server_side.get_epsilon(line["delta"])
         assert line["epsilon_release"] == pytest.approx(released, rel=5e-4)
-        assert line["epsilon_server"] == pytest.approx(seen, rel=5e-4)
+        assert line["epsilon_known_cohorts"] == pytest.approx(seen, rel=5e-4)
 
 
 def recomputation(accountant: str, *, fixed: bool) -> tuple[Any, Any]:
@@ -209,10 +209,14 @@ def test_what_is_not_private_is_stamped_and_taints_the_total(
         run_round(ledger, 3)
         assert not ledger.private
         assert ledger.epsilon_release is None
-        assert ledger.epsilon_server is None
+        assert ledger.epsilon_known_cohorts is None
     assert [line["private"] for line in releases_of(path)] == [True, False, True]
     assert [line["epsilon_release"] is None for line in releases_of(path)] == [False, True, True]
-    assert [line["epsilon_server"] is None for line in releases_of(path)] == [False, True, True]
+    assert [line["epsilon_known_cohorts"] is None for line in releases_of(path)] == [
+        False,
+        True,
+        True,
+    ]
     with PrivacyLedger.open(path) as ledger:
         assert not ledger.private
         assert ledger.epsilon_release is None
@@ -222,13 +226,13 @@ def test_what_is_not_private_is_stamped_and_taints_the_total(
 
 
 def test_shares_protect_from_the_outside_and_hardly_from_the_server(tmp_path: Path) -> None:
-    """T = 20, 1,000 users, noise multiplier 19.3: 0.92 outside, 59 against the server."""
+    """T = 20, 1,000 users, noise multiplier 19.3: 0.92 outside, 59 against who sees the shares."""
     path = tmp_path / "ledger.jsonl"
     with create(path, epsilon_budget=1.0) as ledger:
         for number in range(20):
             run_round(ledger, number, 1000, noise="shares", shares_required=1000)
         assert ledger.epsilon_release == pytest.approx(0.9195, abs=1e-4)
-        assert ledger.epsilon_server == pytest.approx(59.24, abs=0.01)
+        assert ledger.epsilon_known_cohorts == pytest.approx(59.24, abs=0.01)
     last = releases_of(path)[-1]
     assert last["server_noise_multiplier"] == pytest.approx(19.3 / math.sqrt(1000))
     assert (last["noise"], last["shares_required"]) == ("shares", 1000)
@@ -253,9 +257,9 @@ def test_missing_shares_stay_charged_when_the_ledger_is_opened_again(tmp_path: P
     sampling = PoissonSampling(0.1, population=1000)
     with create(path) as ledger:
         run_round(ledger, 1, 64, noise="shares", shares_required=100, sampling=sampling)
-        released, seen = ledger.epsilon_release, ledger.epsilon_server
+        released, seen = ledger.epsilon_release, ledger.epsilon_known_cohorts
     with PrivacyLedger.open(path) as ledger:
-        assert (ledger.epsilon_release, ledger.epsilon_server) == (released, seen)
+        assert (ledger.epsilon_release, ledger.epsilon_known_cohorts) == (released, seen)
 
 
 def test_next_to_no_noise_counts_as_none(tmp_path: Path) -> None:
@@ -266,11 +270,11 @@ def test_next_to_no_noise_counts_as_none(tmp_path: Path) -> None:
     with create(path) as ledger:
         run_round(ledger, 1, 1_000_000, mechanism=mechanism, planned_users=1_000_000, **million)
         assert ledger.epsilon_release is not None
-        assert ledger.epsilon_server is None
+        assert ledger.epsilon_known_cohorts is None
         run_round(ledger, 2, 0, mechanism=mechanism, planned_users=1_000_000, **million)
         assert not ledger.private
     first, second = releases_of(path)
-    assert first["epsilon_server"] is None
+    assert first["epsilon_known_cohorts"] is None
     assert (second["private"], second["epsilon_release"]) == (False, None)
     with PrivacyLedger.open(path) as ledger:
         assert not ledger.private

@@ -123,7 +123,7 @@ def _cell(name: str, budget: float | None, seed: int, random: Any) -> dict[str, 
         "error": None,
         "run": f"runs/{name}-eps-{budget}-seed-{seed}" if sent else None,
         "epsilon_release": target if sent else 0.0,
-        "epsilon_server": target if sent else 0.0,
+        "epsilon_known_cohorts": target if sent else 0.0,
         "delta": 3e-05,
         "quality": {
             "next_token_accuracy": accuracy,

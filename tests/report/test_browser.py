@@ -114,7 +114,7 @@ def a_run(path: Path) -> RunDirectory:
     opened = {"event": "opened", "delta": 3e-6, "epsilon_budget": 2.0, "accountant": "pld"}
     releases = []
     for number in (1, 2, 3):
-        spent = {"epsilon_release": 0.5 * number, "epsilon_server": 0.62 * number}
+        spent = {"epsilon_release": 0.5 * number, "epsilon_known_cohorts": 0.62 * number}
         releases.append({"event": "release", "round": number, "delta": 3e-6, **spent})
         texts = [f"{'word' * 40} of text {n} in round {number}" for n in range(60)]
         vectors = random.normal(size=(60, 8)) + 0.4 * number

@@ -92,7 +92,7 @@ class TestFigures:
     def test_epsilons_of_both_kinds_are_the_largest_of_the_seeds(self) -> None:
         document = comparison()
         cell = next(c for c in document["cells"] if c["method"] == "popri" and c["seed"] == 1)
-        cell["epsilon_server"] = 3.25
+        cell["epsilon_known_cohorts"] = 3.25
         row = next(
             row
             for row in rows(check(comparison_page(document)), "Quality on held-out")
@@ -212,7 +212,7 @@ class TestHoles:
             lambda d: d.update(embedding=None, finished=None, versions={}, data={}, titles={}),
             lambda d: [c.update(quality=None, texts=None, costs=None) for c in d["cells"]],
             lambda d: [
-                c.update(status="running", spent=None, samples=None, epsilon_server=None)
+                c.update(status="running", spent=None, samples=None, epsilon_known_cohorts=None)
                 for c in d["cells"]
             ],
             lambda d: [

@@ -65,7 +65,7 @@ def shown(strategy: Any) -> Node:
     last = [x for x in lines(run.ledger_file) if x["event"] == "release"][-1]
     found = numbers(page)
     assert found["ε release"] == epsilon_text(last["epsilon_release"])
-    assert found["ε server"] == epsilon_text(last["epsilon_server"])
+    assert found["ε server"] == epsilon_text(last["epsilon_known_cohorts"])
     assert found["δ"] == "3 \N{MULTIPLICATION SIGN} 10⁻⁶"
     rounds = table(page, "Rounds")
     assert len(rounds) == len(run.metrics())
@@ -214,7 +214,7 @@ RELEASE = {
     "num_users": None,
     "delta": 3e-6,
     "epsilon_release": 0.5,
-    "epsilon_server": 2.25,
+    "epsilon_known_cohorts": 2.25,
 }
 
 
@@ -256,7 +256,7 @@ class TestWhateverBecameOfIt:
         assert "failed" in page.with_class("subtitle")[0].text
 
     def test_both_epsilons_where_they_differ(self, empty: RunDirectory) -> None:
-        second = {**RELEASE, "round": 2, "epsilon_release": 0.75, "epsilon_server": 3.5}
+        second = {**RELEASE, "round": 2, "epsilon_release": 0.75, "epsilon_known_cohorts": 3.5}
         ledger(empty, RELEASE, second)
         page = check(run_page(empty))
         found = numbers(page)
@@ -270,7 +270,7 @@ class TestWhateverBecameOfIt:
         assert "300" in page.with_class("facts")[0].text
 
     def test_a_run_without_privacy(self, empty: RunDirectory) -> None:
-        ledger(empty, {**RELEASE, "epsilon_release": None, "epsilon_server": None})
+        ledger(empty, {**RELEASE, "epsilon_release": None, "epsilon_known_cohorts": None})
         page = check(run_page(empty))
         assert "Not private. 1 release without sufficient noise" in page.text
         assert not page.with_class("numbers")

@@ -108,11 +108,12 @@ def test_twenty_rounds_of_a_thousand_of_133_000(
     last = charged[-1]
     assert last["sampling"] == {"method": "poisson", "rate": RATE, "population": USERS}
     assert last["epsilon_release"] == planned["epsilon_release"]["pld"]
-    assert last["epsilon_server"] == planned["epsilon_server"]["pld"]
+    assert last["epsilon_known_cohorts"] == planned["epsilon_known_cohorts"]["pld"]
     print(
         f"cohorts {sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}, standard deviation "
         f"{sizes.std(ddof=1):.1f} of {math.sqrt(USERS * RATE * (1 - RATE)):.1f}; epsilon "
-        f"{last['epsilon_release']:.4f}, for one who knows the cohorts {last['epsilon_server']:.3f}"
+        f"{last['epsilon_release']:.4f}, for one who knows the cohorts "
+        f"{last['epsilon_known_cohorts']:.3f}"
     )
 
 

@@ -154,7 +154,7 @@ class TestNoise:
         assert [line["covered_by"] for line in charged] == [None] + [1] * (ROUNDS - 1)
         for line in charged:
             assert line["epsilon_release"] == pytest.approx(2.0, rel=1e-6)
-            assert line["epsilon_server"] == pytest.approx(2.0, rel=1e-6)
+            assert line["epsilon_known_cohorts"] == pytest.approx(2.0, rel=1e-6)
         assert strategy.correlation is not None
         assert strategy.noise_multiplier == pytest.approx(
             strategy.correlation.sensitivity * charged[0]["noise_multiplier"]

@@ -168,7 +168,7 @@ class TestNoise:
         line = releases(tmp_path / "run")[-1]
         assert line["noise"] == "shares"
         # The server sees each reply: a share alone hides little.
-        assert line["epsilon_server"] > 5 * line["epsilon_release"]
+        assert line["epsilon_known_cohorts"] > 5 * line["epsilon_release"]
 
     def test_a_round_short_of_shares_is_charged_and_not_used(
         self, tmp_path: Path, config: Builder
