@@ -74,7 +74,7 @@ def test_inspect_for_people(run: RunDirectory, capsys: pytest.CaptureFixture[str
     assert cli.main(["inspect", str(run.path)]) == 0
     shown = capsys.readouterr().out
     assert "epsilon_release       = 2.5" in shown
-    assert "epsilon_known_cohorts  = 5" in shown
+    assert "epsilon_known_cohorts = 5" in shown
     assert "[b]text 0[/b]" in shown
 
 
@@ -116,7 +116,7 @@ def test_the_end_of_a_run_names_the_epsilons_and_the_files(
     shown = capsys.readouterr().out
     assert f"Run directory: {run.path}" in shown
     assert "epsilon_release       = 2.5 (" in shown
-    assert "epsilon_known_cohorts  = 5 (" in shown
+    assert "epsilon_known_cohorts = 5 (" in shown
     assert "delta = 3e-06, 2 releases" in shown
     assert f"Synthetic texts: {run.path / 'synthetic.jsonl'} (5)" in shown
     assert f"Synthetic texts: {run.path / 'synthetic.parquet'} (5)" in shown
