@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import math
 import os
-import secrets
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,9 +13,10 @@ from types import TracebackType
 from typing import Any, Final
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
-from flower_privsyn.privacy import _checks, accounting
+from flower_privsyn.privacy import _checks, accounting, ledger_file
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.correlated_noise import Correlation
+from flower_privsyn.privacy.ledger_file import LedgerFile, damaged
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
 from flower_privsyn.privacy.participation import participation_of
 from flower_privsyn.privacy.relation import NeighboringRelation
@@ -158,15 +155,13 @@ class PrivacyLedger:
     look only.
     """
 
-    def __init__(self, path: Path, descriptor: int | None, header: Mapping[str, Any]) -> None:
-        self._path = path
-        self._descriptor = descriptor
+    def __init__(self, file: LedgerFile, header: Mapping[str, Any]) -> None:
+        self._file = file
+        self._path = file.path
         self._delta = float(header["delta"])
         budget = header["epsilon_budget"]
         self._epsilon_budget = None if budget is None else float(budget)
         self._accountant = str(header["accountant"])
-        self._size = 0
-        self._previous: str | None = None
         self._pending: dict[int, _Planned] = {}
         self._streams: dict[str, _Stream] = {}
         self._lines: list[dict[str, Any]] = []
@@ -207,31 +202,7 @@ class PrivacyLedger:
             "epsilon_budget": budget,
             "accountant": accounting.accountant(accountant).name,
         }
-        # The header is complete before the file gets its name: no crash leaves half a ledger.
-        unnamed = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-        try:
-            descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        ledger = cls(path, descriptor, header)
-        try:
-            _lock(descriptor, path)
-            ledger._write(header)
-            _name(unnamed, path)
-            _synchronise_folder(path)
-        except FileExistsError as error:
-            ledger.close()
-            raise LedgerError(f"{path} already exists; open it to continue it.") from error
-        except OSError as error:
-            ledger.close()
-            raise _unwritable(path, error) from error
-        except BaseException:
-            ledger.close()
-            raise
-        finally:
-            with contextlib.suppress(OSError):
-                unnamed.unlink()
-        return ledger
+        return cls(LedgerFile.create(path, _timed(header)), header)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> PrivacyLedger:
@@ -249,16 +220,10 @@ class PrivacyLedger:
             LedgerError: The file is missing or damaged before its last line.
         """
         path = Path(path)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError as error:
-            raise LedgerError(f"{path} does not exist.") from error
-        except OSError as error:
-            raise LedgerError(f"{path} cannot be read: {error.strerror or error}.") from error
-        lines, _ = _split(path, data)
-        ledger = cls(path, None, _checked_header(path, lines))
-        for number, (raw, line) in enumerate(lines, start=1):
-            ledger._replay(number, raw, line)
+        lines = ledger_file.read(path)
+        ledger = cls(LedgerFile(path, None), _checked_header(path, lines))
+        for number, line in enumerate(lines, start=1):
+            ledger._replay(number, line)
         return ledger
 
     @classmethod
@@ -287,17 +252,8 @@ class PrivacyLedger:
                 other values than the arguments.
         """
         path = Path(path)
+        file, lines, torn = LedgerFile.open(path)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
-        except FileNotFoundError as error:
-            raise LedgerError(f"{path} does not exist.") from error
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        try:
-            _lock(descriptor, path)
-            with os.fdopen(os.dup(descriptor), "rb") as file:
-                data = file.read()
-            lines, torn = _split(path, data)
             header = _checked_header(path, lines)
             expected = {
                 "delta": delta,
@@ -312,27 +268,22 @@ class PrivacyLedger:
                         f"{path} was opened with {key} {header[key]}; it cannot continue with "
                         f"{value}."
                     )
-            ledger = cls(path, descriptor, header)
-            for number, (raw, line) in enumerate(lines, start=1):
-                ledger._replay(number, raw, line)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        try:
+            ledger = cls(file, header)
+            for number, line in enumerate(lines, start=1):
+                ledger._replay(number, line)
             if torn:
-                ledger._cut_off(torn)
+                file.cut_off(torn)
+                ledger._write({"event": "repaired", "torn_bytes": len(torn)})
             for planned in list(ledger._pending.values()):
                 ledger._charge(planned, planned.planned_users, interrupted=True, extra=None)
         except BaseException:
-            ledger.close()
+            file.close()
             raise
         return ledger
 
     def close(self) -> None:
         """Release the lock. Further writes raise :class:`LedgerError`; reading still works."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._file.close()
 
     def __enter__(self) -> PrivacyLedger:
         """Return the ledger itself."""
@@ -817,69 +768,20 @@ class PrivacyLedger:
 
     def _write(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """Append one line and return when it is on the disk."""
-        if self._descriptor is None:
-            raise LedgerError(f"{self._path} is closed.")
-        full = {
-            **line,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "previous": self._previous,
-        }
-        try:
-            raw = json.dumps(full, allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
-            raise LedgerError(f"A ledger line cannot be written as JSON: {error}.") from error
-        data = raw + b"\n"
-        try:
-            written = 0
-            while written < len(data):
-                written += os.write(self._descriptor, data[written:])
-            os.fsync(self._descriptor)
-        except OSError as error:
-            # Half a line must not be followed by another one.
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._size)
-            self.close()
-            raise _unwritable(self._path, error) from error
-        self._size += len(data)
-        self._previous = hashlib.sha256(raw).hexdigest()
-        parsed: dict[str, Any] = json.loads(raw)
-        return parsed
+        return self._file.append(_timed(line))
 
-    def _cut_off(self, torn: bytes) -> None:
-        descriptor = self._descriptor
-        if descriptor is None:
-            raise LedgerError(f"{self._path} is closed.")
-        aside = self._path.with_name(f"{self._path.name}.torn")
-        try:
-            copy = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                os.write(copy, torn if torn.endswith(b"\n") else torn + b"\n")
-                os.fsync(copy)
-            finally:
-                os.close(copy)
-            _synchronise_folder(aside)
-            os.ftruncate(descriptor, self._size)
-            os.fsync(descriptor)
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
-        self._write({"event": "repaired", "torn_bytes": len(torn)})
-
-    def _replay(self, number: int, raw: bytes, line: dict[str, Any]) -> None:
+    def _replay(self, number: int, line: dict[str, Any]) -> None:
         """Take over one line of an existing file."""
-        if line.get("previous") != self._previous:
-            raise _damaged(
-                self._path, number, "the chain is broken: it does not follow the line before"
-            )
         try:
             event = line["event"]
             if event == "started":
                 planned = _Planned.from_line(line, self._streams)
                 if planned.round in self._pending:
-                    raise _damaged(self._path, number, "the round is already started")
+                    raise damaged(self._path, number, "the round is already started")
                 self._start(planned)
             elif event in ("release", "discarded"):
                 if line["round"] not in self._pending:
-                    raise _damaged(self._path, number, "the round is not started")
+                    raise damaged(self._path, number, "the round is not started")
                 planned = self._pending[line["round"]]
                 if event == "discarded":
                     del self._pending[planned.round]
@@ -890,11 +792,13 @@ class PrivacyLedger:
                     private = planned.private and release.noise_multiplier > 0.0
                     self._settle(planned, line, release, seen, private)
             elif event != "repaired" and not (event == "opened" and number == 1):
-                raise _damaged(self._path, number, f"unknown event {event!r}")
+                raise damaged(self._path, number, f"unknown event {event!r}")
         except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(self._path, number, "a field is missing or out of range") from error
-        self._size += len(raw) + 1
-        self._previous = hashlib.sha256(raw).hexdigest()
+            raise damaged(self._path, number, "a field is missing or out of range") from error
+
+
+def _timed(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {**line, "time": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _turns(sampling: Sampling) -> dict[str, Any]:
@@ -906,63 +810,10 @@ def _secret_size(sampling: Sampling) -> bool:
     return isinstance(sampling, PoissonSampling) and sampling.rate < 1.0
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        import fcntl
-    except ImportError as error:
-        raise LedgerError(
-            f"{path} cannot be locked: this operating system has no flock, which the ledger needs."
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise LedgerError(f"{path} is in use by another process.") from error
-
-
-def _name(unnamed: Path, path: Path) -> None:
-    """Give a file its name unless the name is taken."""
-    try:
-        os.link(unnamed, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        # A file system without hard links. Between the two steps another process could take the
-        # name; where links exist nothing can.
-        if path.exists():
-            raise FileExistsError(path) from None
-        unnamed.rename(path)
-
-
-def _synchronise_folder(path: Path) -> None:
-    """Make a new name in a folder survive a power cut."""
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _split(path: Path, data: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], bytes]:
-    """Return the complete lines, raw and parsed, and what a torn last write left behind."""
-    *complete, tail = data.split(b"\n")
-    lines: list[tuple[bytes, dict[str, Any]]] = []
-    for number, raw in enumerate(complete, start=1):
-        try:
-            parsed = json.loads(raw)
-        except ValueError as error:
-            if number == len(complete) and not tail and number > 1:
-                return lines, raw + b"\n"
-            raise _damaged(path, number, "not JSON") from error
-        if not isinstance(parsed, dict):
-            raise _damaged(path, number, "not a JSON object")
-        lines.append((raw, parsed))
-    return lines, tail
-
-
-def _checked_header(path: Path, lines: list[tuple[bytes, dict[str, Any]]]) -> dict[str, Any]:
-    if not lines or lines[0][1].get("event") != "opened":
+def _checked_header(path: Path, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    if not lines or lines[0].get("event") != "opened":
         raise LedgerError(f"{path} is not a privacy ledger: its first line is no header.")
-    header = lines[0][1]
+    header = lines[0]
     if header.get("version") != _VERSION:
         raise LedgerError(
             f"{path} has version {header.get('version')!r} where this package reads {_VERSION}."
@@ -973,13 +824,5 @@ def _checked_header(path: Path, lines: list[tuple[bytes, dict[str, Any]]]) -> di
             _checks.positive("epsilon_budget", header["epsilon_budget"])
         accounting.accountant(header["accountant"])
     except (KeyError, ConfigError) as error:
-        raise _damaged(path, 1, "a field is missing or out of range") from error
+        raise damaged(path, 1, "a field is missing or out of range") from error
     return header
-
-
-def _damaged(path: Path, number: int, what: str) -> LedgerError:
-    return LedgerError(f"{path} line {number} is damaged: {what}.")
-
-
-def _unwritable(path: Path, error: OSError) -> LedgerError:
-    return LedgerError(f"{path} cannot be written: {error.strerror or error}.")

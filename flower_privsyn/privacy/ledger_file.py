@@ -1,0 +1,241 @@
+"""The append-only file under every ledger: chained JSON lines, locked, on the disk when written."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.errors import LedgerError
+
+
+class LedgerFile:
+    """JSON objects, one a line, each with the SHA-256 of the line before under ``previous``.
+
+    Mode 0600, locked while it is open, and synchronised when :meth:`append` returns. What a process
+    that dies inside :meth:`append` leaves behind is no line: the call never returned.
+
+    Use :meth:`create` or :meth:`open`; :func:`read` to look only.
+
+    Args:
+        path: Where the file is.
+        descriptor: Of the open and locked file; None for a file that is only read.
+        size: Bytes of its complete lines.
+        previous: SHA-256 of the last of them; None before the first.
+    """
+
+    def __init__(
+        self, path: Path, descriptor: int | None, *, size: int = 0, previous: str | None = None
+    ) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._size = size
+        self._previous = previous
+
+    @classmethod
+    def create(cls, path: Path, header: Mapping[str, Any]) -> LedgerFile:
+        """Start a file with its first line; the folder must exist.
+
+        Raises:
+            LedgerError: The file exists or cannot be written.
+        """
+        # The header is complete before the file gets its name: no crash leaves half a ledger.
+        unnamed = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+        try:
+            descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise unwritable(path, error) from error
+        file = cls(path, descriptor)
+        try:
+            _lock(descriptor, path, wait=False)
+            file.append(header)
+            _name(unnamed, path)
+            _synchronise_folder(path)
+        except FileExistsError as error:
+            file.close()
+            raise LedgerError(f"{path} already exists; open it to continue it.") from error
+        except OSError as error:
+            file.close()
+            raise unwritable(path, error) from error
+        except BaseException:
+            file.close()
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                unnamed.unlink()
+        return file
+
+    @classmethod
+    def open(
+        cls, path: Path, *, wait: bool = False
+    ) -> tuple[LedgerFile, list[dict[str, Any]], bytes]:
+        """Lock a file and read it.
+
+        Args:
+            path: A file made by :meth:`create`.
+            wait: Until whoever has locked it lets go.
+
+        Returns:
+            The file, its complete lines, and what a torn last write left; see :meth:`cut_off`,
+            which must be called before anything is appended where that is not empty.
+
+        Raises:
+            LedgerError: The file is missing, in use, or damaged before its last line.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except FileNotFoundError as error:
+            raise LedgerError(f"{path} does not exist.") from error
+        except OSError as error:
+            raise unwritable(path, error) from error
+        try:
+            _lock(descriptor, path, wait=wait)
+            with os.fdopen(os.dup(descriptor), "rb") as stream:
+                data = stream.read()
+            lines, torn, previous = _lines(path, data)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        size = len(data) - len(torn)
+        return cls(path, descriptor, size=size, previous=previous), lines, torn
+
+    def append(self, line: Mapping[str, Any]) -> dict[str, Any]:
+        """Append one line and return it when it is on the disk.
+
+        Raises:
+            LedgerError: It is no JSON, the file is closed, or it cannot be written; it is then
+                closed and holds what it held.
+        """
+        if self._descriptor is None:
+            raise LedgerError(f"{self.path} is closed.")
+        try:
+            raw = json.dumps({**line, "previous": self._previous}, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise LedgerError(f"A ledger line cannot be written as JSON: {error}.") from error
+        data = raw + b"\n"
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+            os.fsync(self._descriptor)
+        except OSError as error:
+            # Half a line must not be followed by another one.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            self.close()
+            raise unwritable(self.path, error) from error
+        self._size += len(data)
+        self._previous = hashlib.sha256(raw).hexdigest()
+        parsed: dict[str, Any] = json.loads(raw)
+        return parsed
+
+    def cut_off(self, torn: bytes) -> None:
+        """Copy what a torn write left to ``<path>.torn`` and cut it off."""
+        if self._descriptor is None:
+            raise LedgerError(f"{self.path} is closed.")
+        aside = self.path.with_name(f"{self.path.name}.torn")
+        try:
+            copy = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(copy, torn if torn.endswith(b"\n") else torn + b"\n")
+                os.fsync(copy)
+            finally:
+                os.close(copy)
+            _synchronise_folder(aside)
+            os.ftruncate(self._descriptor, self._size)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def close(self) -> None:
+        """Release the lock; nothing more can be appended."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a file, without locking or repairing it; a torn last one is left out.
+
+    Raises:
+        LedgerError: The file is missing or damaged before its last line.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise LedgerError(f"{path} does not exist.") from error
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return _lines(path, data)[0]
+
+
+def damaged(path: Path, number: int, what: str) -> LedgerError:
+    """The error of a line that cannot be what was written."""
+    return LedgerError(f"{path} line {number} is damaged: {what}.")
+
+
+def unwritable(path: Path, error: OSError) -> LedgerError:
+    """The error of a file that the operating system refuses."""
+    return LedgerError(f"{path} cannot be written: {error.strerror or error}.")
+
+
+def _lines(path: Path, data: bytes) -> tuple[list[dict[str, Any]], bytes, str | None]:
+    """Complete lines, what a torn last write left behind, and the digest of the last line."""
+    *complete, tail = data.split(b"\n")
+    lines: list[dict[str, Any]] = []
+    previous: str | None = None
+    for number, raw in enumerate(complete, start=1):
+        try:
+            parsed = json.loads(raw)
+        except ValueError as error:
+            if number == len(complete) and not tail and number > 1:
+                return lines, raw + b"\n", previous
+            raise damaged(path, number, "not JSON") from error
+        if not isinstance(parsed, dict):
+            raise damaged(path, number, "not a JSON object")
+        if parsed.get("previous") != previous:
+            raise damaged(path, number, "the chain is broken: it does not follow the line before")
+        lines.append(parsed)
+        previous = hashlib.sha256(raw).hexdigest()
+    return lines, tail, previous
+
+
+def _lock(descriptor: int, path: Path, *, wait: bool) -> None:
+    try:
+        import fcntl
+    except ImportError as error:
+        raise LedgerError(
+            f"{path} cannot be locked: this operating system has no flock, which the ledger needs."
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError as error:
+        raise LedgerError(f"{path} is in use by another process.") from error
+
+
+def _name(unnamed: Path, path: Path) -> None:
+    """Give a file its name unless the name is taken."""
+    try:
+        os.link(unnamed, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without hard links. Between the two steps another process could take the
+        # name; where links exist nothing can.
+        if path.exists():
+            raise FileExistsError(path) from None
+        unnamed.rename(path)
+
+
+def _synchronise_folder(path: Path) -> None:
+    """Make a new name in a folder survive a power cut."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
