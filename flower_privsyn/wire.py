@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Literal
@@ -49,6 +49,7 @@ class ClientErrorCode(IntEnum):
     BAD_REQUEST = 1001
     DATA_UNAVAILABLE = 1002
     EMBEDDER_UNAVAILABLE = 1003
+    UNKNOWN_QUERY = 1004
 
 
 #: The fixed sentence of each code: the only error text that leaves a client.
@@ -57,6 +58,7 @@ CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
     ClientErrorCode.BAD_REQUEST: "the client app does not understand the request",
     ClientErrorCode.DATA_UNAVAILABLE: "the node's text could not be loaded; its own log says why",
     ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's model could not be loaded",
+    ClientErrorCode.UNKNOWN_QUERY: "the client app does not answer every question of the run",
 }
 
 
@@ -173,14 +175,26 @@ class Traffic:
     bytes_up: int
 
 
-def pack_prepare(data: DataRequest) -> RecordDict:
-    """Request of the preparation phase: load, embed, report the roster."""
-    return RecordDict({_REQUEST: _request_record(data)})
+def pack_prepare(data: DataRequest, *, queries: Sequence[str] = ()) -> RecordDict:
+    """Request of the preparation phase: load, embed, report the roster.
+
+    Args:
+        data: how the node is to make its records.
+        queries: names of all questions that the run may ask, so that a node which does not know
+            one says so before anything is spent.
+    """
+    record = _request_record(data)
+    record["queries"] = list(queries)
+    return RecordDict({_REQUEST: record})
 
 
-def unpack_prepare(message: Message) -> DataRequest:
-    """Read a preparation request on a node."""
-    return _data_request(_config(message, _REQUEST))
+def unpack_prepare(message: Message) -> tuple[DataRequest, tuple[str, ...]]:
+    """Read a preparation request on a node: how to make records, and what will be asked."""
+    record = _config(message, _REQUEST)
+    data, queries = _data_request(record), record.get("queries")
+    if not isinstance(queries, list) or not all(isinstance(name, str) for name in queries):
+        raise WireError("the request does not name its questions")
+    return data, tuple(map(str, queries))
 
 
 def pack_roster(roster: Roster) -> RecordDict:

@@ -62,7 +62,9 @@ class TestRequests:
         )  # fmt: skip
 
     def test_preparation_arrives(self) -> None:
-        assert wire.unpack_prepare(message(wire.pack_prepare(DATA), wire.PREPARE)) == DATA
+        assert wire.unpack_prepare(message(wire.pack_prepare(DATA), wire.PREPARE)) == (DATA, ())
+        named = wire.pack_prepare(DATA, queries=["kernel_mean"])
+        assert wire.unpack_prepare(message(named, wire.PREPARE)) == (DATA, ("kernel_mean",))
 
     @pytest.mark.parametrize(
         ("key", "value"),

@@ -317,13 +317,27 @@ class _Node:
 
     def prepare(self, message: Message, context: Context) -> Message:
         """Load the node's text and what answers are made with; report the roster."""
-        prepared = self._prepared(wire.unpack_prepare(message), context)
+        data, queries = wire.unpack_prepare(message)
+        if unknown := sorted(set(queries) - self._known_queries()):
+            logger.error(
+                "the run asks %s, which this client app does not answer: install the server's "
+                "flower-privsyn here%s",
+                ", ".join(unknown),
+                "" if self._trainer else ", or serve flower_privsyn.client_apps.training:app",
+            )
+            raise _ClientError(wire.ClientErrorCode.UNKNOWN_QUERY)
+        prepared = self._prepared(data, context)
         roster = wire.Roster(
             num_users=len(prepared.user_ids),
             embedder=prepared.fingerprint,
             dimension=prepared.dimension,
         )
         return wire.reply(wire.pack_roster(roster), message)
+
+    def _known_queries(self) -> set[str]:
+        """Names of the questions this app answers; updates of models only where it trains."""
+        trains = self._trainer is not None
+        return {query.name for query in QUERIES if trains or query.records != "updates"}
 
     def answer(self, message: Message, context: Context, query_class: type[Query]) -> Message:
         """Answer one round's question."""

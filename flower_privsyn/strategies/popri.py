@@ -270,6 +270,11 @@ class POPri(PrivateSumStrategy):
         return self._similarity
 
     @property
+    def queries(self) -> tuple[Query, ...]:
+        """Mean similarities, and the kernel mean where one is released."""
+        return (self._similarity,) if self._kernel is None else (self._kernel, self._similarity)
+
+    @property
     def stamp(self) -> str | None:
         """Marks a run that chooses its round by private text."""
         return RESEARCH_STAMP if self.config.research else None

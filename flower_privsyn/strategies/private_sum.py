@@ -153,6 +153,11 @@ class PrivateSumStrategy(Strategy):
     def query(self) -> Query:
         """The question of every round."""
 
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """Every question the run may ask; settled by `check`."""
+        return (self.query,)
+
     @abstractmethod
     def check(self) -> None:
         """Load and check everything the server needs, before any budget is spent.
@@ -579,9 +584,13 @@ class PrivateSumStrategy(Strategy):
         """Wait for the planned nodes, have them prepare, and learn the public roster."""
         settings = self._settings
         nodes = self._wait_for_nodes(grid)
-        request = self._data_request()
+        request, names = self._data_request(), [query.name for query in self.queries]
         messages = (
-            Message(wire.pack_prepare(request), dst_node_id=node, message_type=wire.PREPARE)
+            Message(
+                wire.pack_prepare(request, queries=names),
+                dst_node_id=node,
+                message_type=wire.PREPARE,
+            )
             for node in nodes
         )
         with self.progress.stage("Nodes read their text", total=None):
@@ -638,7 +647,11 @@ class PrivateSumStrategy(Strategy):
                 continue
             seen.add(node)
             if reply.has_error():
-                problems[_error_sentence(reply.error.code)] += 1
+                told = _error_sentence(reply.error.code)
+                if reply.error.code == wire.ClientErrorCode.UNKNOWN_QUERY:
+                    asks = ", ".join(query.name for query in self.queries)
+                    told += f" ({asks}): install the server's flower-privsyn on the node"
+                problems[told] += 1
                 continue
             try:
                 entry = wire.unpack_roster(reply)
