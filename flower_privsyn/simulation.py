@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from flower_privsyn import superlink
 from flower_privsyn.errors import (
     ConfigError,
     FederationError,
@@ -68,6 +69,8 @@ _READY_CLIENTS = (
     "flower_privsyn.client_apps.training:app",
 )
 _PRIVATE = ".flower"
+_LOOPBACK = "127.0.0.1"
+_RAY_TOKEN = "ray"
 _CONNECTION = "privsyn"
 _POLL_SECONDS = 0.2
 _START_SECONDS = 90.0
@@ -540,11 +543,16 @@ class _Flower:
         self.home = self.private / "home"
         # Neutral: Flower puts the SuperLink's folder on the path of every ClientApp.
         self.folder = self.private / "empty"
-        for path in (self.home, self.folder):
+        self.private.mkdir(exist_ok=True)
+        self.private.chmod(0o700)  # also one that an older version has made
+        for path in (self.home, self.folder, self.private / "keys"):
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True, mode=0o700)
         # Ray needs a short path for its sockets, so this cannot be inside the run directory.
         self.temporary = Path(tempfile.mkdtemp(prefix="privsyn-", dir=_short_folder()))
+        self.keys = self.private / "keys"
+        superlink.write_keys(self.keys)
+        superlink.write_secret(self.keys / _RAY_TOKEN, secrets.token_hex(32))
         self.mark = secrets.token_hex(16)
         self.guard: subprocess.Popen[bytes] | None = None
         self.logs: subprocess.Popen[bytes] | None = None
@@ -556,11 +564,21 @@ class _Flower:
         self.environment = self._environment(str(launch.get("working-directory", Path.cwd())))
         if address := _ray_address(launch.get("run-config", {})):
             # Flower's own configuration has no place for an address; Ray reads this. The cluster
-            # has a folder of its own, where the one of this run would not be found.
+            # has a folder of its own, where the one of this run would not be found, and a token
+            # of its own, which the person who may use it has in the environment.
             self.environment["RAY_ADDRESS"] = address
-            del self.environment["RAY_TMPDIR"]
+            self.environment.pop("RAY_TMPDIR", None)
         else:
             self.environment.pop("RAY_ADDRESS", None)
+            self.environment.pop("RAY_AUTH_TOKEN", None)  # it would count before the file
+            self.environment |= {
+                "RAY_TMPDIR": str(self.temporary),
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN_PATH": str(self.keys / _RAY_TOKEN),
+                # Ray listens on all addresses where it may become a cluster, on loopback where it
+                # may not; the setting's name comes from the systems where that is the default.
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            }
 
     def _environment(self, working_directory: str) -> dict[str, str]:
         environment = {
@@ -573,7 +591,6 @@ class _Flower:
             "RAY_USAGE_STATS_ENABLED": "0",
             # Ray is polite by default; here the nodes are the work somebody is waiting for.
             "RAY_worker_niceness": "0",
-            "RAY_TMPDIR": str(self.temporary),
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
@@ -603,25 +620,27 @@ class _Flower:
                 break
         else:
             raise FederationError(f"Flower's SuperLink found no free port; see {self.log}.")
+        address = f"{_LOOPBACK}:{port}"
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n'
-            f'[superlink.{_CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
+            f'[superlink.{_CONNECTION}]\naddress = "{address}"\ninsecure = true\n',
             encoding="utf-8",
         )
+        superlink.write_credentials(self.home, address, self.keys)
 
     def _start_on(self, port: int) -> bool:
-        superlink = [
-            _program("flower-superlink"),
-            *("--insecure", "--simulation", "--isolation", "subprocess"),
-            *("--host", "127.0.0.1", "--port", str(port)),
+        command = superlink.superlink_command(
+            self.keys,
+            *("--insecure", "--simulation"),
+            *("--host", _LOOPBACK, "--port", str(port)),
             *("--database", str(self.home / "state.db")),
-        ]
+        )
         self.log.touch(mode=0o600)  # what an app prints is its owner's business
         with self.log.open("ab") as log:
             log.write(f"---- {now()} privsyn starts Flower on port {port}\n".encode())
             log.flush()
             offset = log.tell()
-            self.guard = self._guarded(superlink, log, remove=self.temporary)
+            self.guard = self._guarded(command, log, remove=self.temporary)
         # Without proxies from the environment: the address is on this machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         deadline = time.monotonic() + _START_SECONDS
@@ -631,7 +650,7 @@ class _Flower:
                     return False
                 raise FederationError(f"Flower's SuperLink did not start; see {self.log}.")
             with contextlib.suppress(OSError, urllib.error.URLError):
-                opener.open(f"http://127.0.0.1:{port}/health", timeout=2).close()
+                opener.open(f"http://{_LOOPBACK}:{port}/health", timeout=2).close()
                 return True
             time.sleep(_POLL_SECONDS / 2)
         raise FederationError(f"Flower's SuperLink did not answer in time; see {self.log}.")
@@ -774,7 +793,7 @@ class _Flower:
                 break
             kill(left)
             time.sleep(0.05)
-        for path in (self.temporary, self.home, self.folder):
+        for path in (self.temporary, self.home, self.folder, self.keys):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flower_privsyn import simulation
@@ -20,6 +22,7 @@ from flower_privsyn.progress import read_progress
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
 from flower_privsyn.simulation import App, Outcome, load_app, resolve_config
 from tests.flower_app import write_app
+from tests.sockets import addresses
 
 # -------------------------------------------------------------------- settings
 
@@ -261,6 +264,49 @@ def _started_by(path: Path) -> dict[int, str]:
     return {p.pid: p.started for p in [info, *descendants(guard)]}
 
 
+def _belongs_to_its_owner(path: Path, pids: list[int]) -> None:
+    """Nothing of a run listens beyond this machine, and Ray answers nobody without the token."""
+    assert addresses(pids) == {"127.0.0.1"}
+    names = {psutil.Process(pid).name(): psutil.Process(pid) for pid in pids}
+    sockets = names["gcs_server"].net_connections(kind="inet")
+    address = next(
+        f"127.0.0.1:{each.laddr.port}" for each in sockets if each.status == psutil.CONN_LISTEN
+    )
+    token = path / ".flower" / "keys" / "ray"
+    for mode, file, expected in (
+        ("token", token, "answered"),
+        ("token", path / "guess", "refused"),
+        ("disabled", token, "refused"),
+    ):
+        (path / "guess").write_text("0" * 64)
+        environment = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN_PATH": str(file)}
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_RAY, address],
+            capture_output=True, text=True, env=environment, timeout=60, check=False,
+        )  # fmt: skip
+        assert asked.stdout.strip() == expected, (mode, file, asked.stdout, asked.stderr)
+    (path / "guess").unlink()
+    # Ray's own folders are open to everybody; the one they lie in is not.
+    arguments = names["raylet"].cmdline()
+    session = Path(next(each for each in arguments if each.startswith("--session_dir=")))
+    session = Path(str(session).partition("=")[2])
+    assert path.parent not in session.parents
+    assert stat.S_IMODE(session.parents[1].stat().st_mode) == 0o700
+    assert session.parents[1].name.startswith("privsyn-")
+
+
+_ASK_RAY = """
+import sys
+from ray._raylet import GcsClient
+
+try:
+    GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None)
+    print("answered")
+except Exception as error:
+    print("refused" if "auth" in str(error).lower() else repr(error))
+"""
+
+
 def _wait_until_gone(started: dict[int, str], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while left := [pid for pid, when in started.items() if is_alive(pid, when)]:
@@ -280,6 +326,7 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     started = _started_by(path)
     # SuperLink, SuperExec, simulation and Ray at the least.
     assert len(started) > 6
+    _belongs_to_its_owner(path, list(started))
 
     command.kill()  # not waited for: a supervisor nobody has collected is dead all the same
     _wait_until_gone(started, seconds=20)
@@ -333,7 +380,7 @@ def test_ctrl_c_takes_everything_with_it(tmp_path: Path) -> None:
     command = _privsyn("run", app, "--run-dir", path, cwd=tmp_path)
     deadline = time.monotonic() + 60
     started: dict[int, str] = {}
-    while not any("flower-super" in name for name in started.values()):
+    while len(started) < 3:  # the guard, the SuperLink and its SuperExec
         assert command.poll() is None, command.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
