@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from flower_privsyn import wire
 from flower_privsyn.client_apps.records import EmbeddingSource, samples_of, users_asked
 from flower_privsyn.data import Samples, load_configured
-from flower_privsyn.embedding import Embedder, EmbeddingCache, RecordStore
+from flower_privsyn.embedding import Embedder, EmbeddingCache, RecordStore, embed_each
 from flower_privsyn.errors import ConfigError, FederationError
 
 EmbedderLoader = Callable[[str, str], Embedder]
@@ -128,7 +126,7 @@ def first_pass(
     with progress.stage("Embed", len(missing)) as stage:
         if processes == 1 or len(blocks) < 2:
             for block in blocks:
-                cache.put_many(embedder.fingerprint, block, embedder.embed(block))
+                cache.put_many(embedder.fingerprint, block, embed_each(embedder, block))
                 stage.update(len(block))
         else:
             _embed_in_processes(
@@ -216,6 +214,6 @@ def _begin(
 
 
 def _embed(block: list[str]) -> int:
-    vectors = np.asarray(_Worker.embedder.embed(block), dtype=np.float32)
+    vectors = embed_each(_Worker.embedder, block)
     _Worker.cache.put_many(_Worker.embedder.fingerprint, block, vectors)
     return len(block)

@@ -24,7 +24,8 @@ import numpy.typing as npt
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_privsyn import wire
+from flower_privsyn import quarantine, wire
+from flower_privsyn.client_apps.answers import answer_of, report
 from flower_privsyn.client_apps.cpu_time import counted
 from flower_privsyn.client_apps.records import (
     Embeddings,
@@ -167,7 +168,7 @@ def add_handlers(
 
     @app.query("prepare")
     def prepare(message: Message, context: Context) -> Message:
-        return _guarded(node.prepare, message, context)
+        return _guarded(node, node.prepare, message, context)
 
     for query_class in QUERIES:
         _register(app, node, query_class)
@@ -176,16 +177,21 @@ def add_handlers(
 def _register(app: ClientApp, node: _Node, query_class: type[Query]) -> None:
     @app.query(query_class.name)
     def answer(message: Message, context: Context) -> Message:
-        return _guarded(lambda msg, ctx: node.answer(msg, ctx, query_class), message, context)
+        return _guarded(node, lambda msg, ctx: node.answer(msg, ctx, query_class), message, context)
 
 
 def _guarded(
-    handler: Callable[[Message, Context], Message], message: Message, context: Context
+    node: _Node,
+    handler: Callable[[Message, Context], Message],
+    message: Message,
+    context: Context,
 ) -> Message:
     """Run a handler; whatever goes wrong leaves as a code."""
     try:
-        with counted(message, context):
-            return handler(message, context)
+        with counted(message, context), quarantine.counting() as tally:
+            reply = handler(message, context)
+        report(tally, context, node.cache_directory)
+        return reply
     except _ClientError as error:
         return wire.error_reply(error.code, message)
     except wire.WireError as error:
@@ -315,6 +321,11 @@ class _Node:
             ),
         )
 
+    @property
+    def cache_directory(self) -> Path:
+        """Where the node keeps what it has made of its text."""
+        return self._cache_directory or default_cache_directory()
+
     def prepare(self, message: Message, context: Context) -> Message:
         """Load the node's text and what answers are made with; report the roster."""
         data, queries = wire.unpack_prepare(message)
@@ -362,7 +373,7 @@ class _Node:
         # Contributions lie on a grid, so that the sum does not depend on how it is put together.
         total = np.zeros(ask.query.answer_length(ask.broadcast), dtype=np.float64)
         for cohort in prepared.records.cohorts(ask, chosen):
-            total += ask.query.answer(cohort, ask.broadcast)
+            total += answer_of(ask.query, cohort, ask.broadcast)
         if ask.noise == "shares":
             if ask.mechanism is None:
                 raise wire.WireError("the request asks for noise shares without saying of what")
@@ -453,7 +464,7 @@ class _Node:
         """The node's record store, opened once in a process."""
         with self._lock:
             if not self._opened:
-                self._records = open_store(self._cache_directory or default_cache_directory())
+                self._records = open_store(self.cache_directory)
                 self._opened = True
             return self._records
 
@@ -491,8 +502,7 @@ class _Node:
         key = (request.embedding_model, request.embedding_precision)
         if key not in self._embedders:
             self._embedders[key] = self._load_embedder(*key)
-        directory = self._cache_directory or default_cache_directory()
-        return EmbeddingSource(self._embedders[key], directory, self._store())
+        return EmbeddingSource(self._embedders[key], self.cache_directory, self._store())
 
 
 def _importable(function: Callable[..., object]) -> str | None:

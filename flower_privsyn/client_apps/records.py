@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn import wire
-from flower_privsyn.data import Samples, Users, chunk_users
+from flower_privsyn import quarantine, wire
+from flower_privsyn.data import Samples, Users, chunk_users, within_limits
 from flower_privsyn.embedding import (
     Embedder,
     EmbeddingCache,
@@ -40,6 +40,8 @@ def default_cache_directory() -> Path:
 def users_asked(users: Users, request: wire.DataRequest) -> Users:
     """The users and documents of a node that a request is about.
 
+    Documents are those that `flower_privsyn.data.within_limits` lets through.
+
     Raises:
         ConfigError: A setting is out of range.
         DataError: `newer-than` is set and no document has a date.
@@ -48,7 +50,7 @@ def users_asked(users: Users, request: wire.DataRequest) -> Users:
         users = users.newer_than(request.newer_than)
     if request.held_out_fraction > 0:
         users, _ = users.split_held_out(fraction=request.held_out_fraction, seed=request.seed)
-    return users
+    return within_limits(users, seed=request.seed)
 
 
 def samples_of(users: Users, request: wire.DataRequest, *, tokenizer: Any) -> Samples:
@@ -180,11 +182,20 @@ class EmbeddingSource:
     def read(
         self, samples: Samples, user_ids: Sequence[str], progress: Progress | None = None
     ) -> Embeddings:
-        """Embed samples, each distinct text once in the life of the cache."""
+        """Embed samples, each distinct text once in the life of the cache.
+
+        A sample without an embedding, or with one that is not finite, is left out.
+        """
         cache: EmbeddingCache | None = None
         try:
             cache = EmbeddingCache(self.cache_directory)
         except DataError as error:
             logger.warning("%s Continuing without it.", error)
         records = cached_embed(self.embedder, samples.texts, cache, progress)
-        return Embeddings(Cohort(records, samples.owners, len(user_ids)))
+        usable = np.isfinite(records).all(axis=1)  # (n,)
+        owners = samples.owners
+        if not usable.all():
+            unusable = np.unique(owners[~usable]).tolist()
+            quarantine.note((user_ids[user] for user in unusable), records=int((~usable).sum()))
+            records, owners = records[usable], owners[usable]
+        return Embeddings(Cohort(records, owners, len(user_ids)))

@@ -10,6 +10,7 @@ an embedding is, and the query clips it, puts it on the grid and adds it up.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.clientapp import ClientApp
 
-from flower_privsyn import wire
+from flower_privsyn import quarantine, wire
 from flower_privsyn.client_apps.private_sum import (
     EmbedderLoader,
     UserLoader,
@@ -113,8 +114,18 @@ class _Updates:
     def tokenizer(self) -> Any:
         return self.model.tokenizer
 
+    @functools.cached_property
+    def probe(self) -> list[list[int]]:
+        """Public samples: training that fails on them fails on everybody's."""
+        return self.model.encode([quarantine.PROBE])
+
     def read(self, samples: Samples, user_ids: Sequence[str]) -> _Tokens:
-        tokens = self.model.encode(samples.texts)
+        found = quarantine.salvage(samples.texts, self.model.encode, probe=quarantine.PROBE)
+        tokens: list[list[int]] = []
+        for owner, row in zip(samples.owners.tolist(), found, strict=True):
+            if row is None:
+                quarantine.note([user_ids[owner]], records=1)
+            tokens.append(row or [])
         bounds = np.searchsorted(samples.owners, np.arange(len(user_ids) + 1))
         return _Tokens(
             source=self,
@@ -143,7 +154,10 @@ class _Tokens:
         return 36 * sum(len(sample) for own in self.samples for sample in own)
 
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
-        """Train the chosen users one after another; each is a cohort of one."""
+        """Train the chosen users one after another; each is a cohort of one.
+
+        A user whose training fails, or diverges, is in no cohort and so answers zero.
+        """
         query, model = ask.query, self.source.model
         if not isinstance(query, ModelDelta):
             raise wire.WireError(f"{query.name} is not asked about updates")
@@ -151,16 +165,29 @@ class _Tokens:
         with self.source.lock:
             model.start_from(ask.broadcast["parameters"])
             for user in np.flatnonzero(chosen):
-                update = model.update(
-                    self.samples[user],
-                    learning_rate=query.learning_rate,
-                    epochs=query.epochs,
-                    batch_size=query.batch_size,
-                    max_steps=query.max_steps,
-                    seed=[ask.data.seed, ask.round_number, *self.user_ids[user].encode()],
+                (update,) = quarantine.salvage(
+                    [(self.samples[user], self.user_ids[user])],
+                    lambda users: [self._update(ask, query, *own) for own in users],
+                    probe=(self.source.probe, ""),
                 )
-                if update is not None:
+                if update is None or not np.isfinite(update).all():
+                    quarantine.note([self.user_ids[user]], records=0)
+                elif len(update):
                     yield Cohort(update[None], alone, 1)
+
+    def _update(
+        self, ask: wire.Ask, query: ModelDelta, samples: Sequence[list[int]], user_id: str
+    ) -> npt.NDArray[np.float32]:
+        """How far a user's training moves the parameters; empty without anything to predict."""
+        update = self.source.model.update(
+            samples,
+            learning_rate=query.learning_rate,
+            epochs=query.epochs,
+            batch_size=query.batch_size,
+            max_steps=query.max_steps,
+            seed=[ask.data.seed, ask.round_number, *user_id.encode()],
+        )
+        return np.empty(0, dtype=np.float32) if update is None else update
 
 
 #: For `clientapp = "flower_privsyn.client_apps.training:app"`.

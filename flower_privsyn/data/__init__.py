@@ -1,6 +1,7 @@
 """From a node's files to its users, and from their documents to samples."""
 
 from flower_privsyn.data.chunking import Samples, chunk_users
+from flower_privsyn.data.limits import within_limits
 from flower_privsyn.data.load import load_configured, load_users
 from flower_privsyn.data.public_text import public_texts
 from flower_privsyn.data.simulated import simulate_users
@@ -15,4 +16,5 @@ __all__ = [
     "parse_cutoff",
     "public_texts",
     "simulate_users",
+    "within_limits",
 ]

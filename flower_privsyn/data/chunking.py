@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn import quarantine
+from flower_privsyn.data.limits import ranked
 from flower_privsyn.data.users import Users, seed_key
 from flower_privsyn.errors import ConfigError
 
@@ -60,6 +60,8 @@ def chunk_users(
     lowest keyed hashes win): not on other users, their order, or the node. The same seed gives
     the same subset in every round of a run.
 
+    A document that the tokenizer fails on gives no samples.
+
     Args:
         users: Users with whole documents.
         tokenizer: A transformers fast tokenizer or a ``tokenizers.Tokenizer``.
@@ -84,10 +86,18 @@ def chunk_users(
     owners: list[int] = []
     for start in range(0, len(users.texts), _BATCH):
         documents = users.texts[start : start + _BATCH]
-        for row, encoding in enumerate(_encode(tokenizer, documents)):
-            pieces = list(_pieces(documents[row], encoding, max_tokens))
+        cut = quarantine.salvage(
+            documents,
+            lambda texts: _cut(tokenizer, texts, max_tokens),
+            probe=quarantine.PROBE,
+        )
+        for row, pieces in enumerate(cut):
+            owner = int(users.owners[start + row])
+            if pieces is None:
+                quarantine.note([users.user_ids[owner]], records=1)
+                continue
             texts.extend(pieces)
-            owners.extend([int(users.owners[start + row])] * len(pieces))
+            owners.extend([owner] * len(pieces))
         if progress is not None:
             progress(len(documents))
     owner_array = np.asarray(owners, dtype=np.int64)
@@ -96,6 +106,15 @@ def chunk_users(
         texts = [texts[index] for index in keep]
         owner_array = owner_array[keep]
     return Samples(texts=texts, owners=owner_array, num_users=len(users))
+
+
+def _cut(tokenizer: Any, documents: Sequence[str], max_tokens: int) -> list[list[str]]:
+    """The samples of each document, in order."""
+    encodings = _encode(tokenizer, list(documents))
+    return [
+        list(_pieces(text, encoding, max_tokens))
+        for text, encoding in zip(documents, encodings, strict=True)
+    ]
 
 
 def _encode(tokenizer: Any, documents: list[str]) -> Sequence[Any]:
@@ -170,22 +189,7 @@ def _cap(
     keep = np.ones(len(texts), dtype=bool)
     for user in np.flatnonzero(counts > max_samples):
         first, last = int(bounds[user]), int(bounds[user + 1])
-        name = user_ids[user].encode("utf-8", "surrogatepass")
-        prefix = len(name).to_bytes(8, "big") + name
-        # Copies of one text get different hashes, else they would survive or fall together.
-        seen: Counter[str] = Counter()
-        ranked = []
-        for row in range(first, last):
-            copy = seen[texts[row]]
-            seen[texts[row]] += 1
-            digest = hashlib.blake2b(
-                prefix + copy.to_bytes(8, "big") + texts[row].encode("utf-8", "surrogatepass"),
-                digest_size=16,
-                key=key,
-                person=_CAP,
-            ).digest()
-            ranked.append((digest, row))
-        ranked.sort()
+        order = ranked(user_ids[user], texts[first:last], key=key, purpose=_CAP)
         keep[first:last] = False
-        keep[[row for _, row in ranked[:max_samples]]] = True
+        keep[[first + place for place in order[:max_samples]]] = True
     return np.flatnonzero(keep).astype(np.int64, copy=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import math
 import os
 import re
 import zlib
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from flower_privsyn import quarantine
 from flower_privsyn._hub import hub_unreachable
 from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
@@ -38,7 +40,11 @@ def load_users(
     """Read the users of a node and everything they wrote.
 
     A row whose text is empty (or white space) counts for its user but is no document: the user
-    stays in the roster. Rows of one user may be anywhere, in several files of a folder too.
+    stays in the roster. So does one whose text is unusable: no string, missing, or not Unicode
+    (half a surrogate pair, bytes that are not UTF-8, NUL). A date that cannot be read is an unknown
+    one. What one user wrote must not decide about the others. A row that does not say whose it is
+    can be laid at nobody's door: it is the file's fault, and refused. Rows of one user may be
+    anywhere, in several files of a folder too.
 
     Args:
         source: A ``.jsonl``, ``.json`` (one object per line), ``.jsonl.gz``, ``.json.gz`` or
@@ -55,8 +61,9 @@ def load_users(
 
     Raises:
         ConfigError: If an argument is out of range.
-        DataError: If the source cannot be found or read; the sentence names the file, the line
-            or row and the column, and never quotes what stands there.
+        DataError: If the source cannot be found or read, has no such column, or not a single
+            text in it; the sentence names the file, the line or row and the column, and never
+            quotes what stands there.
         MissingExtraError: If a data set is asked for and ``datasets`` is not installed.
     """
     cutoff = None if newer_than is None else parse_cutoff(newer_than)
@@ -131,13 +138,13 @@ def _from_location(location: str, columns: _Columns, split: str) -> Users:
         files = sorted(item for item in path.iterdir() if _suffix(item) and item.is_file())
         if not files:
             raise DataError(f"{path} holds no data file ({', '.join(SUFFIXES)}).")
-        return _grouped([_read_file(item, columns) for item in files], columns)
+        return _grouped([_read_file(item, columns) for item in files], columns, location)
     if path.exists():
         if not _suffix(path):
             raise DataError(
                 f"{path} has the suffix {path.suffix!r}, which is none of {', '.join(SUFFIXES)}."
             )
-        return _grouped([_read_file(path, columns)], columns)
+        return _grouped([_read_file(path, columns)], columns, location)
     if _suffix(path) or not _HUB_NAME.fullmatch(location):
         raise DataError(f"{path} does not exist.")
     return _from_dataset(_load_from_hub(location, split), columns, split, where=location)
@@ -216,11 +223,12 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 
 class _Rows:
-    """Three columns of one file: ids, texts and dates as Arrow arrays without nulls."""
+    """Three columns of one file: ids, texts and dates as Arrow arrays, without nulls but dates."""
 
-    def __init__(self, clients: Any, texts: Any, dates: Any | None) -> None:
+    def __init__(self, clients: Any, texts: Any, unusable: Any, dates: Any | None) -> None:
         self.clients = clients  # string, or None where the source is one user
-        self.texts = texts
+        self.texts = texts  # empty where unusable
+        self.unusable = unusable  # bool
         self.dates = dates  # date32, nulls allowed; None if there is no such column
 
 
@@ -278,42 +286,94 @@ def _from_table(table: Any, columns: _Columns, where: str) -> _Rows:
 
 
 def _typed(table: Any, columns: _Columns) -> _Rows:
-    """Check types and nulls; the same rules for every kind of source."""
+    """Check types, nulls and characters; the same rules for every kind of source."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = _strings(table.column(columns.text), columns.text, integers=False)
+    texts, unusable = _texts(table.column(columns.text), columns.text)
     clients = None
     if columns.user_id is None:
-        clients = _strings(table.column(columns.client), columns.client, integers=True)
+        clients = _ids(table.column(columns.client), columns.client)
         empty = pc.index(clients, pa.scalar("", clients.type)).as_py()
         if empty >= 0:
             raise _Problem(empty, f"{columns.client!r} must not be empty")
     dates = None
     if columns.date in table.column_names:
         dates = _dates(table.column(columns.date), columns.date)
-    return _Rows(clients, texts, dates)
+    return _Rows(clients, texts, unusable, dates)
 
 
-def _strings(column: Any, name: str, *, integers: bool) -> Any:
+def _ids(column: Any, name: str) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    rule = f"{name!r} must be a string" + (" or an integer" if integers else "")
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    column = _strings(column, name, "a string or an integer", integers=True)
     if column.null_count:
         missing = pc.index(pc.is_null(column), pa.scalar(True)).as_py()
-        raise _Problem(missing, f"{rule}, but it is missing or null")
+        raise _Problem(missing, f"{name!r} must be a string or an integer, but it is null")
+    bad = _no_unicode(column)
+    if bad.any():
+        raise _Problem(int(np.argmax(bad)), f"{name!r} must be text that UTF-8 can hold")
+    return column
+
+
+def _texts(column: Any, name: str) -> tuple[Any, Any]:
+    """The texts, empty where they are unusable, and where that is."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = _strings(column, name, "a string", integers=False)
+    unusable = pc.is_null(column)
+    if (bad := _no_unicode(column)).any():
+        unusable = pc.or_(unusable, pa.chunked_array([pa.array(bad)]))
+    empty = pa.scalar("", pa.large_string())
+    # Masked before anything reads the characters.
+    column = pc.if_else(unusable, empty, column)
+    unusable = pc.or_(unusable, pc.match_substring(column, "\0"))
+    column = pc.if_else(unusable, empty, column)
+    return _chunked(column), _chunked(unusable)
+
+
+def _chunked(column: Any) -> Any:
+    import pyarrow as pa
+
+    return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+
+
+def _strings(column: Any, name: str, allowed: str, *, integers: bool) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     kind = column.type
+    if pa.types.is_null(kind):
+        return column.cast(pa.large_string())
     if integers and pa.types.is_integer(kind):
         column = column.cast(pa.string())
     elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and not (
         getattr(pa.types, "is_string_view", lambda _: False)(kind)
     ):
-        raise _Problem(None, f"{rule}, but the column holds {kind}")
+        raise _Problem(None, f"{name!r} must be {allowed}, but the column holds {kind}")
     # 64-bit offsets: several files together may hold more than 2 GiB of text.
     return column.cast(pa.large_string())
+
+
+def _no_unicode(column: Any) -> Any:
+    """(n,) bool, where the bytes of a string column are no UTF-8: Parquet does not check."""
+    import pyarrow as pa
+
+    bad = np.zeros(len(column), dtype=np.bool_)
+    try:
+        column.validate(full=True)
+        return bad
+    except pa.ArrowException:
+        pass
+    for row, value in enumerate(column.cast(pa.large_binary()).to_pylist()):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError:
+            bad[row] = True
+    return bad
 
 
 def _dates(column: Any, name: str) -> Any:
@@ -328,22 +388,17 @@ def _dates(column: Any, name: str) -> Any:
         return column.cast(pa.date32(), safe=False)
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise _Problem(None, f"{name!r} {_DATE_RULE}, but the column holds {kind}")
-    encoded = column.combine_chunks().dictionary_encode()
-    parsed = []
-    for index, value in enumerate(encoded.dictionary.to_pylist()):
-        day = _parse_date(value)
-        if day is None:
-            row = int(np.argmax(encoded.indices.fill_null(-1).to_numpy() == index))
-            raise _Problem(row, f"{name!r} {_DATE_RULE}")
-        parsed.append(day)
+    # As bytes, so that one that is no Unicode can be looked at like the others.
+    encoded = column.combine_chunks().cast(pa.large_binary()).dictionary_encode()
+    parsed = [_parse_date(value) for value in encoded.dictionary.to_pylist()]
     return pa.chunked_array([pa.array(parsed, pa.date32()).take(encoded.indices)])
 
 
 def _parse_date(value: object) -> date | None:
-    if not isinstance(value, str):
-        return None
+    """The day; None where it cannot be read."""
     try:
-        return datetime.fromisoformat(value.strip()).date()
+        text = value.decode() if isinstance(value, bytes) else value
+        return datetime.fromisoformat(text.strip()).date() if isinstance(text, str) else None
     except ValueError:
         return None
 
@@ -401,7 +456,7 @@ def _parse_by_line(path: Path, data: bytes, columns: _Columns) -> Any:
     import pyarrow as pa
 
     clients: list[str] = []
-    texts: list[str] = []
+    texts: list[str | None] = []
     dates: list[date | None] = []
     number = 0
 
@@ -412,35 +467,24 @@ def _parse_by_line(path: Path, data: bytes, columns: _Columns) -> Any:
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError:
-            raise bad("not UTF-8") from None
-        except (ValueError, RecursionError):
-            # The decoder's own message may quote the line.
-            raise bad("not a JSON object") from None
-        if not isinstance(row, dict):
-            raise bad("not a JSON object")
-        for name in columns.required:
-            if name not in row:
-                raise bad(f"the key {name!r} is missing")
-        text = row[columns.text]
-        if not isinstance(text, str):
-            raise bad(f"{columns.text!r} must be a string, not {_kind(text)}")
-        texts.append(_clean(text, columns.text, bad))
+        row = _parse_line(line, first=number == 1)
+        if row is None:
+            if columns.user_id is None:
+                raise bad("not a JSON object, so nobody knows whose it is")
+            row = {}  # of the one user there is
         if columns.user_id is None:
+            if columns.client not in row:
+                raise bad(f"the key {columns.client!r} is missing")
             client = row[columns.client]
             if isinstance(client, bool) or not isinstance(client, str | int):
                 raise bad(f"{columns.client!r} must be a string or an integer, not {_kind(client)}")
             if client == "":
                 raise bad(f"{columns.client!r} must not be empty")
-            clients.append(_clean(str(client), columns.client, bad))
-        day = None
-        if row.get(columns.date) is not None:
-            day = _parse_date(row[columns.date])
-            if day is None:
-                raise bad(f"{columns.date!r} {_DATE_RULE}")
-        dates.append(day)
+            if _clean(client := str(client)) is None:
+                raise bad(f"{columns.client!r} must be text that UTF-8 can hold")
+            clients.append(client)
+        texts.append(_clean(row.get(columns.text)))
+        dates.append(_parse_date(row.get(columns.date)))
     if not texts:
         raise DataError(f"{path} is empty.")
     arrays = {columns.text: pa.chunked_array([pa.array(texts, pa.large_string())])}
@@ -468,11 +512,33 @@ def _kind(value: object) -> str:
     )
 
 
-def _clean(value: str, name: str, bad: Any) -> str:
+def _parse_line(line: bytes, *, first: bool) -> dict[str, Any] | None:
+    """A JSON object, or None; bytes that are not UTF-8 become halves of surrogate pairs."""
+    try:
+        row = json.loads(
+            line.decode("utf-8-sig" if first else "utf-8", "surrogateescape"), parse_int=_integer
+        )
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _integer(digits: str) -> int | float:
+    """A whole number; not a number where Python refuses to read so many digits."""
+    try:
+        return int(digits)
+    except ValueError:
+        return math.nan
+
+
+def _clean(value: object) -> str | None:
+    """Text as it is; None for everything else, and for what UTF-8 cannot hold."""
+    if not isinstance(value, str):
+        return None
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise bad(f"{name!r} holds half of a surrogate pair") from None
+        return None
     return value
 
 
@@ -498,7 +564,7 @@ def _from_dataset(
     names = list(source.column_names)
     _check_columns(names, columns, where)
     present = [name for name in columns.wanted if name in names]
-    return _grouped([_from_table(_arrow(source, present), columns, where)], columns)
+    return _grouped([_from_table(_arrow(source, present), columns, where)], columns, where)
 
 
 def _arrow(dataset: Any, names: list[str]) -> Any:
@@ -525,7 +591,7 @@ def _arrow(dataset: Any, names: list[str]) -> Any:
 # ---- by user -----------------------------------------------------------------------------------
 
 
-def _grouped(parts: list[_Rows], columns: _Columns) -> Users:
+def _grouped(parts: list[_Rows], columns: _Columns, where: str) -> Users:
     """Bring the rows of each user together, in order of first appearance."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -541,6 +607,13 @@ def _grouped(parts: list[_Rows], columns: _Columns) -> Users:
         encoded = clients.combine_chunks().dictionary_encode()
         user_ids = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy().astype(np.int64)
+    unusable = np.concatenate([part.unusable.to_numpy() for part in parts])
+    if unusable.all():
+        # Nobody's doing alone: the wrong column, or another kind of file.
+        raise DataError(f"{where}: {columns.text!r} must be a string, and in no row it is one.")
+    if unusable.any():
+        owners = np.unique(codes[unusable]).tolist()
+        quarantine.note((user_ids[user] for user in owners), records=int(unusable.sum()))
     filled = pc.not_equal(pc.utf8_trim_whitespace(texts), pa.scalar("", pa.large_string()))
     rows = np.flatnonzero(filled.to_numpy())
     order = rows[np.argsort(codes[rows], kind="stable")]  # (n,)

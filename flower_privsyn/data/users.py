@@ -11,6 +11,7 @@ from datetime import date, datetime
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn import quarantine
 from flower_privsyn.errors import ConfigError, DataError
 
 # Domain separation: the coin of one purpose says nothing about the coin of another one.
@@ -115,25 +116,27 @@ class Users:
         object.__setattr__(self, "owners", owners.astype(np.int64, copy=False))
 
     @classmethod
-    def from_rows(cls, rows: Iterable[tuple[str, str]]) -> Users:
+    def from_rows(cls, rows: Iterable[tuple[str, object]]) -> Users:
         """Group ``(user_id, text)`` pairs by user, in order of first appearance.
 
-        Empty texts (or white space) count for their user but are no document.
+        Empty texts (or white space), and values that are no text at all, count for their user but
+        are no document.
 
         Raises:
-            DataError: If an id or a text is not a string; the sentence names the row.
+            DataError: If an id is not a string; the sentence names the row.
         """
         documents: dict[str, list[str]] = {}
         for number, (user_id, text) in enumerate(rows, start=1):
-            if not isinstance(user_id, str) or not isinstance(text, str):
+            if not isinstance(user_id, str):
                 raise DataError(
-                    f"row {number} must be two strings (user id and text), got "
-                    f"{type(user_id).__name__} and {type(text).__name__}."
+                    f"row {number} must begin with a user id, a string, got "
+                    f"{type(user_id).__name__}."
                 )
             own = documents.setdefault(user_id, [])
-            if text.strip():
-                # Half a surrogate pair is no character, and no tokenizer takes it.
-                own.append(text.encode("utf-8", "replace").decode())
+            if not isinstance(text, str):
+                quarantine.note([user_id], records=1)
+            elif text.strip():
+                own.append(text)
         counts = [len(own) for own in documents.values()]
         return cls(
             user_ids=tuple(documents),

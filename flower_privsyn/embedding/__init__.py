@@ -6,6 +6,7 @@ from flower_privsyn.embedding.embedder import (
     SentenceTransformerEmbedder,
     load_embedder,
 )
+from flower_privsyn.embedding.salvage import embed_each
 from flower_privsyn.embedding.store import RecordStore, StoredRecords, content_key
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "StoredRecords",
     "cached_embed",
     "content_key",
+    "embed_each",
     "load_embedder",
 ]

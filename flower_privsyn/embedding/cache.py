@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.embedding.embedder import Embedder
+from flower_privsyn.embedding.salvage import embed_each
 from flower_privsyn.errors import DataError
 
 logger = logging.getLogger("flower_privsyn.embedding")
@@ -286,7 +287,7 @@ def cached_embed(
         progress: Called with the number of texts done since the last call; n in total.
 
     Returns:
-        float32 (n, d), in order.
+        float32 (n, d), in order; NaN for a text that the model fails on.
 
     Raises:
         DataError: If the embedder returns another shape than its dimension promises.
@@ -307,11 +308,7 @@ def cached_embed(
     missing = sorted(rows_of, key=len, reverse=True)
     for start in range(0, len(missing), _BLOCK):
         block = missing[start : start + _BLOCK]
-        computed = np.asarray(embedder.embed(block, progress=progress), dtype=np.float32)
-        if computed.shape != (len(block), dimension):
-            raise DataError(
-                f"The embedder must return shape ({len(block)}, {dimension}), got {computed.shape}."
-            )
+        computed = embed_each(embedder, block, progress)
         repeats = 0
         for text, vector in zip(block, computed, strict=True):
             vectors[rows_of[text]] = vector

@@ -167,9 +167,14 @@ def test_inconsistent_users_are_refused(fields: dict[str, object], words: str) -
         Users(**(good | fields))  # type: ignore[arg-type]
 
 
-def test_rows_that_are_not_strings_are_refused_by_number() -> None:
-    with pytest.raises(DataError, match="row 2 must be two strings"):
-        Users.from_rows([("a", "x"), ("b", None)])  # type: ignore[list-item]
+def test_rows_without_an_id_are_refused_by_number() -> None:
+    with pytest.raises(DataError, match="row 2 must begin with a user id, a string, got NoneType"):
+        Users.from_rows([("a", "x"), (None, "y")])  # type: ignore[list-item]
+
+
+def test_rows_without_text_are_no_documents() -> None:
+    users = Users.from_rows([("a", "x"), ("b", None), ("b", 5)])  # type: ignore[list-item]
+    assert (users.user_ids, users.texts) == (("a", "b"), ["x"])
 
 
 @pytest.mark.parametrize("mask", [np.array([1, 0]), np.array([True])])

@@ -1,0 +1,101 @@
+"""A node's answer to a question, and the node's own count of what is not in it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Context
+
+from flower_privsyn import quarantine
+from flower_privsyn.queries import Broadcast, Cohort, Query
+
+logger = logging.getLogger("flower_privsyn.client")
+
+#: The node's own log of what was left out, in its cache directory.
+QUARANTINE_LOG = "quarantine.log"
+
+_NOBODY = -1
+
+
+def answer_of(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray[np.float64]:
+    """Sum the contributions of a cohort; a user whose contribution cannot be computed adds zero.
+
+    *Formal guarantee.* Unit: user. Where the contributions of some users cannot be computed, or
+    make a sum that is not finite, the answer is `query.answer` of the same cohort in which these
+    users have no records: the same to the bit as if they had written nothing.
+
+    Args:
+        query: the question.
+        cohort: the users who take part.
+        broadcast: public; has passed `query.check`.
+
+    Raises:
+        BaseException: whatever the query raises about a user without records: that is the
+            question's fault and not a user's.
+    """
+    try:
+        return _finite(query.answer(cohort, broadcast))
+    except quarantine.ENDING:
+        raise
+    except BaseException:  # whose fault it is, is found below
+        pass
+
+    def contribute(users: Sequence[int]) -> list[bool]:
+        none = np.zeros(cohort.num_users, dtype=np.bool_)
+        if users[0] == _NOBODY:
+            asked = Cohort(cohort.records[:0], cohort.owners[:0], 1)
+        else:
+            none[users] = True
+            asked = cohort.select(none)
+        _finite(query.answer(asked, broadcast))
+        return [True] * len(users)
+
+    found = quarantine.salvage(range(cohort.num_users), contribute, probe=_NOBODY)
+    failing = np.array([one is None for one in found], dtype=np.bool_)
+    quarantine.note((object() for _ in range(int(failing.sum()))), records=0)
+    kept = ~failing[cohort.owners]
+    rest = Cohort(cohort.records[kept], cohort.owners[kept], cohort.num_users)
+    return _finite(query.answer(rest, broadcast))
+
+
+def _finite(total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    if not np.isfinite(total).all():
+        raise ValueError("the sum is not finite")
+    return total
+
+
+def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:
+    """Write how much was left out into the node's own log: counts, no id and no text.
+
+    The counts depend on private text. A deployed node's log is its owner's. In a simulation what
+    nodes log stands in the run directory, so there it is the file in the node's cache alone.
+
+    Args:
+        tally: from `quarantine.counting`.
+        context: of the message.
+        directory: the node's cache.
+    """
+    if not tally:
+        return
+    simulated = "num-partitions" in context.node_config
+    if not simulated:
+        logger.warning("%s", tally)
+    line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} run {context.run_id} node {context.node_id}: "
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        descriptor = os.open(directory / QUARANTINE_LOG, flags, 0o600)
+        try:
+            os.write(descriptor, f"{line}{tally}\n".encode())  # one write, so lines stay whole
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        logger.warning(
+            "%s cannot be written (%s)", directory / QUARANTINE_LOG, type(error).__name__
+        )

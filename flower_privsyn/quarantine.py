@@ -1,0 +1,132 @@
+"""What one record or one user breaks costs that record or that user, and nobody else.
+
+A computation over many records is done at once, and piece by piece only where it fails: in halves,
+down to what fails on its own. Whether it is the records that are at fault is asked of a *probe*, a
+public item: what fails on that fails whatever the users wrote, and is raised.
+
+What is left out is counted (`counting`, `note`). The counts depend on private text: they belong
+into the node's own log and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+logger = logging.getLogger("flower_privsyn.client")
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: What ends the process, and is no record's fault. Everything else may be: a panic of a tokenizer
+#: written in Rust is no `Exception`.
+ENDING = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+#: Public text that every model reads.
+PROBE = "The quick brown fox jumps over the lazy dog."
+
+
+def salvage(
+    items: Sequence[T], compute: Callable[[Sequence[T]], Iterable[R]], *, probe: T
+) -> list[R | None]:
+    """Compute something of many items; None for those on which it fails.
+
+    Args:
+        items: The n items.
+        compute: From k items to k results, in order. The result of an item must not depend on the
+            others.
+        probe: A public item on which only a fault of the computation itself makes it fail.
+
+    Returns:
+        n results, in order.
+
+    Raises:
+        BaseException: Whatever `compute` raises about the probe.
+    """
+    try:
+        return _counted(items, compute)
+    except ENDING:
+        raise
+    except BaseException:
+        _counted([probe], compute)
+    results: list[R | None] = []
+    # Depth first and from the left: the results come in order.
+    stack = [items[len(items) // 2 :], items[: len(items) // 2]] if len(items) > 1 else []
+    if not stack:
+        return [None] * len(items)
+    while stack:
+        part = stack.pop()
+        try:
+            results.extend(_counted(part, compute))
+        except ENDING:
+            raise
+        except BaseException:
+            if len(part) == 1:
+                results.append(None)
+            else:
+                stack += [part[len(part) // 2 :], part[: len(part) // 2]]
+    return results
+
+
+def _counted(items: Sequence[T], compute: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
+    results = list(compute(items))
+    if len(results) != len(items):
+        raise ValueError(f"{len(items)} items gave {len(results)} results")
+    return results
+
+
+# ---- counts ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """What was left out.
+
+    Attributes:
+        records: Documents, samples and embeddings.
+        users: Whose they are, and those whose answer could not be computed.
+    """
+
+    records: int = 0
+    users: set[Hashable] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        """Whether anything was."""
+        return bool(self.records or self.users)
+
+    def __str__(self) -> str:
+        """Counts alone: no id, no text."""
+        return f"{self.records} records of {len(self.users)} users are left out as unusable"
+
+
+_tally: ContextVar[Tally | None] = ContextVar("privsyn_quarantine", default=None)
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Tally]:
+    """Count what is left out inside the block."""
+    tally = Tally()
+    token = _tally.set(tally)
+    try:
+        yield tally
+    finally:
+        _tally.reset(token)
+
+
+def note(users: Iterable[Hashable], *, records: int) -> None:
+    """Count what is left out; outside of `counting` it is logged at once.
+
+    Args:
+        users: Whose it is: ids, or whatever tells users of a node apart.
+        records: How many records; 0 where a user's whole answer is left out.
+    """
+    tally = _tally.get()
+    if tally is None:
+        logger.warning("%s", Tally(records, set(users)))
+    else:
+        tally.records += records
+        tally.users.update(users)
