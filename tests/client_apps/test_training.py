@@ -218,3 +218,67 @@ class TestOneModel:
         assert (
             pickle.loads(travelled).source(model).fingerprint == trainer.source(model).fingerprint
         )
+
+
+class TestFailures:
+    """What one user's text breaks costs that user's update, and no other bit of the sum."""
+
+    @pytest.mark.parametrize("where_it_breaks", ["tokens", "training", "diverging"])
+    def test_a_user_whose_training_fails_answers_zero(
+        self,
+        data: wire.DataRequest,
+        model: TrainableModel,
+        texts: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        where_it_breaks: str,
+    ) -> None:
+        encode, update = LocalModel.encode, LocalModel.update
+        bad = [[7, 7, 7]]
+
+        def broken_encode(self: LocalModel, given: list[str]) -> list[list[int]]:
+            if where_it_breaks == "tokens" and "boom" in given:
+                raise BaseException("as PyO3 panics")
+            return [
+                bad[0] if text == "boom" else row
+                for text, row in zip(given, encode(self, given), strict=True)
+            ]
+
+        def broken_update(self: LocalModel, samples: Any, **options: Any) -> Any:
+            moved = update(self, samples, **options)
+            if list(samples) == bad and where_it_breaks == "training":
+                raise RuntimeError("out of memory")
+            if list(samples) == bad:
+                moved[3] = np.nan
+            return moved
+
+        monkeypatch.setattr(LocalModel, "encode", broken_encode)
+        monkeypatch.setattr(LocalModel, "update", broken_update)
+        parameters = LocalModel(model).parameters
+        sums = []
+        for text in ("boom", ""):  # the second time there is nothing to leave out
+            users = Users.from_rows([("a", texts[0]), ("bad", text), ("c", texts[1])])
+            app = app_of(users, cache_directory=tmp_path / f"-{text}")
+            assert wire.unpack_roster(prepare(app, data)).num_users == 3
+            reply = ask(app, data, parameters)
+            assert reply.content.config_records["privsyn.cohort"]["num_users"] == 3
+            assert wire.unexpected_records(reply) == []
+            sums.append(total(reply))
+            assert (tmp_path / f"-{text}" / "quarantine.log").exists() == bool(text)
+        assert sums[0].any()
+        np.testing.assert_array_equal(*sums)
+
+    def test_training_that_fails_on_public_text_is_the_nodes_fault(
+        self,
+        data: wire.DataRequest,
+        model: TrainableModel,
+        texts: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def broken(self: LocalModel, samples: Any, **options: Any) -> Any:
+            raise RuntimeError("the accelerator is gone")
+
+        parameters = LocalModel(model).parameters
+        monkeypatch.setattr(LocalModel, "update", broken)
+        reply = ask(app_of(Users.from_rows([("a", texts[0])])), data, parameters)
+        assert reply.error.code == wire.ClientErrorCode.INTERNAL

@@ -1,0 +1,106 @@
+"""Mistakes that let one user decide about the others on a node."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+ANSWERS = "tests/client_apps/test_answers.py"
+SAME_SUM = f"{ANSWERS}::test_the_others_sum_is_the_same_to_the_bit"
+LIMITS = "tests/data/test_limits.py"
+LOAD = "tests/data/test_load.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="a text that the model fails on takes the node along",
+        file="flower_privsyn/embedding/salvage.py",
+        before="    rows = quarantine.salvage(list(texts), embed, probe=quarantine.PROBE)\n",
+        after="    rows = embed(list(texts))\n",
+        tests=(SAME_SUM,),
+    ),
+    Mutation(
+        name="what fails takes its half of the users along",
+        file="flower_privsyn/quarantine.py",
+        before="            if len(part) == 1:\n                results.append(None)\n",
+        after="            if len(part) <= 2:\n                results.extend([None] * len(part))\n",
+        tests=("tests/test_quarantine.py", SAME_SUM),
+    ),
+    Mutation(
+        name="a fault of the node passes for everybody's silence",
+        file="flower_privsyn/quarantine.py",
+        before="        _counted([probe], compute)\n",
+        after="        pass\n",
+        tests=("tests/test_quarantine.py", f"{ANSWERS}::TestAnswerOf"),
+    ),
+    Mutation(
+        name="only ordinary exceptions are a record's fault",
+        file="flower_privsyn/quarantine.py",
+        before="    except BaseException:\n        _counted([probe], compute)\n",
+        after="    except Exception:\n        _counted([probe], compute)\n",
+        tests=("tests/test_quarantine.py", SAME_SUM, f"{LIMITS}"),
+    ),
+    Mutation(
+        name="a user whose answer fails takes the sum along",
+        file="flower_privsyn/client_apps/answers.py",
+        before="    kept = ~failing[cohort.owners]\n",
+        after="    kept = ~failing[cohort.owners] & ~failing.any()\n",
+        tests=(f"{ANSWERS}::TestAnswerOf",),
+    ),
+    Mutation(
+        name="a sum that is not finite is sent",
+        file="flower_privsyn/client_apps/answers.py",
+        before="    if not np.isfinite(total).all():\n",
+        after="    if False:\n",
+        tests=(f"{ANSWERS}::TestAnswerOf",),
+    ),
+    Mutation(
+        name="a user whose training fails takes the node along",
+        file="flower_privsyn/client_apps/training.py",
+        before="                if update is None or not np.isfinite(update).all():\n",
+        after="                if update is None:\n"
+        "                    raise RuntimeError\n"
+        "                if not np.isfinite(update).all():\n",
+        tests=("tests/client_apps/test_training.py::TestFailures",),
+    ),
+    Mutation(
+        name="half a surrogate pair is a document",
+        file="flower_privsyn/data/limits.py",
+        before="    except UnicodeEncodeError:\n        return False\n    return True\n",
+        after="    except UnicodeEncodeError:\n        return True\n    return True\n",
+        tests=(LIMITS,),
+    ),
+    Mutation(
+        name="one user's documents use up another one's cap",
+        file="flower_privsyn/data/limits.py",
+        before="        total = 0\n        for place in",
+        after="        for place in",
+        tests=(LIMITS,),
+    ),
+    Mutation(
+        name="no cap on one user's documents",
+        file="flower_privsyn/data/limits.py",
+        before="    heavy = np.flatnonzero((documents > MAX_DOCUMENTS) | (characters > MAX_CHARACTERS))\n",
+        after="    heavy = np.flatnonzero(characters > MAX_CHARACTERS)\n",
+        tests=(LIMITS,),
+    ),
+    Mutation(
+        name="a record that is no text has the whole file refused",
+        file="flower_privsyn/data/load.py",
+        before="    if unusable.all():\n",
+        after="    if unusable.any():\n",
+        tests=(LOAD,),
+    ),
+    Mutation(
+        name="a line of nobody's drops a user from the roster",
+        file="flower_privsyn/data/load.py",
+        before='                raise bad("not a JSON object, so nobody knows whose it is")\n',
+        after="                continue\n",
+        tests=(LOAD,),
+    ),
+    Mutation(
+        name="the node's counts stand in a simulation's run directory",
+        file="flower_privsyn/client_apps/answers.py",
+        before="    if not simulated:\n",
+        after="    if True:\n",
+        tests=(f"{ANSWERS}::test_the_nodes_own_log_counts_and_quotes_nothing",),
+    ),
+)

@@ -1,0 +1,233 @@
+"""One user's data decide about that user's contribution, and about nothing else on the node."""
+
+from __future__ import annotations
+
+import json
+import logging
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_privsyn import wire
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.answers import answer_of
+from flower_privsyn.data import Users
+from flower_privsyn.privacy import FullParticipation
+from flower_privsyn.queries import (
+    Broadcast,
+    Cohort,
+    KernelMean,
+    MeanSimilarity,
+    NearestNeighborHistogram,
+    Query,
+)
+from flower_privsyn.testing import HashEmbedder, flower_identity, random_cohort
+from tests.test_wire import DATA
+
+WORDS = "court judge tax river stone bread salt moon tree lamp glass iron".split()
+CANDIDATES = HashEmbedder().embed([" ".join(WORDS[n : n + 4]) for n in range(9)])
+QUESTIONS: list[tuple[Query, dict[str, Any]]] = [
+    (NearestNeighborHistogram(max_samples=4), {"candidates": CANDIDATES}),
+    (NearestNeighborHistogram(max_samples=4, clip="l2"), {"candidates": CANDIDATES}),
+    (MeanSimilarity(centre="all"), {"candidates": CANDIDATES}),
+    (MeanSimilarity(centre="all", answer_space="span"), {"candidates": CANDIDATES}),
+    (KernelMean(num_features=64), KernelMean(num_features=64).broadcast(32)),
+]
+
+
+class Delicate(HashEmbedder):
+    """Fails on some texts, in some of the ways in which models fail."""
+
+    def embed(self, texts: Sequence[str], **options: Any) -> Any:
+        if any("raise" in text for text in texts):
+            raise ValueError("bad text: the secret words")
+        if any("panic" in text for text in texts):
+            raise BaseException("as PyO3 panics")
+        vectors = super().embed(texts, **options)
+        if any("shape" in text for text in texts):
+            return vectors[1:]
+        vectors[[row for row, text in enumerate(texts) if "nan" in text]] = np.nan
+        return vectors
+
+
+def delicate(name: str, precision: str) -> Delicate:
+    return Delicate()
+
+
+class Broken(HashEmbedder):
+    """Fails on every text."""
+
+    def embed(self, texts: Sequence[str], **options: Any) -> Any:
+        raise OSError("the accelerator is gone")
+
+
+def rows(bad: list[object]) -> list[tuple[str, object]]:
+    generator = np.random.default_rng(7)
+    others = [
+        (f"user-{number}", " ".join(generator.choice(WORDS, size=6)))
+        for number in range(40)
+        for _ in range(number % 3)
+    ]
+    return [*others[:20], *(("bad", text) for text in bad), *others[20:], ("bad", "")]
+
+
+def where(**node: Any) -> Context:
+    return Context(run_id=1, node_id=5, node_config=node, state=RecordDict(), run_config={})
+
+
+def app_of(bad: list[object], cache: Path, embedder: Any = delicate) -> ClientApp:
+    users = Users.from_rows(rows(bad))
+    return create_client_app(lambda context: users, embedder=embedder, cache_directory=cache)
+
+
+def prepare(app: ClientApp, context: Context) -> Message:
+    request = wire.pack_prepare(DATA)
+    return app(Message(request, dst_node_id=5, message_type=wire.PREPARE), context)
+
+
+def ask(app: ClientApp, query: Query, broadcast: Broadcast, context: Context) -> Message:
+    question = wire.Ask(
+        round_number=1,
+        query=query,
+        broadcast=broadcast,
+        data=DATA,
+        sampling=FullParticipation(),
+        sampling_key=bytes(32),
+    )
+    record = wire.broadcast_record(broadcast, precision="float32")
+    content = wire.pack_ask(question, record)
+    return app(Message(content, dst_node_id=5, message_type=wire.message_type(query)), context)
+
+
+def facts(reply: Message) -> tuple[bytes, int]:
+    assert reply.has_content(), reply.error
+    assert wire.unexpected_records(reply) == []
+    total = reply.content.array_records["privsyn.answer"]["total"].numpy()
+    return total.tobytes(), int(reply.content.config_records["privsyn.cohort"]["num_users"])  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the node answers when the bad user wrote nothing."""
+    app = app_of([], tmp_path_factory.mktemp("empty"))
+    with flower_identity():
+        answers = [facts(ask(app, *question, where())) for question in QUESTIONS]
+        roster = wire.unpack_roster(prepare(app, where()))
+    assert all(np.frombuffer(total).any() for total, _ in answers)
+    return {"roster": roster, "answers": answers}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["half \ud800 of a pair"],
+        ["nul \0 byte"],
+        ["word " * 300_000],
+        [None, 5, b"bytes"],
+        ["raise me"],
+        ["panic now"],
+        ["nan nan nan"],
+        ["shape"],
+        ["raise", "panic", "nan", "shape", "\ud800", None],
+    ],
+)
+def test_the_others_sum_is_the_same_to_the_bit(
+    bad: list[object], empty: dict[str, Any], tmp_path: Path
+) -> None:
+    app = app_of(bad, tmp_path)
+    assert wire.unpack_roster(prepare(app, where())) == empty["roster"]
+    assert [facts(ask(app, *question, where())) for question in QUESTIONS] == empty["answers"]
+
+
+def test_a_model_that_fails_on_public_text_is_the_nodes_fault(tmp_path: Path) -> None:
+    reply = prepare(app_of([], tmp_path, lambda name, precision: Broken()), where())
+    assert reply.error.code == wire.ClientErrorCode.INTERNAL
+
+
+def test_the_nodes_own_log_counts_and_quotes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad: list[object] = ["raise the secret words", "\ud800", "court judge"]
+    with caplog.at_level(logging.INFO):
+        reply = prepare(app_of(bad, tmp_path / "deployed"), where())
+    told = "2 records of 1 users are left out as unusable"
+    assert caplog.messages == [told]
+    log = tmp_path / "deployed" / "quarantine.log"
+    (line,) = log.read_text().splitlines()
+    assert line.endswith(f"run 1 node 5: {told}")
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert wire.unexpected_records(reply) == []
+    caplog.clear()
+    # In a simulation whatever a node logs stands in the run directory.
+    prepare(app_of(bad, tmp_path / "simulated"), where(**{"num-partitions": 2}))
+    assert not caplog.messages
+    assert told in (tmp_path / "simulated" / "quarantine.log").read_text()
+    prepare(app_of(["court judge"], tmp_path / "fine"), where())
+    assert not caplog.messages
+    assert not (tmp_path / "fine" / "quarantine.log").exists()
+
+
+def test_half_a_surrogate_pair_in_a_file(tmp_path: Path, empty: dict[str, Any]) -> None:
+    path = tmp_path / "users.jsonl"
+    lines = [{"client_id": user, "text": text} for user, text in rows(["\ud800"])]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    app = create_client_app(embedder=delicate, cache_directory=tmp_path / "cache")
+    context = where(data=str(path))
+    assert wire.unpack_roster(prepare(app, context)) == empty["roster"]
+    assert facts(ask(app, *QUESTIONS[0], context)) == empty["answers"][0]
+
+
+class Fussy(NearestNeighborHistogram):
+    """A query of somebody else's that some records break."""
+
+    def answer(self, cohort: Cohort, broadcast: Broadcast) -> Any:
+        if len(cohort.records) and float(cohort.records.max()) == 50.0:
+            raise ZeroDivisionError
+        total = super().answer(cohort, broadcast)
+        if len(cohort.records) and float(cohort.records.max()) == 40.0:
+            total[0] = np.nan
+        return total
+
+
+class TestAnswerOf:
+    def cohort(self) -> Cohort:
+        return random_cohort(num_users=30, max_records=4, dimension=32, seed=3)
+
+    @pytest.mark.parametrize("value", [50.0, 40.0])
+    def test_users_on_whom_the_query_fails_answer_zero(self, value: float) -> None:
+        query, broadcast = Fussy(max_samples=4), {"candidates": CANDIDATES}
+        cohort = self.cohort()
+        bad = np.isin(cohort.owners, [int(cohort.owners[0]), 17, int(cohort.owners[-1])])
+        records = cohort.records.copy()
+        records[bad, 0] = value
+        spoilt = Cohort(records, cohort.owners, cohort.num_users)
+        without = Cohort(cohort.records[~bad], cohort.owners[~bad], cohort.num_users)
+        answer = answer_of(query, spoilt, broadcast)
+        np.testing.assert_array_equal(answer, query.answer(without, broadcast))
+        assert answer.sum() > 10
+
+    def test_one_call_where_nothing_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[int] = []
+        inner: Callable[..., Any] = NearestNeighborHistogram.answer
+
+        def counted(self: Query, cohort: Cohort, broadcast: Broadcast) -> Any:
+            calls.append(cohort.num_users)
+            return inner(self, cohort, broadcast)
+
+        monkeypatch.setattr(NearestNeighborHistogram, "answer", counted)
+        answer_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1])
+        assert calls == [30]
+
+    def test_a_question_that_fails_on_nobody_is_raised(self) -> None:
+        class Wrong(NearestNeighborHistogram):
+            def answer(self, cohort: Cohort, broadcast: Broadcast) -> Any:
+                raise KeyError("candidates")
+
+        with pytest.raises(KeyError, match="candidates"):
+            answer_of(Wrong(), self.cohort(), {"candidates": CANDIDATES})
