@@ -21,7 +21,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="what fails takes its half of the users along",
         file="flower_privsyn/quarantine.py",
         before="            if len(part) == 1:\n                results.append(None)\n",
-        after="            if len(part) <= 2:\n                results.extend([None] * len(part))\n",
+        after="            if len(part) <= 2:\n"
+        "                results.extend([None] * len(part))\n",
         tests=("tests/test_quarantine.py", SAME_SUM),
     ),
     Mutation(
@@ -78,8 +79,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="no cap on one user's documents",
         file="flower_privsyn/data/limits.py",
-        before="    heavy = np.flatnonzero((documents > MAX_DOCUMENTS) | (characters > MAX_CHARACTERS))\n",
-        after="    heavy = np.flatnonzero(characters > MAX_CHARACTERS)\n",
+        before="(documents > MAX_DOCUMENTS) | (characters > MAX_CHARACTERS)",
+        after="characters > MAX_CHARACTERS",
         tests=(LIMITS,),
     ),
     Mutation(
