@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn._hub import hub_unreachable
+from flower_privsyn.embedding.trust import own_code, refuse_code
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
 
 Precision = Literal["float32", "bfloat16"]
@@ -114,6 +115,7 @@ class SentenceTransformerEmbedder:
         weights = _weight_files(folder)
         if not weights:
             raise ModelError(f"{folder} holds no model weights ({' or '.join(_WEIGHT_PATTERNS)}).")
+        refuse_code(folder)
         self._model: Any = _load(folder, precision=precision, device=device)
         self._tokenizer: Any = self._model.tokenizer
         if not getattr(self._tokenizer, "is_fast", False):
@@ -374,9 +376,17 @@ def _load(folder: Path, *, precision: str, device: str | None) -> Any:
                 str(folder),
                 device=device,
                 local_files_only=True,
-                model_kwargs={"dtype": precision},
+                trust_remote_code=False,
+                # Weights without code: safetensors where there are any, else a file that PyTorch
+                # reads as numbers only.
+                model_kwargs={"dtype": precision, "weights_only": True},
             )
     except Exception as error:
+        if own_code(folder):
+            raise ModelError(
+                f"{folder} needs code of its own (auto_map in its config.json), which is not "
+                "loaded."
+            ) from None
         raise ModelError(
             f"{folder} is not a sentence-transformers model folder ({type(error).__name__})."
         ) from None
@@ -402,15 +412,15 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """The files that are loaded: in each folder of a module safetensors, else PyTorch's."""
+    found: dict[Path, list[Path]] = {}
     for pattern in _WEIGHT_PATTERNS:
-        found = sorted(
-            path
-            for path in folder.rglob(pattern)
-            if not {"onnx", "openvino"} & set(path.relative_to(folder).parts)
-        )
-        if found:
-            return found
-    return []
+        of_pattern: dict[Path, list[Path]] = {}
+        for path in folder.rglob(pattern):
+            if not {"onnx", "openvino"} & set(path.relative_to(folder).parts):
+                of_pattern.setdefault(path.parent, []).append(path)
+        found = of_pattern | found
+    return sorted(path for paths in found.values() for path in paths)
 
 
 def _fingerprint(

@@ -109,9 +109,18 @@ def load_pretrained(
     )
     try:
         with quiet_transformers():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(resolved, local_files_only=True)
+            # Weights and tables only, whoever made the folder: no code of its own, no pickled
+            # objects.
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                resolved, local_files_only=True, trust_remote_code=False
+            )
             model, report = model_class.from_pretrained(
-                resolved, dtype=chosen_dtype, local_files_only=True, output_loading_info=True
+                resolved,
+                dtype=chosen_dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                weights_only=True,
+                output_loading_info=True,
             )
     except Exception as error:
         what = "causal" if kind == "causal" else "masked"

@@ -50,4 +50,25 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="",
         tests=("tests/test_simulation.py::test_kill_the_command_then_the_server_app_then_finish",),
     ),
+    Mutation(
+        name="an embedding model brings classes of its own",
+        file="flower_privsyn/embedding/embedder.py",
+        before="        refuse_code(folder)\n",
+        after="",
+        tests=("tests/embedding/test_trust.py",),
+    ),
+    Mutation(
+        name="the code of an embedding model is trusted",
+        file="flower_privsyn/embedding/embedder.py",
+        before="trust_remote_code=False",
+        after="trust_remote_code=True",
+        tests=("tests/embedding/test_trust.py::test_the_library_is_not_told_to_trust",),
+    ),
+    Mutation(
+        name="the code of a generator is trusted",
+        file="flower_privsyn/models/pretrained.py",
+        before="                trust_remote_code=False,\n                weights_only",
+        after="                trust_remote_code=True,\n                weights_only",
+        tests=("tests/models/test_pretrained.py::test_a_folder_runs_no_code",),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -180,3 +181,34 @@ def test_auto_precision_follows_the_cpu(monkeypatch: pytest.MonkeyPatch):
             torch.cpu, "get_capabilities", lambda found=capabilities: found, raising=False
         )
         assert choose_dtype("auto", torch.device("cpu")) == expected
+
+
+class Payload:
+    """An object that runs a command when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.marker}'",)
+
+
+def test_a_folder_runs_no_code(llama: Path, tmp_path: Path):
+    marker = tmp_path / "ran"
+    own = tmp_path / "own"
+    shutil.copytree(llama, own)
+    (own / "own.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
+    config = json.loads((own / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (own / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
+        _load(own)
+    assert not marker.exists()
+
+    pickled = tmp_path / "pickled"
+    shutil.copytree(llama, pickled)
+    (pickled / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": Payload(marker)}, pickled / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
+        _load(pickled)
+    assert not marker.exists()
