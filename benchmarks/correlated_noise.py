@@ -30,6 +30,7 @@ from flower_privsyn.privacy import (
     TreeAggregation,
     calibrate_noise_multiplier,
 )
+from flower_privsyn.privacy.grid import STEPS
 
 #: Rounds and b, the rounds from one participation of a user to the next.
 PLANS = ((20, 1), (20, 2), (20, 10), (20, 20), (100, 10), (100, 100), (1600, 1600))
@@ -88,7 +89,7 @@ def speed(parameters: int) -> None:
     print("|---|---|---|---|---|")
     random = SecureRandom()
     start = time.process_time()
-    random.normal(parameters)
+    random.rounded_normal(STEPS, parameters)
     drawing = time.process_time() - start
     for name, one in candidates(rounds, gap).items():
         noise = CorrelatedNoise(Correlation.create(one, participation), random=random)
@@ -97,7 +98,7 @@ def speed(parameters: int) -> None:
         for number in range(2, 10):
             start = time.process_time()
             noise.prepare(number, parameters)
-            noise.normal(parameters)
+            noise.rounded_normal(STEPS, parameters)
             seconds.append(time.process_time() - start)
         print(
             f"| {name} | {one.buffers} | {one.buffers * parameters * 8 / 1e6:.0f} | "

@@ -41,14 +41,21 @@ def located(name: str) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, for_the_owner: bool = False) -> Iterator[Path]:
     """Write a file as a whole: yields a temporary path that becomes `path` when the block ends.
 
     The content is on disk before the name changes; on an exception `path` stays as it was. A
     process that is killed in between leaves the temporary file (`leftovers`).
+
+    Args:
+        path: The file.
+        for_the_owner: Give it mode 0600, from before its first byte.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
+        if for_the_owner:
+            temporary.unlink(missing_ok=True)  # of a killed process whose number came again
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_privsyn.privacy import GaussianMechanism, Sampling, mechanism_from_dict
+from flower_privsyn.privacy.grid import STEPS
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.shared_array import SharedArray, content_digest
 
@@ -377,6 +378,8 @@ def unpack_answer(message: Message, *, length: int, roster_users: int, bound: fl
         raise WireError("not finite")
     if len(total) and float(np.abs(total).max()) > bound * num_users * (1 + 1e-9):
         raise WireError("outside the bound of its head-count")
+    if not np.array_equal(np.rint(total * STEPS), total * STEPS):
+        raise WireError("off the grid")
     return Answer(total=total, num_users=num_users)
 
 

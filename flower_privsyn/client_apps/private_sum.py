@@ -40,6 +40,7 @@ from flower_privsyn.embedding import Embedder, RecordStore, load_embedder
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.files import WORKING_DIRECTORY, located
 from flower_privsyn.privacy import RandomSource, SecureRandom
+from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.queries import QUERIES, Cohort, Query, TrainableModel
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -370,6 +371,8 @@ class _Node:
             count=ask.sample_count if ask.sample_count >= 0 else None,
         )
         num_users = int(chosen.sum())
+        if ask.query.answer_bound(num_users) > LARGEST_SUM:
+            raise wire.WireError("the clip norm lets sums leave the numbers that are exact")
         # Contributions lie on a grid, so that the sum does not depend on how it is put together.
         total = np.zeros(ask.query.answer_length(ask.broadcast), dtype=np.float64)
         for cohort in prepared.records.cohorts(ask, chosen):

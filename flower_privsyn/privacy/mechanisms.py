@@ -1,4 +1,4 @@
-"""The Gaussian mechanism, with the noise added once or in shares."""
+"""The Gaussian mechanism on a grid, with the noise added once or in shares."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from numpy.typing import NDArray
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import _checks
+from flower_privsyn.privacy.grid import GRID, LARGEST_NOISE, STEPS, from_grid, to_grid
 from flower_privsyn.privacy.randomness import RandomSource
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianMechanism:
     """Adds normal noise to a sum of contributions of bounded L2 norm.
+
+    The sum lies on the grid of :mod:`flower_privsyn.privacy.grid`, the noise is rounded to it, and
+    the two are added as integers. For x on the grid x + rint(N) = rint(x + N): what is released is
+    post-processing of the Gaussian mechanism, so its accounting holds as it is, and every point of
+    the grid can come out whatever the sum, so no release refutes one.
 
     *Formal guarantee.* Unit: one user, whose whole contribution to the sum has L2 norm at most
     ``l2_sensitivity``. One :meth:`release` is (epsilon, delta)-differentially private under
@@ -61,6 +67,12 @@ class GaussianMechanism:
         object.__setattr__(self, "noise_multiplier", multiplier)
         sensitivity = _checks.positive("l2_sensitivity", self.l2_sensitivity)
         object.__setattr__(self, "l2_sensitivity", sensitivity)
+        if multiplier and not GRID <= self.standard_deviation <= LARGEST_NOISE:
+            raise ConfigError(
+                f"noise_multiplier {multiplier:g} times l2_sensitivity {sensitivity:g} must be "
+                f"between 2^-30 and 2^28, the noise that the grid can carry, got "
+                f"{self.standard_deviation:g}."
+            )
 
     @property
     def standard_deviation(self) -> float:
@@ -71,17 +83,18 @@ class GaussianMechanism:
         """Add noise to a sum over users.
 
         Args:
-            total: (m,) real, finite. The sum of the contributions, not divided by anything.
+            total: (m,) multiples of the grid. The sum of the contributions, not divided by
+                anything.
             random: The source of the noise.
 
         Returns:
-            (m,) float64, ``total`` plus independent N(0, ``standard_deviation``^2) noise.
+            (m,) float64 multiples of the grid, ``total`` plus independent N(0,
+            ``standard_deviation``^2) noise, rounded.
 
         Raises:
-            ConfigError: ``total`` is not a finite real vector.
+            ConfigError: ``total`` is no finite real vector on the grid.
         """
-        vector = _finite_vector("total", total)
-        return vector + self.standard_deviation * random.normal(vector.shape)
+        return from_grid(self._noised(to_grid("total", total), 1.0, random))
 
     def share(
         self, partial: NDArray[Any], *, num_shares: int, of: int, random: RandomSource
@@ -97,24 +110,35 @@ class GaussianMechanism:
         multiplier :meth:`share_noise_multiplier`, which is smaller by sqrt(``of``).
 
         Args:
-            partial: (m,) real, finite. The sum of the contributions of this node's users.
+            partial: (m,) multiples of the grid. The sum of the contributions of this node's
+                users.
             num_shares: Shares to add, at least 0; one for each user in ``partial``.
             of: Shares that make up the full noise, at least 1: the fewest users whose answers
                 will be released.
             random: The source of the noise.
 
         Returns:
-            (m,) float64, ``partial`` plus N(0, ``standard_deviation``^2 ``num_shares`` / ``of``).
+            (m,) float64 multiples of the grid, ``partial`` plus N(0, ``standard_deviation``^2
+            ``num_shares`` / ``of``), rounded.
 
         Raises:
-            ConfigError: ``partial`` is not a finite real vector, or a count is out of range.
+            ConfigError: ``partial`` is no finite real vector on the grid, a count is out of range,
+                or the share is below a sixteenth of the grid.
         """
         num_shares = _checks.whole("num_shares", num_shares, low=0)
         of = _checks.whole("of", of, low=1)
-        vector = _finite_vector("partial", partial)
         # A sum of k independent normal shares is one normal draw of k times the variance.
-        scale = self.standard_deviation * math.sqrt(num_shares / of)
-        return vector + scale * random.normal(vector.shape)
+        part = math.sqrt(num_shares / of)
+        return from_grid(self._noised(to_grid("partial", partial), part, random))
+
+    def _noised(
+        self, steps: NDArray[np.int64], part: float, random: RandomSource
+    ) -> NDArray[np.int64]:
+        """Add noise of ``part`` times the standard deviation to whole numbers of steps."""
+        scale = part * self.standard_deviation
+        if scale == 0.0:
+            return steps
+        return steps + random.rounded_normal(scale * STEPS, len(steps))
 
     def share_noise_multiplier(self, *, of: int) -> float:
         """Return the noise multiplier faced by an observer of one user's reply.
@@ -143,17 +167,3 @@ def mechanism_from_dict(description: Mapping[str, Any]) -> GaussianMechanism:
         noise_multiplier=description["noise_multiplier"],
         l2_sensitivity=description["l2_sensitivity"],
     )
-
-
-def _finite_vector(key: str, values: NDArray[Any]) -> NDArray[np.float64]:
-    array = np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind not in "biuf":
-        raise ConfigError(
-            f"{key} must be a real vector of one dimension, "
-            f"got {array.dtype} of shape {array.shape}."
-        )
-    vector = array.astype(np.float64)
-    if not np.isfinite(vector).all():
-        # Which coordinate is not finite is data: the sentence does not say.
-        raise ConfigError(f"{key} must be finite, got a vector with NaN or infinite entries.")
-    return vector

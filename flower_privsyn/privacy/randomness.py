@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Protocol
 
@@ -10,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.privacy import _checks
-
-_TWO_TO_MINUS_53 = 2.0**-53
+from flower_privsyn.privacy.rounded_normal import rounded_normal
 
 
 class RandomSource(Protocol):
@@ -25,8 +23,8 @@ class RandomSource(Protocol):
     def secure(self) -> bool:
         """Whether an observer of the outputs learns nothing about other outputs."""
 
-    def normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
-        """Return independent draws from the standard normal distribution, ``shape`` float64."""
+    def rounded_normal(self, standard_deviation: float, size: int) -> NDArray[np.int64]:
+        """Return ``size`` draws from N(0, ``standard_deviation``^2), rounded: (size,) int64."""
 
     def uint64(self, n: int) -> NDArray[np.uint64]:
         """Return ``n`` independent draws, uniform over 0 .. 2^64 - 1."""
@@ -35,14 +33,9 @@ class RandomSource(Protocol):
 class SecureRandom:
     """Randomness from the operating system, fetched afresh on every call.
 
-    Normal variates come from the Box-Muller transform of uniforms with 53 random bits, so that no
-    draw lies beyond 8.58 standard deviations. The normal law has 1e-17 of its mass out there: per
-    coordinate and release the missing tail adds at most about e^epsilon times that to delta.
-
-    Note:
-        The variates are double precision floats. Like every floating-point sampler, this one is
-        not protected against attacks on the pattern of representable values (Mironov 2012, "On
-        significance of the least significant bits for differential privacy").
+    Normal variates are drawn as whole numbers, each with its own probability
+    (:func:`~flower_privsyn.privacy.rounded_normal.rounded_normal`): there are no floats whose
+    pattern could tell one sum from another.
     """
 
     name = "os.urandom"
@@ -58,28 +51,22 @@ class SecureRandom:
             (n,) uint64.
         """
         n = _checks.whole("n", n, low=0)
-        return np.frombuffer(os.urandom(8 * n), dtype="<u8").astype(np.uint64)
+        return np.frombuffer(os.urandom(8 * n), dtype="<u8").astype(np.uint64, copy=False)
 
-    def normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
-        """Return independent draws from the standard normal distribution.
+    def rounded_normal(self, standard_deviation: float, size: int) -> NDArray[np.int64]:
+        """Return independent draws from N(0, s^2), rounded to whole numbers.
 
         Args:
-            shape: The shape of the result.
+            standard_deviation: s, in whole numbers, in [2^-4, 2^58].
+            size: How many, at least 0.
 
         Returns:
-            ``shape`` float64, no two calls related.
+            (size,) int64, no two calls related.
 
-        References:
-            Box and Muller 1958, "A Note on the Generation of Random Normal Deviates".
+        Raises:
+            ConfigError: The standard deviation is out of range.
         """
-        size = math.prod((shape,) if isinstance(shape, int) else shape)
-        pairs = (size + 1) // 2
-        bits = self.uint64(2 * pairs) >> np.uint64(11)  # (2 pairs,), 53 bits each
-        # 1 is added under the logarithm so that it never sees zero.
-        radius = np.sqrt(-2.0 * np.log((bits[:pairs].astype(np.float64) + 1.0) * _TWO_TO_MINUS_53))
-        angle = (2.0 * np.pi * _TWO_TO_MINUS_53) * bits[pairs:].astype(np.float64)
-        draws = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))
-        return draws[:size].reshape(shape)
+        return rounded_normal(standard_deviation, size, self.uint64)
 
 
 class InsecureRandom:
@@ -103,6 +90,6 @@ class InsecureRandom:
         n = _checks.whole("n", n, low=0)
         return self._generator.integers(0, 2**64, size=n, dtype=np.uint64)
 
-    def normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
-        """Return the next standard normal draws of the stream, ``shape`` float64."""
-        return self._generator.standard_normal(shape)
+    def rounded_normal(self, standard_deviation: float, size: int) -> NDArray[np.int64]:
+        """Return the next rounded normal draws; see :meth:`SecureRandom.rounded_normal`."""
+        return rounded_normal(standard_deviation, size, self.uint64)

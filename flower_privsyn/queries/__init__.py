@@ -16,7 +16,7 @@ from flower_privsyn.queries.model_delta import (
     next_clip_norm,
 )
 from flower_privsyn.queries.nearest_neighbor import NearestNeighborHistogram, nearest_candidates
-from flower_privsyn.queries.query import GRID, Broadcast, Cohort, Query
+from flower_privsyn.queries.query import Broadcast, Cohort, Query
 from flower_privsyn.queries.similarity import MeanSimilarity, expand_scores, project_scores
 
 #: Every question a client app answers. A new method adds its query here and nowhere else.
@@ -28,7 +28,6 @@ QUERIES: tuple[type[Query], ...] = (
 )
 
 __all__ = [
-    "GRID",
     "QUERIES",
     "Broadcast",
     "Cohort",

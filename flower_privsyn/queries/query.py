@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import NeighboringRelation, clip_rows
+from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries.once_per_array import all_finite
 
 Float32Array = npt.NDArray[np.float32]
@@ -25,10 +26,6 @@ IntArray = npt.NDArray[np.int64]
 #: What the server sends to all users in a round: named arrays, public. Most queries are about
 #: "candidates", (m, d) float32.
 Broadcast = Mapping[str, npt.NDArray[Any]]
-
-#: Contributions are rounded toward zero to this grid. Sums of grid points are exact in float64 up
-#: to 2**23, so a total does not depend on how users are dealt to nodes or in which order they add.
-GRID = 2.0**-30
 
 #: Numbers worked on at a time where several passes follow one another.
 _CACHED = 2**15
@@ -173,7 +170,8 @@ class Query(ABC):
         """What each user sends: the statistic, clipped to `clip_norm` and rounded toward zero.
 
         Records that are not finite count for nothing. A statistic that is not finite becomes the
-        zero vector. Rounding toward zero to `GRID` never enlarges a norm.
+        zero vector. Rounding toward zero to `GRID` never enlarges a norm, and sums of grid points
+        are exact, so a total does not depend on how users are dealt to nodes.
 
         Args:
             cohort: the users.

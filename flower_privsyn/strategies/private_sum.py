@@ -38,6 +38,7 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
     participation_of,
 )
+from flower_privsyn.privacy.grid import LARGEST_SUM, from_grid, to_grid
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.runs import RunDirectory, unnamed_run
@@ -47,6 +48,9 @@ from flower_privsyn.strategies.window import MESSAGES_UNDER_WAY, WindowedGrid
 logger = logging.getLogger("flwr.privsyn")
 
 _POLL_SECONDS = 0.5
+
+#: Standard deviations that no draw of the noise goes beyond.
+_FARTHEST = 14.0
 
 #: The memory of correlated noise, in the run directory while there are rounds to come. Secret: with
 #: the releases it gives sums away.
@@ -371,6 +375,7 @@ class PrivateSumStrategy(Strategy):
         mechanism = self._mechanism = GaussianMechanism(
             noise_multiplier=self.noise_multiplier, l2_sensitivity=query.clip_norm
         )
+        _refuse_large_sums(query, users=sum(self._roster.values()))
         number = self._rounds_before + server_round
         self._round_started = time.monotonic()
         recipients = self._recipients(sampling)
@@ -512,8 +517,10 @@ class PrivateSumStrategy(Strategy):
             raise RuntimeError("the strategy has not been started")
         length = query.answer_length(self._sent)
         # Every coordinate of an honest answer is bounded by the clip norm; shares add noise to it.
-        bound = query.answer_bound(1) if settings.noise == "central" else np.inf
-        total = np.zeros(length, dtype=np.float64)
+        bound = query.answer_bound(1)
+        if settings.noise == "shares":
+            bound += _FARTHEST * mechanism.standard_deviation / settings.shares_required**0.5
+        total = np.zeros(length, dtype=np.int64)  # in steps of the grid
         num_users = 0
         seen: set[int] = set()
         unreachable = 0
@@ -543,7 +550,7 @@ class PrivateSumStrategy(Strategy):
                 continue
             counts["answers"] += 1
             num_users += answer.num_users
-            total += answer.total
+            total += to_grid("an answer", answer.total)
         counts["missing"] = max(0, len(self._asked) - len(seen) - unreachable)
         required = max(settings.min_users, settings.shares_required)
         if num_users < required:
@@ -566,9 +573,9 @@ class PrivateSumStrategy(Strategy):
             random = self._noise
         ledger.charge(round=number, num_users=num_users)
         if settings.noise == "central":
-            values = mechanism.release(total, random=random)
+            values = mechanism.release(from_grid(total), random=random)
         else:
-            values = total.copy()
+            values = from_grid(total)
             noise_std *= np.sqrt(num_users / settings.shares_required)
         del total
         return ReleasedSum(
@@ -889,7 +896,8 @@ class PrivateSumStrategy(Strategy):
         folder = self.run.round_dir(release.round_number)
         num_users = np.nan if release.num_users is None else release.num_users
         header = np.array([release.noise_std, num_users], dtype=np.float64)
-        with replacing(folder / "release.npy") as temporary, temporary.open("wb") as file:
+        target = folder / "release.npy"
+        with replacing(target, for_the_owner=True) as temporary, temporary.open("wb") as file:
             # One file, so that the sum and what is known of its noise cannot be parted.
             np.save(file, release.values)
             np.save(file, header)
@@ -939,6 +947,16 @@ class PrivateSumStrategy(Strategy):
             "epsilon_release": self._ledger.epsilon_release,
             "epsilon_known_cohorts": self._ledger.epsilon_known_cohorts,
         }
+
+
+def _refuse_large_sums(query: Query, *, users: int) -> None:
+    """Refuse, before anybody is asked, a question whose sums could leave the exact numbers."""
+    largest = query.answer_bound(users)
+    if largest > LARGEST_SUM:
+        raise ConfigError(
+            f"a clip norm of {query.clip_norm:g} for {users} users lets the sum reach {largest:g}; "
+            f"sums are exact up to 2^23 = {LARGEST_SUM:,.0f}: choose a smaller clip norm"
+        )
 
 
 def _shown(epsilon: float | None) -> str:

@@ -115,8 +115,12 @@ class Sketch:
         return chosen
 
     def save(self, folder: Path) -> None:
-        """Write `sketch.npy` and `sketch.json`, enough to score with it elsewhere."""
-        with replacing(folder / "sketch.npy") as temporary, temporary.open("wb") as file:
+        """Write `sketch.npy` and `sketch.json`, enough to score with it elsewhere.
+
+        The released numbers are for the owner alone (mode 0600); who gets them gets the release.
+        """
+        target = folder / "sketch.npy"
+        with replacing(target, for_the_owner=True) as temporary, temporary.open("wb") as file:
             np.save(file, self.total)
         write_json(
             folder / "sketch.json",

@@ -43,9 +43,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="noise divided by the number of users",
         file=STRATEGY,
-        before="            values = mechanism.release(total, random=random)\n",
-        after="            values = mechanism.release(0 * total, random=random)\n"
-        "            values = total + values / max(1, num_users)\n",
+        before="            values = mechanism.release(from_grid(total), random=random)\n",
+        after="            values = mechanism.release(from_grid(0 * total), random=random)\n"
+        "            values = from_grid(total) + values / max(1, num_users)\n",
         tests=(f"{SUM_TESTS}::TestNoise",),
     ),
     Mutation(
@@ -467,9 +467,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="correlated noise forgets a round that was left out",
         file=f"{PRIVACY}/correlated_noise.py",
         before="        for _ in range(step - self._step):\n"
-        "            noise = self._recurrence.next(lambda: self._random.normal(size))\n"
+        "            noise = self._recurrence.next(lambda: self._innovation(size))\n"
         "            self._step += 1\n",
-        after="        noise = self._recurrence.next(lambda: self._random.normal(size))\n"
+        after="        noise = self._recurrence.next(lambda: self._innovation(size))\n"
         "        self._step = step\n",
         tests=(f"{CORRELATED}::test_a_round_that_was_left_out_costs_its_noise",),
     ),

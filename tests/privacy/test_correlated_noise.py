@@ -30,6 +30,7 @@ from flower_privsyn.privacy import (
     TreeAggregation,
     calibrate_noise_multiplier,
 )
+from flower_privsyn.privacy.grid import GRID, STEPS
 from flower_privsyn.privacy.participation import participation_of
 from tests.privacy.test_audit import DELTA, TRIALS, best_threshold, epsilon_lower_bound
 
@@ -199,7 +200,7 @@ def test_a_round_that_was_left_out_costs_its_noise(factorisation: Factorisation)
     drawn = []
     for number in released:
         noise.prepare(number, runs)
-        drawn.append(noise.normal(runs))
+        drawn.append(noise.rounded_normal(STEPS, runs) * GRID)
     matrix = factorisation.noise_matrix()[np.array(released) - 1]
     assert worst_deviation(np.stack(drawn), matrix @ matrix.T) < 5.0
 
@@ -293,18 +294,18 @@ def test_no_group_is_told_apart_better_than_is_accounted_for(factorisation: Fact
 def test_a_round_has_its_noise_once() -> None:
     noise = CorrelatedNoise(correlation(), random=SecureRandom())
     with pytest.raises(LedgerError, match="asked for and not prepared"):
-        noise.normal(5)
+        noise.rounded_normal(STEPS, 5)
     noise.prepare(1, 5)
-    first = noise.normal((5,))
+    first = noise.rounded_normal(STEPS, 5)
     assert first.shape == (5,)
     with pytest.raises(LedgerError, match="asked for and not prepared"):
-        noise.normal(5)
+        noise.rounded_normal(STEPS, 5)
     for number in (1, 0, 13):
         with pytest.raises((LedgerError, ConfigError), match="already made|round must be between"):
             noise.prepare(number, 5)
     noise.prepare(2, 5)
     with pytest.raises(LedgerError, match="asked for and not prepared"):
-        noise.normal(6)
+        noise.rounded_normal(STEPS, 6)
 
 
 def test_the_release_keeps_its_length() -> None:
@@ -339,7 +340,7 @@ def test_a_stream_that_was_interrupted_is_the_same_stream(tmp_path: Path) -> Non
             whole.prepare(number, 6)
             part = CorrelatedNoise(rounds, random=random, path=path)
             part.prepare(number, 6)
-            assert (part.normal(6) == whole.normal(6)).all()
+            assert (part.rounded_normal(STEPS, 6) == whole.rounded_normal(STEPS, 6)).all()
 
 
 def test_the_memory_is_the_servers_and_ends_with_the_last_round(tmp_path: Path) -> None:
@@ -373,7 +374,7 @@ def test_an_unwritable_memory_gives_no_noise(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="cannot be written"):
         noise.prepare(1, 5)
     with pytest.raises(LedgerError, match="not prepared"):
-        noise.normal(5)
+        noise.rounded_normal(STEPS, 5)
 
 
 def test_an_insecure_source_stays_insecure() -> None:

@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import GaussianMechanism, InsecureRandom, NeighboringRelation
+from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import (
-    GRID,
     QUERIES,
     Cohort,
     MeanSimilarity,
