@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy.grid import GRID, STEPS
 from flower_privsyn.queries.once_per_array import once_per_array
 from flower_privsyn.queries.query import (
     Broadcast,
@@ -47,8 +48,12 @@ _NO_PREFERENCE = 1e-4
 #: 1e-4. Some have no length at all: all-MiniLM-L6-v2 has two dimensions that never vary.
 _RELATIVE_CUT = 1e-6
 
-#: Relative shrinking of an expanded sum, far above the rounding of the expansion.
-_EXPANSION_SLACK = 2.0**-20
+#: Relative shrinking of an expanded sum: room for the rounding of the expansion, below 2^-20 for a
+#: million users, and for that to the grid, sqrt(m) 2^-30 for m candidates.
+_EXPANSION_SLACK = 2.0**-18
+
+#: Candidates that an expanded sum may have, so that the slack is enough.
+_MOST_EXPANDED = 2**20
 
 #: Users summed at a time: a block of 6 MiB for d = 384 stays in the processor's cache.
 _BLOCK_USERS = 2048
@@ -69,6 +74,7 @@ class _Span:
 
 
 _spans: OrderedDict[tuple[str | tuple[str, bytes], ...], _Span] = OrderedDict()
+_expansions: dict[tuple[str | tuple[str, bytes], ...], Float64Array] = {}
 _spans_lock = threading.Lock()
 
 
@@ -151,6 +157,11 @@ class MeanSimilarity(Query):
         arrays = dict(broadcast)
         prompt = arrays.pop("prompt", None)
         super().check(arrays, dimension=dimension)
+        if self.answer_space == "candidates" and len(arrays["candidates"]) > _MOST_EXPANDED:
+            raise ValueError(
+                f'{self.name} with answer-space = "candidates" is asked about 2^20 candidates at '
+                f'most, got {len(arrays["candidates"]):,}: use "span"'
+            )
         if (prompt is None) == (self.centre == "prompt"):
             raise ValueError(
                 f'{self.name} with centre = "{self.centre}" is asked '
@@ -193,9 +204,11 @@ class MeanSimilarity(Query):
             total += self._clip(self._scaled(_in_span(users, root), m)).sum(axis=0)
         if self.answer_space == "span":
             return total
-        # The expansion is an isometry up to rounding; shrunk by more than that, no user's share of
-        # the result is longer than the clip norm.
-        return _expand(total, broadcast, self.centre) * (1.0 - _EXPANSION_SLACK)
+        # The expansion lengthens nothing but by rounding; shrunk by more than that, no user's share
+        # of the result is longer than the clip norm.
+        scores = _expansion(broadcast, self.centre) @ total
+        scores *= (1.0 - _EXPANSION_SLACK) * STEPS
+        return np.asarray(np.rint(scores) * GRID)
 
     def _scaled(self, scores: Float64Array, num_candidates: int) -> Float64Array:
         """Rows of norm 1 or 0 for `scale="unit"`; unchanged otherwise."""
@@ -349,6 +362,25 @@ def _span(broadcast: Broadcast, centre: Centre) -> _Span:
         while len(_spans) > _KEPT_SPANS:
             _spans.popitem(last=False)
     return span
+
+
+def _expansion(broadcast: Broadcast, centre: Centre) -> Float64Array:
+    """From sums in the span to those of all candidates, (m, d), of norm 1 at most.
+
+    As one matrix whose rows are short: applied one after the other, the inverse of the short
+    directions and the candidates would round at the size of the inverse.
+    """
+    key = (centre, *((name, _array_digest(broadcast[name])) for name in sorted(broadcast)))
+    with _spans_lock:
+        kept = _expansions.get(key)
+    if kept is None:
+        kept = _centred(broadcast, centre) @ _span(broadcast, centre).inverse
+        # The lengths of the shortest directions are known to few digits: nothing may be longer.
+        kept /= max(1.0, float(np.sqrt(np.linalg.eigvalsh(kept.T @ kept)[-1])))
+        with _spans_lock:
+            _expansions.clear()  # it is as large as the candidates
+            _expansions[key] = kept
+    return kept
 
 
 def _in_span(users: Float64Array, root: Float64Array) -> Float64Array:

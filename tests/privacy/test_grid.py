@@ -1,0 +1,264 @@
+"""Nobody peels the noise off: what the digits of a release say about the sum behind them."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import (
+    BandedToeplitz,
+    BufferedLinearToeplitz,
+    CorrelatedNoise,
+    Correlation,
+    Factorisation,
+    GaussianMechanism,
+    InsecureRandom,
+    Participation,
+    SecureRandom,
+    TreeAggregation,
+)
+from flower_privsyn.privacy.grid import GRID, STEPS, from_grid, to_grid
+from flower_privsyn.queries import (
+    Cohort,
+    KernelMean,
+    MeanSimilarity,
+    ModelDelta,
+    NearestNeighborHistogram,
+    Query,
+)
+from tests.privacy.attacks import ATTACKS, Pair, box_muller, read, refuted, sound
+
+RELEASES = 200_000
+DIMENSION = 8
+
+
+def users(number: int, *, seed: int) -> Cohort:
+    """Users with two records each."""
+    records = np.random.default_rng(seed).standard_normal((2 * number, DIMENSION))
+    records /= np.linalg.norm(records, axis=1, keepdims=True)
+    return Cohort(records.astype(np.float32), np.repeat(np.arange(number), 2), number)
+
+
+def _candidates() -> dict[str, np.ndarray]:
+    rows = np.random.default_rng(3).standard_normal((6, DIMENSION)).astype(np.float32)
+    return {"candidates": rows / np.linalg.norm(rows, axis=1, keepdims=True)}
+
+
+KERNEL = KernelMean(num_features=16, bandwidth=1.0, feature_seed=1, embedding_weight=0.5)
+QUERIES: dict[str, tuple[Query, dict[str, np.ndarray]]] = {
+    "votes": (NearestNeighborHistogram(clip="count", max_samples=8), _candidates()),
+    "span": (MeanSimilarity(centre="all", answer_space="span"), _candidates()),
+    "candidates": (MeanSimilarity(centre="all", answer_space="candidates"), _candidates()),
+    "kernel mean": (KERNEL, KERNEL.broadcast(DIMENSION)),
+    "model delta": (
+        ModelDelta(clip_to=0.05),
+        {"parameters": np.zeros(DIMENSION, dtype=np.float32)},
+    ),
+}
+
+
+def two_coordinates(query: Query, broadcast: dict[str, np.ndarray]) -> tuple[Pair, Pair]:
+    """The sum of forty users and a canary, and that without the canary, where they differ most."""
+    everybody = users(41, seed=5)
+    if isinstance(query, ModelDelta):
+        everybody = Cohort(everybody.records[::2], np.arange(41), 41)
+    present = query.answer(everybody, broadcast)
+    absent = query.answer(everybody.select(np.arange(41) < 40), broadcast)
+    first, second = np.argsort(-np.abs(present - absent), kind="stable")[:2]
+    return (
+        (np.full(RELEASES, present[first]), np.full(RELEASES, present[second])),
+        (np.full(RELEASES, absent[first]), np.full(RELEASES, absent[second])),
+    )
+
+
+def halves(values: np.ndarray) -> Pair:
+    return values[: len(values) // 2], values[len(values) // 2 :]
+
+
+@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("noise", ["central", "shares"])
+def test_no_release_says_that_the_canary_is_there(name: str, noise: str) -> None:
+    """Everybody else is known, and the canary's answer: is it in the sum? The law alone tells."""
+    query, broadcast = QUERIES[name]
+    present, absent = two_coordinates(query, broadcast)
+    mechanism = GaussianMechanism(noise_multiplier=3.3, l2_sensitivity=query.clip_norm)
+    total, std = np.concatenate(present), mechanism.standard_deviation
+    if noise == "central":
+        released = halves(mechanism.release(total, random=SecureRandom()))
+    else:
+        # The only node: its share is what there is of noise.
+        released = halves(
+            mechanism.share(total, num_shares=41, of=50, random=SecureRandom()),
+        )
+        std *= math.sqrt(41 / 50)
+    assert refuted(released, present, absent, std) == 0
+    for values in released:
+        to_grid("released", values)
+
+
+CORRELATIONS: dict[str, Factorisation] = {
+    "banded": BandedToeplitz(rounds=3, coefficients=(1.0, 0.5, 0.375)),
+    "buffers": BufferedLinearToeplitz(rounds=3, scales=(0.4, 0.1), decays=(0.9, 0.5)),
+    "tree": TreeAggregation(rounds=3, restart_every=2, honaker=False, completion=True),
+    "honaker": TreeAggregation(rounds=3, restart_every=None, honaker=True, completion=False),
+}
+
+
+@pytest.mark.parametrize("name", CORRELATIONS)
+def test_no_round_of_correlated_noise_does(name: str) -> None:
+    query, broadcast = QUERIES["model delta"]
+    present, absent = two_coordinates(query, broadcast)
+    present = (present[0][:20_000], present[1][:20_000])
+    absent = (absent[0][:20_000], absent[1][:20_000])
+    correlation = Correlation.create(CORRELATIONS[name], Participation(rounds=3))
+    mechanism = GaussianMechanism(noise_multiplier=3.3, l2_sensitivity=query.clip_norm)
+    stream = CorrelatedNoise(correlation, random=SecureRandom())
+    for number in (1, 2, 3):
+        stream.prepare(number, 40_000)
+        released = halves(mechanism.release(np.concatenate(present), random=stream))
+        std = mechanism.standard_deviation * stream.deviation(number)
+        assert refuted(released, present, absent, std) == 0
+        for values in released:
+            steps = to_grid("released", values)
+            # No pattern below the tenth bit, in no round.
+            counts = np.bincount(steps & 255, minlength=256)
+            assert stats.power_divergence(counts, lambda_="log-likelihood").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("on_the_grid", [False, True])
+def test_the_attack_sees_through_noise_of_floats(on_the_grid: bool) -> None:
+    """The noise of before, and that noise merely rounded where an angle's steps are coarse."""
+    bits = np.random.default_rng(4).integers(0, 2**53, size=(2, 2000)).astype(np.float64)
+    std = 2.0**24 if on_the_grid else 33.0
+    noise = [std * draw for draw in box_muller(*bits)]
+    if on_the_grid:
+        noise = [np.rint(part / GRID) * GRID for part in noise]
+    truth = (np.full(2000, 5.0), np.full(2000, 3.0))
+    released = (truth[0] + noise[0], truth[1] + noise[1])
+    absent = (np.full(2000, 4.0), np.full(2000, 3.0))
+    assert refuted(released, truth, absent, std) > 1800
+    attack = ATTACKS[2 if on_the_grid else 1]
+    assert sound(attack, released, truth, std)
+
+
+# Reading without knowing anything ----------------------------------------------------------------
+
+
+def ideal_noise(std: float, size: int) -> np.ndarray:
+    """Rounded noise by forty digits, from 256 random bits a pair."""
+    generator = np.random.default_rng(6)
+    steps: list[int] = []
+    with mpmath.workdps(40):
+        while len(steps) < size:
+            high, low, turn, rest = (int(word) for word in generator.integers(0, 2**63, size=4))
+            radius = mpmath.sqrt(-2 * mpmath.log(mpmath.mpf((high << 63) + low + 1) / 2**126))
+            angle = 2 * mpmath.pi * mpmath.mpf((turn << 63) + rest) / 2**126
+            scaled = radius * mpmath.mpf(std) * STEPS
+            steps += [int(mpmath.nint(scaled * mpmath.cos(angle)))]
+            steps += [int(mpmath.nint(scaled * mpmath.sin(angle)))]
+    return np.array(steps[:size]) * GRID
+
+
+def test_raw_bins_are_read_no_better_than_an_ideal_gaussian_allows() -> None:
+    """400 users with a vote each for one of 512 candidates, and nothing else known."""
+    bins, releases, std = 512, 8, 2.0
+    votes = np.bincount(np.random.default_rng(7).integers(0, bins, size=400), minlength=bins)
+    prior = stats.poisson.pmf(np.arange(votes.max() + 1), 400 / bins)
+    mechanism = GaussianMechanism(noise_multiplier=std, l2_sensitivity=1.0)
+
+    def share_read(released: np.ndarray) -> float:
+        truth = halves(votes.astype(np.float64))
+        numbers = read(halves(released), truth, std, prior=prior)
+        return float((np.concatenate(numbers) == votes).mean())
+
+    ours = np.mean(
+        [share_read(mechanism.release(votes, random=SecureRandom())) for _ in range(releases)]
+    )
+    noise = ideal_noise(std, bins * releases).reshape(releases, bins)
+    ideal = float(np.mean([share_read(votes + part) for part in noise]))
+    error = math.sqrt(2.0 * ideal * (1.0 - ideal) / (bins * releases))
+    assert abs(ours - ideal) <= 3.0 * error
+    # What the floats of before gave away of the same bins.
+    bits = np.random.default_rng(8).integers(0, 2**53, size=(2, bins // 2)).astype(np.float64)
+    floats = votes + std * np.concatenate(box_muller(*bits))
+    assert share_read(floats) > 0.8 > 1.5 * ideal
+
+
+# The arithmetic ----------------------------------------------------------------------------------
+
+
+def test_sums_and_noise_add_as_integers_also_where_floats_have_no_digits_left() -> None:
+    """At 2^22 a float64 has one digit of the grid to spare; the noise is as fine as near zero."""
+    mechanism = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0)
+    near = mechanism.release(np.zeros(5000), random=InsecureRandom(3))
+    far = mechanism.release(np.full(5000, 2.0**22), random=InsecureRandom(3)) - 2.0**22
+    assert (near == far).all()
+
+
+@pytest.mark.parametrize("std", [2.0**-10, 1.0, 2.0**12, 2.0**27])
+def test_the_grid_holds_noise_of_every_size(std: float) -> None:
+    mechanism = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=std)
+    noise = mechanism.release(np.zeros(100_000), random=SecureRandom())
+    assert noise.std() == pytest.approx(std, rel=0.01)
+    assert (to_grid("noise", noise) * GRID == noise).all()
+
+
+@pytest.mark.parametrize(("multiplier", "sensitivity"), [(1e6, 1e6), (0.001, 1e-8)])
+def test_noise_that_the_grid_cannot_carry_is_refused(multiplier: float, sensitivity: float) -> None:
+    with pytest.raises(ConfigError, match=r"must be between 2\^-30 and 2\^28"):
+        GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=sensitivity)
+
+
+@pytest.mark.parametrize("value", [2.0**-31, 0.1, 2.0**32])
+def test_what_is_not_on_the_grid_is_not_noised(value: float) -> None:
+    mechanism = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0)
+    with pytest.raises(ConfigError, match=r"^total must .*2\^"):
+        mechanism.release(np.array([1.0, value]), random=SecureRandom())
+
+
+def test_grid_and_back() -> None:
+    values = np.array([0.0, GRID, -GRID, 2.0**22 + GRID, -(2.0**22)])
+    assert to_grid("values", values).tolist() == [0, 1, -1, 2**52 + 1, -(2**52)]
+    assert (from_grid(to_grid("values", values)) == values).all()
+
+
+@pytest.mark.parametrize(
+    "factorisation",
+    [
+        BandedToeplitz(rounds=64, coefficients=(1.0, 0.5, 0.375, 0.3125)),
+        BufferedLinearToeplitz(rounds=64, scales=(0.4, 0.1), decays=(0.99, 0.5)),
+    ],
+    ids=["banded", "buffers"],
+)
+def test_correlated_noise_is_computed_well_below_its_last_part(
+    factorisation: Factorisation,
+) -> None:
+    """Against long doubles: less than 2^-40 of an innovation, under a variate of 2^-10 of it."""
+
+    class Recorded(InsecureRandom):
+        """Remembers the innovations."""
+
+        def rounded_normal(self, standard_deviation: float, size: int) -> np.ndarray:
+            drawn = super().rounded_normal(standard_deviation, size)
+            innovations.append(drawn.astype(np.longdouble) / standard_deviation)
+            return drawn
+
+    innovations: list[np.ndarray] = []
+    rounds = Correlation.create(factorisation, Participation(rounds=64))
+    stream = CorrelatedNoise(rounds, random=Recorded(11))
+    series = factorisation.series.astype(np.longdouble)
+    noise: list[np.ndarray] = []
+    for number in range(1, 65):
+        stream.prepare(number, 50)
+        exact = innovations[number - 1]
+        for lag in range(1, number):
+            if lag < len(series):
+                exact = exact - series[lag] * noise[-lag]
+        noise.append(exact)
+        assert stream._prepared is not None
+        assert np.abs(stream._prepared - exact).max() < 2.0**-40
