@@ -329,6 +329,10 @@ class RunDirectory:
         record = {**(state or {}), "round": number, "status": "finished", "time": now()}
         write_json(self.round_dir(number) / "state.json", record)
 
+    def reopen_round(self, number: int) -> None:
+        """Let a finished round be done again; its other files stay until they are replaced."""
+        (self.round_path(number) / "state.json").unlink(missing_ok=True)
+
     def round_state(self, number: int) -> dict[str, Any] | None:
         """What `finish_round` recorded; None while the round has not finished."""
         try:

@@ -91,6 +91,7 @@ def settings(tmp_path: Path, public_file: Path) -> Callable[..., PrivateEvolutio
             "expand_samples": 12,
             "run_dir": str(tmp_path / "run"),
             "node_timeout": 0.2,
+            "accept_noise": True,
             **changes,
         }
         if "epsilon" not in values and "noise_multiplier" not in values:

@@ -100,6 +100,11 @@ class KernelMean(Query):
         return 1.0
 
     @property
+    def measured_in(self) -> str:
+        """Per feature."""
+        return "per feature"
+
+    @property
     def max_records(self) -> int | None:
         """The cap on records, or None: the mean of any number of features is bounded."""
         return self.max_samples or None

@@ -129,6 +129,22 @@ class Query(ABC):
         """How many records of one user may count, or None where the clip alone bounds them."""
         return None
 
+    @property
+    def measured_in(self) -> str:
+        """What one number of the answer is, in words that follow a figure."""
+        return "per number of the answer"
+
+    def noise_in_words(self, noise_multiplier: float) -> str:
+        """The noise of a sum beside what one user adds to it, for people.
+
+        Args:
+            noise_multiplier: standard deviation of the noise over `clip_norm`, >= 0.
+        """
+        return (
+            f"standard deviation {noise_multiplier * self.clip_norm:.3g} {self.measured_in}, to "
+            f"which one user adds {self.clip_norm:.3g} at most"
+        )
+
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
         """Refuse a broadcast that this query cannot be asked with.
 

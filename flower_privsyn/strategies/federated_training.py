@@ -243,7 +243,7 @@ class FederatedTraining(PrivateSumStrategy):
                 **self.observed(query, release),
             },
         )
-        self._forget(number - 2)
+        self._forget_until(number - 2)
         return None if last else self._set(after)
 
     def following_clip_norm(
@@ -268,9 +268,8 @@ class FederatedTraining(PrivateSumStrategy):
         return self._set(self._read(round_number - 1))
 
     def keep(self, round_number: int) -> None:
-        """A lost round changes nothing."""
+        """A lost round changes nothing; what was before it stays, as it may be asked again."""
         self._write(self._read(round_number - 1), round_number)
-        self._forget(round_number - 2)
 
     def _set(self, state: ServerState) -> Broadcast:
         self._clip_norm = state.clip_norm
@@ -280,8 +279,6 @@ class FederatedTraining(PrivateSumStrategy):
 
     def finish(self) -> dict[str, Any]:
         """Write the trained model as a folder that Transformers loads."""
-        if not self.run.rounds_with_outcome("released"):
-            logger.warning("no round was released: the model is the public one")
         # A lost round leaves its state to the next one; a lost last round has none to leave it to.
         state = self._read(
             max(n for n in self.run.finished_rounds() if (self.run.round_path(n) / _MODEL).exists())
@@ -323,11 +320,11 @@ class FederatedTraining(PrivateSumStrategy):
             clip_norm=float(rest["clip_norm"][0]),
         )
 
-    def _forget(self, number: int) -> None:
-        """Delete what no resumed run can need: the round after it has finished as well."""
-        if number < 0:
-            return
-        folder: Path = self.run.round_path(number)
-        (folder / _SERVER).unlink(missing_ok=True)
-        if self.training_config.checkpoints == "last":
-            (folder / _MODEL).unlink(missing_ok=True)
+    def _forget_until(self, number: int) -> None:
+        """Delete what no resumed run can need: the round after it was released as well."""
+        while number >= 0 and (self.run.round_path(number) / _SERVER).exists():
+            folder: Path = self.run.round_path(number)
+            (folder / _SERVER).unlink()
+            if self.training_config.checkpoints == "last":
+                (folder / _MODEL).unlink(missing_ok=True)
+            number -= 1  # a round that was lost has left the one before it as well

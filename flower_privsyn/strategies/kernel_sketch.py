@@ -246,8 +246,7 @@ class KernelSketch(PrivateSumStrategy):
         """Refine against the sketch, then write the synthetic texts."""
         sketch = self.sketch()
         if sketch is None:
-            logger.warning("nothing was released: the result is made from public text alone")
-            return self.rounds.corpus(self.run, round_number=1)
+            raise RuntimeError("a run that released nothing has no result")
         sketch.save(self.run.path)
         if self.config.refinement_rounds == 0:
             return self.rounds.corpus(self.run, round_number=1)

@@ -405,6 +405,10 @@ class POPri(PrivateSumStrategy):
         if self.rounds.has_candidates(round_number):
             self.rounds.keep(round_number)
 
+    def take_back(self, round_number: int) -> None:
+        """The round after gets candidates of its own, by the generator as it then is."""
+        self.rounds.take_back(round_number)
+
     # ------------------------------------------------------------------ the result
 
     def finish(self) -> dict[str, Any]:
@@ -412,7 +416,7 @@ class POPri(PrivateSumStrategy):
         rounds = self.rounds
         learned = [n for n in range(1, self.config.num_rounds + 1) if rounds.learned(n)]
         if not learned:
-            logger.warning("no round was released: the result is the public model's alone")
+            logger.warning("no round of preferences was released: the public model writes")
         chosen = max(learned, default=0) + 1
         figures: dict[str, Any] = {}
         sketch = None if self.config.checkpoint == "last" else self._sketch()

@@ -529,6 +529,10 @@ class PreferenceRounds:
         self.folder(number + 1).mkdir(parents=True, exist_ok=True)
         candidates.to_parquet(self._candidates_file(number + 1))
 
+    def take_back(self, number: int) -> None:
+        """Take the candidates that `keep` gave to the round after from it again."""
+        self._candidates_file(number + 1).unlink(missing_ok=True)
+
     def _responses(self, number: int) -> list[dict[str, Any]]:
         """One record per prompt: its number, text, examples and raw responses."""
         from flower_privsyn.generation import SamplingParameters

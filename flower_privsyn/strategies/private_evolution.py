@@ -436,7 +436,7 @@ class PrivateEvolution(PrivateSumStrategy):
         return self.run.path / "expanded.jsonl"
 
     def _all_survivors(self) -> Population:
-        """The union of the survivors of all rounds; without any release, the seeds themselves."""
+        """The union of the survivors of all rounds."""
         import pyarrow.parquet as pq
 
         texts: list[str] = []
@@ -456,9 +456,6 @@ class PrivateEvolution(PrivateSumStrategy):
                 texts.append(row["text"])
                 ids.append(row["id"])
                 parents.append(tuple(row["parent"]))
-        if not texts:
-            logger.warning("no round was released: the result is made from public text alone")
-            return Population.from_parquet(self._population_file(1))
         return Population(tuple(texts), tuple(ids), tuple(parents), ("survivor",) * len(texts))
 
     # ------------------------------------------------------------------ small things

@@ -42,6 +42,8 @@ from flower_privsyn.privacy.grid import LARGEST_SUM, from_grid, to_grid
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.runs import RunDirectory, unnamed_run
+from flower_privsyn.strategies.attendance import Attendance
+from flower_privsyn.strategies.noise_check import NoiseAgainstUsers
 from flower_privsyn.strategies.settings import PrivateSumConfig
 from flower_privsyn.strategies.window import MESSAGES_UNDER_WAY, WindowedGrid
 
@@ -114,7 +116,7 @@ class PrivateSumStrategy(Strategy):
 
     #: Settings that a resumed run may change, because its result does not depend on them.
     changeable: ClassVar[frozenset[str]] = frozenset(
-        {"resume", "run-dir", "node-timeout", "round-timeout"}
+        {"resume", "run-dir", "node-timeout", "round-timeout", "accept-noise"}
     )
 
     #: Messages to nodes that are built and not yet answered, at most.
@@ -149,6 +151,8 @@ class PrivateSumStrategy(Strategy):
         self._asked_query: Query | None = None
         self._sent: Broadcast | None = None
         self._ended = False  # the method asks nothing more, although rounds are left
+        self._required = 0  # users whose answers a round needs
+        self._attendance = Attendance(secret=config.cohort_is_secret)
 
     # ------------------------------------------------------------------ what a method gives
 
@@ -197,6 +201,12 @@ class PrivateSumStrategy(Strategy):
     @abstractmethod
     def keep(self, round_number: int) -> None:
         """Let what this round sent, whose release was lost, be sent again in the next round."""
+
+    def take_back(self, round_number: int) -> None:
+        """Undo what `keep` did for a round that is asked again after all.
+
+        Called before `restore`, for the last round first.
+        """
 
     @abstractmethod
     def finish(self) -> dict[str, Any]:
@@ -326,6 +336,7 @@ class PrivateSumStrategy(Strategy):
                         evaluate_fn=evaluate_fn,
                     )
                 self._forget_noise()
+                self._refuse_to_end_empty_handed()
                 started = time.monotonic()
                 summary = {**self.finish(), **self._spent(), **self._stamped()}
                 summary["seconds_finish"] = round(time.monotonic() - started, 3)
@@ -457,14 +468,13 @@ class PrivateSumStrategy(Strategy):
             if following is not None:
                 arrays = self._packed(following)
         metrics: dict[str, Any] = {"round": number, "released": released is not None}
-        if not self._cohort_is_secret:
+        if not self._settings.cohort_is_secret:
             metrics["num_nodes"] = len(self._asked)
             metrics["num_users"] = 0 if released is None else released.num_users
         else:
-            # How many answered is part of what the amplification by sampling assumes unseen, and
-            # who is late was asked in an earlier round.
-            for key in ("answers", "missing", "rejected: late reply"):
-                del counts[key]
+            # How many answered, or failed to, is part of what the amplification by sampling
+            # assumes unseen, and who is late was asked in an earlier round.
+            counts.clear()
         metrics |= {key: counts[key] for key in sorted(counts)}
         metrics |= {**self._spent(), **self._stamped()}
         if self._traffic is not None:
@@ -473,6 +483,7 @@ class PrivateSumStrategy(Strategy):
         metrics["seconds_feedback"] = round(answered - self._round_started)
         metrics["seconds_server"] = round(time.monotonic() - answered, 3)
         self.run.append_metrics(metrics)
+        self._attendance.check(consequence=self._after_silence())
         return arrays, MetricRecord(
             {
                 key: value
@@ -552,10 +563,13 @@ class PrivateSumStrategy(Strategy):
             num_users += answer.num_users
             total += to_grid("an answer", answer.total)
         counts["missing"] = max(0, len(self._asked) - len(seen) - unreachable)
-        required = max(settings.min_users, settings.shares_required)
-        if num_users < required:
+        if num_users < self._required:
             del total
-            reason = f"{num_users} users answered, {required} are required"
+            reason = (
+                f"{num_users} users on {counts['answers']} of {len(self._asked)} nodes answered, "
+                f"{self._required} are required"
+            )
+            self._attendance.lost(number, reason)
             if settings.noise == "central":
                 ledger.discard(round=number, num_users=num_users, reason=reason)
             else:
@@ -563,6 +577,10 @@ class PrivateSumStrategy(Strategy):
                 ledger.charge(round=number, num_users=num_users, extra={"used": False})
             logger.warning("round %d is left out: %s", number, reason)
             return None
+        if counts["answers"]:
+            self._attendance.answered()
+        elif self._asked:  # a cohort that is empty by chance says nothing about the nodes
+            self._attendance.lost(number, "none of the nodes that were asked answered")
         random: RandomSource = self._random
         noise_std = mechanism.standard_deviation
         if self._noise is not None:
@@ -582,7 +600,7 @@ class PrivateSumStrategy(Strategy):
             round_number=number,
             values=values,
             noise_std=float(noise_std),
-            num_users=None if self._cohort_is_secret else num_users,
+            num_users=None if settings.cohort_is_secret else num_users,
         )
 
     # ------------------------------------------------------------------ meeting the nodes
@@ -617,7 +635,7 @@ class PrivateSumStrategy(Strategy):
                 "num-users to the number of users that is enough to go ahead without them; nothing "
                 "was spent"
             )
-        planned = max(settings.num_users, settings.min_users, 1)
+        planned = max(settings.num_users, settings.min_users or 0, 1)
         if users < planned:
             raise FederationError(
                 f"{users} users are ready on {len(roster)} of {len(nodes)} nodes, {planned} were "
@@ -631,6 +649,7 @@ class PrivateSumStrategy(Strategy):
         self._roster = roster
         settings.check_delta(users)
         self._sampling = settings.sampling_of(users)
+        self._required = settings.required_users(self._sampling)
         self._correlation, multiplier = self._correlation_of(self._sampling)
         if multiplier is None:
             multiplier = self._noise_multiplier(self._sampling)
@@ -638,6 +657,20 @@ class PrivateSumStrategy(Strategy):
             noise_multiplier=multiplier, l2_sensitivity=self.query.clip_norm
         )
         logger.info("%d users on %d nodes; noise multiplier %.5g", users, len(roster), multiplier)
+        self._check_noise(self._sampling, multiplier)
+
+    def _check_noise(self, sampling: Sampling, multiplier: float) -> None:
+        """Set the noise against the users, in words, and refuse what would be noise alone."""
+        settings = self._settings
+        if settings.noise == "shares":
+            # Every user adds a share: more users than are required add more noise.
+            shares = max(1.0, sampling.expected_users / settings.shares_required)
+            multiplier *= float(np.sqrt(shares))
+        against = NoiseAgainstUsers(users=sampling.expected_users, noise_multiplier=multiplier)
+        if not settings.accept_noise:
+            against.refuse(self.queries)
+        logger.info("%s", against.describe(self.queries))
+        self.progress.note(against.describe(self.queries))
 
     def _roster_of(
         self, replies: Iterable[Message], *, asked: set[int]
@@ -657,7 +690,10 @@ class PrivateSumStrategy(Strategy):
                 told = _error_sentence(reply.error.code)
                 if reply.error.code == wire.ClientErrorCode.UNKNOWN_QUERY:
                     asks = ", ".join(query.name for query in self.queries)
-                    told += f" ({asks}): install the server's flower-privsyn on the node"
+                    told += (
+                        f" ({asks}): install the server's flower-privsyn on the node, and serve "
+                        "model_delta with flower_privsyn.client_apps.training:app"
+                    )
                 problems[told] += 1
                 continue
             try:
@@ -840,6 +876,7 @@ class PrivateSumStrategy(Strategy):
         if self._correlation is not None:
             # A correlated round that was discarded is not asked again, either.
             reached = max(reached, self._ledger.last_started(self._correlation) or 0)
+        reached = self._take_back(self._ledger, reached)
         for number in range(1, reached + 1):
             if self.run.round_state(number) is not None:
                 continue
@@ -855,6 +892,32 @@ class PrivateSumStrategy(Strategy):
             return None
         return self.restore(self._rounds_before + 1)
 
+    def _refuse_to_end_empty_handed(self) -> None:
+        """A result without any release would be public text under the name of a private one."""
+        if self._ledger is not None and not self.run.rounds_with_outcome("released"):
+            charged = self._ledger.num_releases
+            again = self._correlation is None and not charged
+            raise FederationError(
+                "no round was released, so nothing was learned from the users and no result is "
+                f"written; {f'{charged} rounds were charged' if charged else 'nothing was spent'}; "
+                + (self._after_silence() if again else "start a new run")
+            )
+
+    def _take_back(self, ledger: PrivacyLedger, reached: int) -> int:
+        """Let rounds at the end that were discarded at no charge be asked again.
+
+        Not of correlated noise: there the second answer of a user would be one more than the
+        sensitivity allows for.
+        """
+        if self._correlation is not None:
+            return reached
+        charged, discarded = ledger.rounds_charged, self.run.rounds_with_outcome("discarded")
+        while reached in discarded and reached not in charged:
+            self.run.reopen_round(reached)
+            self.take_back(reached)
+            reached -= 1
+        return reached
+
     def _refuse_missing_lines(self, ledger: PrivacyLedger) -> None:
         """A ledger that was removed or cut must not make a resumed run look cheaper."""
         charged = set(ledger.rounds_charged)
@@ -866,11 +929,6 @@ class PrivateSumStrategy(Strategy):
                     f"{self.run.ledger_file} has no line for round {number}, which was released: "
                     "the ledger was removed or cut, and the run cannot continue"
                 )
-
-    @property
-    def _cohort_is_secret(self) -> bool:
-        """Whether the accountant assumes that nobody sees how many users took part."""
-        return self._settings.sampling == "poisson" and self._settings.sampling_rate < 1.0
 
     def _finish_round(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
         self._store_release(release)
@@ -886,6 +944,15 @@ class PrivateSumStrategy(Strategy):
             },
         )
         return following
+
+    def _after_silence(self) -> str:
+        """What rounds that too few answered have cost, and how the run goes on."""
+        resumed = f"bring the nodes back and continue with `privsyn resume {self.run.path}`"
+        if self._settings.cohort_is_secret or self._settings.noise == "shares":
+            return f"they are charged; {resumed}"
+        if self._correlation is not None:
+            return f"they are not asked again; {resumed}, which goes on with the next"
+        return f"they cost nothing; {resumed}, which asks them again"
 
     def _skip_round(self, number: int, outcome: str) -> None:
         if number < self._settings.num_rounds:

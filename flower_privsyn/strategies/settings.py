@@ -20,8 +20,11 @@ from flower_privsyn.privacy import (
     PoissonSampling,
     Sampling,
 )
+from flower_privsyn.strategies.attendance import default_least_users
 
 logger = logging.getLogger("flwr.privsyn")
+
+_NEGATIVE_IS_NONE = frozenset({"epsilon", "noise_multiplier", "min_users"})
 
 #: Keys that nodes read from the run's configuration; a strategy leaves them alone.
 CLIENT_KEYS = frozenset({"data", "client-column", "text-column", "date-column", "ray-address"})
@@ -59,9 +62,10 @@ class PrivateSumConfig:
     """Settings that every strategy with a private sum shares.
 
     In a run configuration the keys are hyphenated (`num-rounds`), a negative `epsilon` or
-    `noise-multiplier` means "computed from the other one", and an empty `sampling` or `checkpoint`
-    the method's own: turns for `DPFTRL` and everybody in every round for all others; the released
-    judge for `KernelSketch` and the last round for `POPri`.
+    `noise-multiplier` means "computed from the other one", a negative `min-users` half of the
+    users expected, and an empty `sampling` or `checkpoint` the method's own: turns for
+    `DPFTRL` and everybody in every round for all others; the released judge for `KernelSketch` and
+    the last round for `POPri`.
 
     Attributes:
         epsilon: privacy budget of the whole run, > 0; the noise multiplier follows from it.
@@ -81,7 +85,12 @@ class PrivateSumConfig:
             so that the sum needs no trusted server once it is securely aggregated.
         shares_required: users whose shares make up the full noise, >= 1, for "shares"; a round
             with fewer is discarded.
-        min_users: rounds answered by fewer users are discarded, >= 0.
+        min_users: rounds answered by fewer users are discarded; 0 discards those that nobody
+            answered. None, in a run configuration a negative number: half of the users expected
+            in a round; with `noise = "shares"` as many as `shares_required`. Under Poisson
+            sampling there is none, because the size of a cohort is secret.
+        accept_noise: run also where the noise of a round drowns what all of its users together
+            could say: without it such a run stops before anything is spent.
         embedding_model: sentence-transformers name, or path.
         embedding_precision: "float32" or "bfloat16".
         broadcast_precision: how candidates travel, "float16" or "float32".
@@ -114,7 +123,8 @@ class PrivateSumConfig:
     accountant: Literal["pld", "rdp"] = "pld"
     noise: Literal["central", "shares"] = "central"
     shares_required: int = 0
-    min_users: int = 0
+    min_users: int | None = None
+    accept_noise: bool = False
     embedding_model: str = "all-MiniLM-L6-v2"
     embedding_precision: Literal["float32", "bfloat16"] = "float32"
     broadcast_precision: Literal["float16", "float32"] = "float16"
@@ -151,12 +161,13 @@ class PrivateSumConfig:
         for key in (
             "num_users",
             "shares_required",
-            "min_users",
             "sample_size",
             "max_samples",
             "seed",
         ):
             check_integer(key.replace("_", "-"), getattr(self, key), low=0)
+        if self.min_users is not None:
+            check_integer("min-users", self.min_users, low=0)
         check_choice("sampling", self.sampling, self.samplings)
         check_number("sampling-rate", self.sampling_rate, low=0, high=1, low_open=True)
         if self.sampling != "poisson" and self.sampling_rate != 1.0:
@@ -195,10 +206,14 @@ class PrivateSumConfig:
 
     def _check_accounting(self) -> None:
         """Refuse combinations for which there is no bound."""
-        if self.sampling == "poisson" and self.sampling_rate < 1 and self.min_users > 0:
+        if self.cohort_is_secret and self.min_users:
             raise ConfigError(
                 f'min-users = {self.min_users} needs sampling = "full" or "fixed-size", got '
                 '"poisson": whether a round is released would tell who was drawn'
+            )
+        if self.sampling == "fixed-size" and (self.min_users or 0) > self.sample_size:
+            raise ConfigError(
+                f"min-users = {self.min_users} must be at most sample-size = {self.sample_size}"
             )
         if self.sampling == "fixed-size" and self.relation == "add-remove":
             raise ConfigError(
@@ -239,7 +254,7 @@ class PrivateSumConfig:
                 hint = f'; did you mean "{close[0]}"?' if close else ""
                 raise ConfigError(f'unknown key "{key}" in the run configuration{hint}')
             name = known[key]
-            if name in ("epsilon", "noise_multiplier") and isinstance(value, int | float):
+            if name in _NEGATIVE_IS_NONE and isinstance(value, int | float):
                 value = None if value < 0 else value
             if name in ("sampling", "checkpoint") and value == "":
                 continue
@@ -271,6 +286,33 @@ class PrivateSumConfig:
                 )
             return FixedSizeSampling(sample_size=self.sample_size, population=population)
         return FullParticipation(population=population)
+
+    @property
+    def cohort_is_secret(self) -> bool:
+        """Whether the accountant assumes that nobody sees how many users took part."""
+        return self.sampling == "poisson" and self.sampling_rate < 1.0
+
+    def required_users(self, sampling: Sampling) -> int:
+        """Users whose answers a round needs to be released; 0 where the cohort is secret.
+
+        Args:
+            sampling: who takes part, with the population.
+
+        Raises:
+            ConfigError: more are required than are expected in a round.
+        """
+        if self.cohort_is_secret:
+            return 0
+        if self.noise == "shares":
+            return max(self.min_users or 0, self.shares_required)
+        if self.min_users is None:
+            return default_least_users(sampling)
+        if self.min_users > sampling.expected_users:
+            raise ConfigError(
+                f"min-users = {self.min_users} is more than the {sampling.expected_users:g} users "
+                "expected in a round: every round would be discarded"
+            )
+        return max(1, self.min_users)
 
     def check_delta(self, population: int) -> None:
         """Warn when delta allows to publish one user's data outright."""

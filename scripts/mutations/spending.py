@@ -6,6 +6,10 @@ from mutation import Mutation
 
 TESTS = "tests/strategies/test_spending.py"
 CLIENT = "flower_privsyn/client_apps/private_sum.py"
+STRATEGY = "flower_privsyn/strategies/private_sum.py"
+ATTENDANCE = "flower_privsyn/strategies/attendance.py"
+SETTINGS = "flower_privsyn/strategies/settings.py"
+NOISE = "flower_privsyn/strategies/noise_check.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -22,5 +26,96 @@ MUTATIONS: tuple[Mutation, ...] = (
         "else (self._kernel, self._similarity)\n",
         after="        return (self.query,)\n",
         tests=(f"{TESTS}::TestUnknownQuestions",),
+    ),
+    Mutation(
+        name="a round that nobody answered is released as pure noise",
+        file=SETTINGS,
+        before="        return max(1, self.min_users)\n",
+        after="        return self.min_users\n",
+        tests=(f"{TESTS}::TestSilence",),
+    ),
+    Mutation(
+        name="no least number of users unless it is set",
+        file=ATTENDANCE,
+        before="    return max(1, math.ceil(least))\n",
+        after="    return 1\n",
+        tests=(f"{TESTS}::TestSilence",),
+    ),
+    Mutation(
+        name="silent rounds never end a run",
+        file=ATTENDANCE,
+        before="        if len(self._lost) < LOST_IN_A_ROW:\n",
+        after="        if len(self._lost) < 1000:\n",
+        tests=(f"{TESTS}::TestSilence", f"{TESTS}::TestSecretCohorts"),
+    ),
+    Mutation(
+        name="one silent round after another that was answered ends a run",
+        file=ATTENDANCE,
+        before="        self._lost.clear()\n",
+        after="        pass\n",
+        tests=(f"{TESTS}::TestSilence",),
+    ),
+    Mutation(
+        name="an empty cohort counts as silence",
+        file=STRATEGY,
+        before="        elif self._asked:  # a cohort",
+        after="        else:  # a cohort",
+        tests=(f"{TESTS}::TestSecretCohorts",),
+    ),
+    Mutation(
+        name="the rounds of a secret cohort are named",
+        file=ATTENDANCE,
+        before='"two rounds in a row" if self._secret else',
+        after='"two rounds in a row" if False else',
+        tests=(f"{TESTS}::TestSecretCohorts",),
+    ),
+    Mutation(
+        name="what failed in a secret cohort is counted",
+        file=STRATEGY,
+        before="            counts.clear()\n",
+        after='            del counts["answers"], counts["missing"]\n',
+        tests=(f"{TESTS}::TestSecretCohorts",),
+    ),
+    Mutation(
+        name="a discarded round of correlated noise is asked again",
+        file=STRATEGY,
+        before="        if self._correlation is not None:\n            return reached\n",
+        after="",
+        tests=(f"{TESTS}::TestSilence",),
+    ),
+    Mutation(
+        name="candidates of a round taken back stay for the next",
+        file="flower_privsyn/strategies/preference_rounds.py",
+        before="        self._candidates_file(number + 1).unlink(missing_ok=True)\n",
+        after="        pass\n",
+        tests=(f"{TESTS}::TestAskingAgain",),
+    ),
+    Mutation(
+        name="public text is the result of a run without a release",
+        file=STRATEGY,
+        before="                self._refuse_to_end_empty_handed()\n",
+        after="",
+        tests=(f"{TESTS}::TestSilence",),
+    ),
+    Mutation(
+        name="noise that drowns the users is accepted",
+        file=NOISE,
+        before="        if self.signal < LEAST_SIGNAL:\n",
+        after="        if self.signal < 0.1:\n",
+        tests=(f"{TESTS}::TestNoiseAgainstUsers",),
+    ),
+    Mutation(
+        name="all users count against the noise, not those of a round",
+        file=STRATEGY,
+        before="NoiseAgainstUsers(users=sampling.expected_users,",
+        after="NoiseAgainstUsers(users=sum(self._roster.values()),",
+        tests=(f"{TESTS}::TestNoiseAgainstUsers",),
+    ),
+    Mutation(
+        name="surplus shares of noise are not counted",
+        file=STRATEGY,
+        before="            multiplier *= float(np.sqrt(shares))\n",
+        after="",
+        tests=(f"{TESTS}::TestNoiseAgainstUsers",),
     ),
 )

@@ -137,6 +137,7 @@ def small(tmp_path: Path, public_file: Path, **changes: Any) -> dict[str, Any]:
         "synthetic_samples": 10,
         "run_dir": str(tmp_path / "run"),
         "node_timeout": 0.2,
+        "accept_noise": True,
         "noise_multiplier": 0.1,
         **changes,
     }
@@ -202,6 +203,7 @@ class Runs:
                 adaptive_clipping=adaptive,
                 run_dir=str(self.folder / "run"),
                 node_timeout=0.2,
+                accept_noise=True,
             )
         )
         strategy.start(grid)

@@ -61,6 +61,7 @@ def shared(tmp_path: Path) -> dict[str, Any]:
         "public_text": str(public),
         "run_dir": str(tmp_path / "run"),
         "node_timeout": 0.2,
+        "accept_noise": True,
     }
 
 

@@ -27,6 +27,7 @@ num-users = 6
 num-rounds = 2
 epsilon = -1.0
 noise-multiplier = 0.0
+accept-noise = true
 num-candidates = 24
 lookahead = 1
 clip = "l2"

@@ -227,7 +227,7 @@ def test_an_app_configured_in_code_gets_the_run_directory_of_the_command(tmp_pat
     stop = source.index("    seen = watch(grid)")
     in_code = f"""    config = PrivateEvolutionConfig(
         epsilon=5.0, num_rounds=2, num_candidates=24, lookahead=1, output="survivors",
-        expand_samples=0, public_text={public.partition(" = ")[2]},
+        accept_noise=True, expand_samples=0, public_text={public.partition(" = ")[2]},
     )
 """
     server.write_text(source[:start] + in_code + source[stop:])

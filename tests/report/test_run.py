@@ -142,6 +142,7 @@ class TestStrategies:
             synthetic_samples=10,
             run_dir=str(tmp_path / "run"),
             node_timeout=0.2,
+            accept_noise=True,
         )
         strategy = KernelSketch(
             config,
@@ -184,6 +185,7 @@ class TestStrategies:
                 max_tokens=32,
                 run_dir=str(tmp_path / "run"),
                 node_timeout=0.2,
+                accept_noise=True,
             )
         )
         strategy.start(nodes(people))

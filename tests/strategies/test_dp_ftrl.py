@@ -73,6 +73,7 @@ def votes(tmp_path: Path) -> Callable[..., DPFTRLConfig]:
             "max_samples": 3,
             "run_dir": str(tmp_path / "run"),
             "node_timeout": 0.2,
+            "accept_noise": True,
             "server_momentum": 0.0,
             **changes,
         }
@@ -90,7 +91,7 @@ class TestNoise:
     ) -> None:
         # 20,000 runs through real messages, without any signal.
         strategy = CorrelatedProbe(votes(correlation=correlation), candidates=WIDTH)
-        strategy.start(federation(silent_users(4)))
+        strategy.start(federation(silent_users(12)))
         noise = np.stack([one.values for one in strategy.released]) / (1.5 * 3)
         assert strategy.correlation is not None
         matrix = strategy.correlation.factorisation.noise_matrix()
@@ -113,7 +114,7 @@ class TestNoise:
             if die is not None:
                 die(strategy)
             try:
-                strategy.start(federation(silent_users(4)))
+                strategy.start(federation(silent_users(12)))
             except Killed:
                 assert die is not None
             released.update({one.round_number: one.values for one in strategy.released})
@@ -188,6 +189,7 @@ class TestTurns:
                     max_samples=3,
                     run_dir=str(tmp_path / f"group-{group}"),
                     node_timeout=0.2,
+                    accept_noise=True,
                 )
             )
             probe.start(federation(members))
@@ -386,6 +388,7 @@ def config(lstm: Path, tmp_path: Path) -> Callable[..., DPFTRLConfig]:
             "max_tokens": 32,
             "run_dir": str(tmp_path / "run"),
             "node_timeout": 0.2,
+            "accept_noise": True,
             **changes,
         }
         if "epsilon" not in values:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from flwr.app import Message
 
-from flower_privsyn.errors import ConfigError, RunDirectoryError
+from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.population import Population
 from flower_privsyn.queries import KernelMean, features, mean_features
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
@@ -58,6 +58,7 @@ def config(tmp_path: Path, public_file: Path) -> Callable[..., KernelSketchConfi
             "synthetic_samples": 20,
             "run_dir": str(tmp_path / "run"),
             "node_timeout": 0.2,
+            "accept_noise": True,
             **changes,
         }
         if "epsilon" not in values and "noise_multiplier" not in values:
@@ -172,18 +173,21 @@ class TestOneRelease:
         assert (sketch.num_users, answered) == (6, 6)
         assert np.linalg.norm(sketch.total) <= 6
 
-    def test_that_was_lost_leaves_public_text_alone(
-        self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
+    def test_that_was_lost_is_no_result_and_is_asked_again(
+        self, federation: Builder, config: Builder
     ) -> None:
         def losing(request: Message, reply: Message) -> list[Message]:
             return [] if "privsyn.answer" in reply.content else [reply]
 
         strategy = sketching(config(min_users=12))
-        strategy.start(federation(tamper=losing))
-        assert "nothing was released" in caplog.text
+        with pytest.raises(FederationError, match="no round was released.* nothing was spent"):
+            strategy.start(federation(tamper=losing))
         assert releases(strategy.run.path) == []
-        assert {row["round"] for row in lines(strategy.run.synthetic_jsonl)} == {1}
-        assert not (strategy.run.path / "refinement").exists()
+        assert not strategy.run.synthetic_jsonl.exists()
+        again = sketching(config(min_users=12, resume=True))
+        again.start(federation())
+        assert [line["round"] for line in releases(again.run.path)] == [1]
+        assert again.run.synthetic_jsonl.exists()
 
 
 class TestKernel:

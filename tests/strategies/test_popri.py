@@ -64,6 +64,7 @@ def config(tmp_path: Path, public_file: Path) -> Callable[..., POPriConfig]:
             "synthetic_samples": 20,
             "run_dir": str(tmp_path / "run"),
             "node_timeout": 0.2,
+            "accept_noise": True,
             **changes,
         }
         if "epsilon" not in values and "noise_multiplier" not in values:

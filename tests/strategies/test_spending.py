@@ -7,17 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Error, Message
 
 from flower_privsyn import wire
 from flower_privsyn.client_apps import private_sum as node
-from flower_privsyn.errors import FederationError
-from flower_privsyn.queries import KernelMean, NearestNeighborHistogram
-from flower_privsyn.strategies import POPri, POPriConfig
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.population import Population
+from flower_privsyn.privacy import CyclicSampling, FullParticipation, PoissonSampling
+from flower_privsyn.progress import read_progress
+from flower_privsyn.queries import (
+    KernelMean,
+    MeanSimilarity,
+    ModelDelta,
+    NearestNeighborHistogram,
+)
+from flower_privsyn.strategies import POPri, POPriConfig, PrivateSumConfig
+from flower_privsyn.strategies.attendance import default_least_users
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
-from tests.conftest import WORDS
+from tests.conftest import WORDS, make_users
+from tests.strategies.test_dp_ftrl import CorrelatedProbe, votes
+from tests.strategies.test_private_evolution import lines, releases
 from tests.strategies.test_private_sum import Probe, config
 
-__all__ = ["config"]  # a fixture
+__all__ = ["config", "votes"]  # fixtures
 
 Builder = Callable[..., Any]
 
@@ -43,6 +56,7 @@ class TestUnknownQuestions:
             "synthetic_samples": 2,
             "run_dir": str(tmp_path / "run"),
             "node_timeout": 0.2,
+            "accept_noise": True,
             **changes,
         }
         return POPri(
@@ -95,3 +109,323 @@ class TestUnknownQuestions:
 
         with pytest.raises(FederationError, match=r"\(model_delta\): install the server's"):
             Updates(config()).start(federation())
+
+
+def silent(
+    *rounds: int, nodes: tuple[int, ...] = ()
+) -> Callable[[Message, Message], list[Message]]:
+    """Loses the answers of some rounds, or of every round from the first on."""
+
+    def lose(request: Message, reply: Message) -> list[Message]:
+        number = request.content["privsyn.request"].get("round")
+        lost = number is not None and (not rounds or number in rounds)
+        return [] if lost and (not nodes or reply.metadata.src_node_id in nodes) else [reply]
+
+    return lose
+
+
+def events(run: Path) -> list[str]:
+    return [line["event"] for line in lines(run / "ledger.jsonl")]
+
+
+class TestSilence:
+    def test_nodes_that_fall_silent_after_preparation_cost_nothing_and_end_the_run(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config(num_rounds=5))
+        with pytest.raises(FederationError) as caught:
+            strategy.start(federation(tamper=silent()))
+        assert str(caught.value) == (
+            "rounds 1 and 2 were lost: 0 users on 0 of 2 nodes answered, 6 are required; they cost "
+            "nothing; bring the nodes back and continue with "
+            f"`privsyn resume {tmp_path / 'run'}`, which asks them again"
+        )
+        assert events(tmp_path / "run") == ["opened", *2 * ["started", "discarded"]]
+        assert strategy.released == []
+        assert (strategy.run.status, strategy.run.error) == ("failed", str(caught.value))
+        assert [line["epsilon_release"] for line in lines(strategy.run.metrics_file)] == [0.0, 0.0]
+
+    def test_a_resumed_run_asks_them_again_and_loses_nothing(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(FederationError, match="rounds 2 and 3 were lost"):
+            Probe(config(num_rounds=4)).start(federation(tamper=silent(2, 3)))
+        strategy = Probe(config(num_rounds=4, resume=True))
+        strategy.start(federation())
+        assert [release.round_number for release in strategy.released] == [2, 3, 4]
+        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2, 3, 4]
+        assert releases(tmp_path / "run")[-1]["epsilon_release"] == pytest.approx(4.0, rel=1e-3)
+
+    def test_correlated_rounds_are_not_asked_again(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(
+            FederationError, match="rounds 3 and 4 were lost.*goes on with the next"
+        ):
+            CorrelatedProbe(votes(epsilon=2.0)).start(federation(tamper=silent(3, 4)))
+        grid = federation()
+        strategy = CorrelatedProbe(votes(epsilon=2.0, resume=True))
+        strategy.start(grid)
+        assert rounds_asked(grid) == [5, 6, 7, 8]
+        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2, 5, 6, 7, 8]
+
+    def test_one_silent_round_is_an_accident(self, federation: Builder, config: Builder) -> None:
+        strategy = Probe(config(num_rounds=5))
+        strategy.start(federation(tamper=silent(2, 4)))
+        assert [release.round_number for release in strategy.released] == [1, 3, 5]
+        assert strategy.run.status == "finished"
+
+    @pytest.mark.parametrize(
+        ("changes", "answering", "released"),
+        [
+            ({}, 6, True),  # half of twelve
+            ({}, 5, False),
+            ({"min_users": 0}, 1, True),
+            ({"min_users": 0}, 0, False),  # pure noise of nobody
+            ({"min_users": 9}, 8, False),
+            ({"sampling": "fixed-size", "sample_size": 12}, 5, False),
+            ({"sampling": "poisson", "sampling_rate": 1.0}, 5, False),
+        ],
+    )
+    def test_how_many_answers_a_public_cohort_needs(
+        self,
+        federation: Builder,
+        config: Builder,
+        changes: dict[str, Any],
+        answering: int,
+        released: bool,
+    ) -> None:
+        quiet = silent(1, nodes=tuple(range(answering + 1, 13)))
+        strategy = Probe(config(num_rounds=2, num_nodes=12, **changes))
+        strategy.start(federation(num_nodes=12, tamper=quiet))
+        assert [release.round_number for release in strategy.released] == [1, 2][not released :]
+
+    def test_groups_that_vary_by_chance_are_not_held_to_half_of_the_average(self) -> None:
+        def group(size: int) -> int:
+            return default_least_users(
+                CyclicSampling(groups=10, rounds=10, salt="00" * 16, population=10 * size)
+            )
+
+        assert (group(4), group(16), group(25), group(1000)) == (1, 1, 5, 500)
+        assert default_least_users(FullParticipation(population=1)) == 1
+        assert default_least_users(FullParticipation(population=5)) == 3
+
+    def test_more_than_can_answer_is_refused(self, federation: Builder, config: Builder) -> None:
+        with pytest.raises(ConfigError, match="min-users = 8 must be at most sample-size = 7"):
+            config(sampling="fixed-size", sample_size=7, min_users=8)
+        with pytest.raises(FederationError, match="13 were planned"):
+            Probe(config(min_users=13)).start(federation())
+        assert PrivateSumConfig.from_run_config({"epsilon": 1.0, "min-users": -1}).min_users is None
+
+    def test_shares_that_were_seen_are_charged_and_end_the_run(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(
+            config(noise_multiplier=2.0, num_rounds=5, noise="shares", shares_required=6)
+        )
+        with pytest.raises(FederationError, match="rounds 1 and 2 were lost.*they are charged"):
+            strategy.start(federation(tamper=silent()))
+        assert len(releases(tmp_path / "run")) == 2
+
+    def test_a_run_of_accidents_alone_has_no_result(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = Probe(config(num_rounds=1))
+        with pytest.raises(FederationError, match="no round was released.*nothing was spent"):
+            strategy.start(federation(tamper=silent()))
+        again = Probe(config(num_rounds=1, resume=True))
+        again.start(federation())
+        assert len(again.released) == 1
+
+
+class TestSecretCohorts:
+    """Under Poisson sampling nothing may tell who was asked, or how many."""
+
+    def start(self, config: Builder, grid: Any, **changes: Any) -> Probe:
+        values = {"sampling": "poisson", "noise_multiplier": 1.0, "accountant": "rdp", **changes}
+        strategy = Probe(config(**values))
+        with pytest.raises(FederationError) as caught:
+            strategy.start(grid)
+        assert str(caught.value) == (
+            "two rounds in a row were lost: none of the nodes that were asked answered; they are "
+            "charged; bring the nodes back and continue with `privsyn resume "
+            f"{strategy.run.path}`"
+        )
+        return strategy
+
+    def test_asked_nodes_that_stay_silent_end_the_run(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        grid = federation(num_nodes=12, tamper=silent())
+        strategy = self.start(config, grid, sampling_rate=0.3, num_rounds=40, num_nodes=12)
+        assert len(rounds_asked(grid)) == 2
+        assert len(releases(strategy.run.path)) == len(strategy.released) >= 2
+
+    def test_empty_cohorts_neither_end_a_run_nor_hide_that_nodes_are_gone(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        # Twelve nodes, and an eighth of a user expected in a round.
+        grid = federation(num_nodes=12, tamper=silent())
+        strategy = self.start(config, grid, sampling_rate=0.02, num_rounds=400, num_nodes=12)
+        asked = rounds_asked(grid)
+        assert len(asked) == 2
+        assert len(strategy.released) == asked[-1]
+
+    def test_what_failed_is_not_counted_where_it_would_tell_who_was_asked(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def failing(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == wire.PREPARE or reply.metadata.src_node_id > 6:
+                return [reply]
+            return [Message(Error(code=1000, reason="x"), reply_to=request)]
+
+        strategy = Probe(
+            config(
+                sampling="poisson",
+                sampling_rate=0.9,
+                noise_multiplier=1.0,
+                accountant="rdp",
+                num_nodes=12,
+            )
+        )
+        strategy.start(federation(num_nodes=12, tamper=failing))
+        kept = {
+            "round", "released", "epsilon_release", "epsilon_known_cohorts", "floats_down",
+            "floats_up", "bytes_down", "bytes_up",
+        }  # fmt: skip
+        for row in lines(strategy.run.metrics_file):
+            assert {key for key in row if not key.startswith("seconds")} == kept
+
+    def test_there_is_no_least_number_of_users(self, config: Builder) -> None:
+        with pytest.raises(ConfigError, match="min-users = 3 needs"):
+            config(sampling="poisson", sampling_rate=0.5, min_users=3)
+        ours = config(sampling="poisson", sampling_rate=0.5)
+        assert ours.required_users(PoissonSampling(rate=0.5, population=100)) == 0
+
+
+class TestAskingAgain:
+    """What `keep` did for a round that is asked again after all is undone."""
+
+    def test_texts_after_it_are_those_of_its_own_survivors(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        whole = evolution(settings(noise_multiplier=0.0, run_dir=str(tmp_path / "whole")))
+        whole.start(federation())
+        with pytest.raises(FederationError, match="rounds 2 and 3"):
+            evolution(settings(noise_multiplier=0.0)).start(federation(tamper=silent(2, 3)))
+        evolution(settings(noise_multiplier=0.0, resume=True)).start(federation())
+        texts = [row["text"] for row in lines(tmp_path / "run" / "synthetic.jsonl")]
+        assert texts == [row["text"] for row in lines(whole.run.synthetic_jsonl)]
+
+    def test_candidates_after_it_are_written_by_the_generator_as_it_then_is(
+        self, federation: Builder, public_file: Path, tmp_path: Path
+    ) -> None:
+        popri = TestUnknownQuestions().popri
+        settings = {"noise_multiplier": 0.0, "num_rounds": 4}
+        whole = popri(tmp_path, public_file, **settings, run_dir=str(tmp_path / "whole"))
+        whole.start(federation())
+        with pytest.raises(FederationError, match="rounds 2 and 3"):
+            popri(tmp_path, public_file, **settings).start(federation(tamper=silent(2, 3)))
+        popri(tmp_path, public_file, **settings, resume=True).start(federation())
+        for number in range(1, 5):
+            file = f"rounds/{number:04d}/candidates.parquet"
+            mine, other = (
+                Population.from_parquet(tmp_path / name / file) for name in ("run", "whole")
+            )
+            assert mine.texts == other.texts
+            assert mine.ids == other.ids
+
+
+class TestNoiseAgainstUsers:
+    def test_one_line_says_what_the_noise_is_in_votes(
+        self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", logger="flwr")
+        strategy = Probe(config(noise_multiplier=1.5, num_rounds=1, accept_noise=False))
+        strategy.start(federation(make_users(495)))
+        told = (
+            "noise against users: standard deviation 12 votes per candidate, to which one user "
+            "adds 8 at most. 495 users answer a round: if all of them agreed, their sum would be "
+            "330 standard deviations of the noise"
+        )
+        assert told in caplog.text
+        assert told in [stage["name"] for stage in read_progress(strategy.run.progress_file)]
+
+    @pytest.mark.parametrize("users", [1, 5])
+    def test_so_few_users_are_refused_before_anything_is_spent(
+        self, federation: Builder, config: Builder, users: int
+    ) -> None:
+        grid = federation(make_users(users))
+        strategy = Probe(config(epsilon=8.0, num_rounds=3, accept_noise=False))
+        with pytest.raises(ConfigError) as caught:
+            strategy.start(grid)
+        said = str(caught.value)
+        assert f"{users} user" in said
+        assert "standard deviation 9.05 votes" in said
+        assert "below 10 the result is noise" in said
+        assert said.endswith("set accept-noise = true to run all the same; nothing was spent")
+        assert rounds_asked(grid) == []
+        assert not strategy.run.ledger_file.exists()
+        # The same run goes on once somebody has said so.
+        again = Probe(config(epsilon=8.0, num_rounds=3, accept_noise=True, resume=True))
+        again.start(federation(make_users(users)))
+        assert len(again.released) == 3
+
+    def test_five_users_of_chinese_text_against_english_public_text(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        chinese = Users.from_rows((f"用户{i}", "法院 昨天 作出 了 判决 。") for i in range(5))
+        strategy = evolution(settings(epsilon=7.58, num_rounds=11, accept_noise=False))
+        with pytest.raises(ConfigError, match="5 users answer a round.*accept-noise"):
+            strategy.start(federation(chinese))
+        assert not strategy.run.ledger_file.exists()
+        assert not strategy.run.synthetic_jsonl.exists()
+
+    @pytest.mark.parametrize(
+        ("noise_multiplier", "changes", "refused"),
+        [
+            (1.21, {}, True),
+            (1.19, {}, False),
+            (0.0, {}, False),
+            (0.61, {"sampling": "poisson", "sampling_rate": 0.5}, True),
+            (0.59, {"sampling": "poisson", "sampling_rate": 0.5}, False),
+            (0.51, {"sampling": "fixed-size", "sample_size": 5}, True),
+            # Twelve shares of a noise that three of them make up have twice its deviation.
+            (0.61, {"noise": "shares", "shares_required": 3}, True),
+            (0.59, {"noise": "shares", "shares_required": 3}, False),
+        ],
+    )
+    def test_where_the_line_is(
+        self,
+        federation: Builder,
+        config: Builder,
+        noise_multiplier: float,
+        changes: dict[str, Any],
+        refused: bool,
+    ) -> None:
+        """Twelve users, ten standard deviations."""
+        strategy = Probe(
+            config(noise_multiplier=noise_multiplier, num_rounds=1, accept_noise=False, **changes)
+        )
+        if refused:
+            with pytest.raises(ConfigError, match="accept-noise = true"):
+                strategy.start(federation())
+        else:
+            strategy.start(federation())
+            assert len(strategy.released) == 1
+
+    def test_every_question_has_its_own_words(self) -> None:
+        said = [
+            NearestNeighborHistogram(max_samples=8, clip="l2").noise_in_words(2.0),
+            MeanSimilarity(answer_space="span").noise_in_words(2.0),
+            KernelMean().noise_in_words(2.0),
+            ModelDelta(clip_to=0.1).noise_in_words(2.0),
+            ModelDelta(clip_to=5.0).noise_in_words(2.0),
+        ]
+        assert said == [
+            "standard deviation 5.66 votes per candidate, to which one user adds 2.83 at most",
+            "standard deviation 2 per dimension, to which one user adds 1 at most",
+            "standard deviation 2 per feature, to which one user adds 1 at most",
+            "standard deviation 0.2 per parameter, to which one user's update adds 0.1 at most",
+            "standard deviation 10 per parameter, to which one user's update adds 5 at most",
+        ]
