@@ -488,7 +488,11 @@ class TestSampling:
                 reply.content.config_records["privsyn.cohort"]["num_users"] = 12
             return [reply]
 
-        strategy = Probe(config(sampling="fixed-size", sample_size=6, num_rounds=1))
+        # Drawn by a seed, so that the other node has somebody to answer for.
+        strategy = Probe(
+            config(sampling="fixed-size", sample_size=6, num_rounds=1, min_users=1),
+            random=InsecureRandom(0),
+        )
         strategy.start(federation(silent_users(24), tamper=everyone))
         metrics = lines(strategy.run.metrics_file)[0]
         assert metrics.get("rejected: absurd head-count", 0) + metrics["answers"] >= 1
