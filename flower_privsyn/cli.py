@@ -293,6 +293,7 @@ def _budget(arguments: argparse.Namespace) -> int:
         from flower_privsyn.privacy import (
             FixedSizeSampling,
             FullParticipation,
+            NeighboringRelation,
             PoissonSampling,
             Sampling,
         )
@@ -322,7 +323,11 @@ def _budget(arguments: argparse.Namespace) -> int:
         else {"noise_multiplier": arguments.noise_multiplier}
     )
     report = budget_report(
-        **wanted, delta=arguments.delta, rounds=arguments.rounds, sampling=sampling
+        **wanted,
+        delta=arguments.delta,
+        rounds=arguments.rounds,
+        sampling=sampling,
+        relation=NeighboringRelation(arguments.relation),
     )
     if population is not None and arguments.delta >= 1 / population:
         sys.stderr.write(
@@ -335,7 +340,9 @@ def _budget(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{arguments.rounds} rounds, delta = {arguments.delta:g}")
+    table = Table(
+        title=f"{arguments.rounds} rounds, delta = {arguments.delta:g}, {arguments.relation}"
+    )
     table.add_column("")
     table.add_column("PLD", justify="right")
     table.add_column("RDP", justify="right")
@@ -866,6 +873,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     budget.add_argument(
         "--population", "--users", type=int, metavar="N", help="number of all users"
+    )
+    budget.add_argument(
+        "--relation",
+        choices=("zero-out", "add-remove", "replace-one"),
+        default="zero-out",
+        help="which collections of users are neighbours (default: zero-out)",
     )
     budget.add_argument("--json", action="store_true", help="print JSON")
     budget.set_defaults(command=_budget)

@@ -277,9 +277,37 @@ def test_budget_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "delta 0.01 is not below 1/users = 0.01" in err
 
 
+def test_budget_under_each_relation(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--noise-multiplier", "2", "--delta", "1e-6", "--rounds", "3")
+    found = {}
+    for relation in ("zero-out", "add-remove", "replace-one"):
+        status, out, _ = _budget(capsys, *common, "--relation", relation, "--json")
+        assert status == 0
+        report = json.loads(out)
+        assert report["inputs"]["relation"] == relation
+        found[relation] = report["epsilon_release"]["pld"]
+        assert relation in _budget(capsys, *common, "--relation", relation)[1].splitlines()[0]
+    # Twice the sensitivity is half the noise multiplier.
+    half = json.loads(_budget(capsys, *common[2:], "--noise-multiplier", "1", "--json")[1])
+    assert found["replace-one"] == half["epsilon_release"]["pld"] > found["zero-out"]
+    assert found["add-remove"] == found["zero-out"]
+    rate = ("--sampling-rate", "0.1", "--relation", "replace-one", "--json")
+    report = json.loads(_budget(capsys, *common, *rate)[1])
+    assert report["epsilon_release"]["rdp"] is None  # there is no such bound
+    assert report["epsilon_release"]["pld"] > 0
+    with pytest.raises(SystemExit):
+        cli.main(["budget", *common, "--relation", "replace"])
+    assert "--relation: invalid choice: 'replace'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (
+            ["--epsilon", "1", "--sample-size", "3", "--users", "9", "--relation", "add-remove"],
+            'relation must be "zero-out" or "replace-one" for fixed-size sampling, '
+            'got "add-remove".',
+        ),
         ([], "Give either --epsilon or --noise-multiplier"),
         (["--epsilon", "1", "--noise-multiplier", "1"], "Give either --epsilon or --noise-m"),
         (

@@ -71,4 +71,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="                trust_remote_code=True,\n                weights_only",
         tests=("tests/models/test_pretrained.py::test_a_folder_runs_no_code",),
     ),
+    Mutation(
+        name="the budget of another relation is shown as that of zero-out",
+        file="flower_privsyn/cli.py",
+        before="        relation=NeighboringRelation(arguments.relation),\n",
+        after="",
+        tests=("tests/test_cli.py::test_budget_under_each_relation",),
+    ),
 )
