@@ -579,7 +579,9 @@ def _expanded(values: Mapping[str, Any], folder: Path, progress: ShownProgress) 
         return int(np.random.SeedSequence([seed, 2, kept]).generate_state(1, np.uint64)[0])
 
     expand = Expand(
-        load_generator(located(str(values["generator"]))),
+        load_generator(
+            located(str(values["generator"])), api_key_env=str(values["generator-api-key-env"])
+        ),
         prompt=load_prompt(located(str(values["prompt"]))),
         sampling=SamplingParameters(
             seed=seed_after(0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flower_privsyn.api_key import API_KEY_VARIABLE, check_generator, read_key
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.backends import TextGenerator
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
@@ -16,7 +17,7 @@ def load_generator(
     batch_size: int = 64,
     dtype: Precision = "auto",
     device: str | None = None,
-    api_key: str | None = None,
+    api_key_env: str = "",
 ) -> TextGenerator:
     """Make the text generator that a name stands for.
 
@@ -31,13 +32,15 @@ def load_generator(
         batch_size: Samples per forward pass (Transformers) or requests at a time (a server).
         dtype: As for :class:`TransformersGenerator`; a server has its own.
         device: As for :class:`TransformersGenerator`.
-        api_key: Sent to a server as a bearer token.
+        api_key_env: The environment variable that holds a server's key (see
+            :func:`~flower_privsyn.api_key.read_key`), sent as a bearer token; empty for none.
 
     Returns:
         The generator.
 
     Raises:
-        ConfigError: The name is empty.
+        ConfigError: The name is empty or an address that may hold a key, or there is no key in
+            the variable that is named.
         ModelError: The model cannot be found.
         GenerationError: The server does not answer or does not serve the model.
         MissingExtraError: What the backend needs is not installed.
@@ -48,7 +51,9 @@ def load_generator(
             f"'vllm:<model>', got {name!r}"
         )
     if name.startswith(("http://", "https://")):
+        check_generator(name, api_key_env or API_KEY_VARIABLE)
         base_url, _, model = name.partition("#")
+        api_key = read_key(api_key_env) if api_key_env else None
         return OpenAIGenerator(base_url, model or None, api_key=api_key, max_concurrency=batch_size)
     if name.startswith("vllm:"):
         return VLLMGenerator(name.removeprefix("vllm:"), dtype=dtype)

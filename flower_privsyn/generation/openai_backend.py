@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from flower_privsyn.api_key import REDACTED, has_secrets, redact, shown_address
 from flower_privsyn.errors import GenerationError, MissingExtraError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
@@ -60,7 +61,7 @@ class OpenAIGenerator:
         Args:
             base_url: With the version, ``"http://127.0.0.1:8000/v1"``.
             model: The name the server knows it by.
-            api_key: Sent as a bearer token.
+            api_key: Sent as a bearer token, and taken out of everything the server says.
             timeout: Seconds to wait for one answer, > 0.
             max_retries: How often a request is repeated after a lost connection, a timeout, or
                 status 429 or 5xx, >= 0. Other refusals (4xx) are final at once.
@@ -82,6 +83,11 @@ class OpenAIGenerator:
                 f"a generation server is reached through httpx ({error}): "
                 "pip install 'flower-privsyn[server]'"
             ) from error
+        if has_secrets(base_url):
+            raise GenerationError(
+                f"generation setting base_url, {shown_address(base_url)}, must have no user name, "
+                "password or query: give a key as api_key"
+            )
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise GenerationError(
@@ -98,6 +104,7 @@ class OpenAIGenerator:
                     f"got {value!r}"
                 )
         self._base_url = base_url.rstrip("/")
+        self._api_key = api_key
         self._max_retries = max_retries
         self._backoff = backoff
         self._max_concurrency = max_concurrency
@@ -194,7 +201,7 @@ class OpenAIGenerator:
                     f"server {self._base_url} answered with a choice that holds no text"
                 )
             number = choice.get("index", place)
-            texts[number if isinstance(number, int) else place] = text
+            texts[number if isinstance(number, int) else place] = self._without_key(text)
         if sorted(texts) != list(range(num_samples)):
             raise GenerationError(
                 f"server {self._base_url} numbered its {num_samples} choices {sorted(texts)}"
@@ -214,12 +221,12 @@ class OpenAIGenerator:
             if response.status_code == 400 and name not in self._served_models():
                 raise GenerationError(
                     f"server {self._base_url} cannot load the adapter {folder}: "
-                    f"{_message(response)}"
+                    f"{self._message(response)}"
                 )
             if response.status_code in (404, 405):
                 raise GenerationError(
                     f"server {self._base_url} does not load the adapter {folder} "
-                    f"({_message(response)}): start it with --enable-lora and "
+                    f"({self._message(response)}): start it with --enable-lora and "
                     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
                 )
             self._loaded.add(name)
@@ -233,7 +240,9 @@ class OpenAIGenerator:
         ):
             raise GenerationError(f"server {self._base_url} does not list its models")
         # vLLM lists adapters too, each with the model it belongs to as its parent.
-        return [entry["id"] for entry in entries if adapters or entry.get("parent") is None]
+        return [
+            self._hide(entry["id"]) for entry in entries if adapters or entry.get("parent") is None
+        ]
 
     def _only_model(self) -> str:
         names = self._served_models(adapters=False)
@@ -263,7 +272,8 @@ class OpenAIGenerator:
             except httpx.TimeoutException:
                 failure = "did not answer in time"
             except httpx.TransportError as error:
-                failure = f"cannot be reached ({_one_line(str(error)) or type(error).__name__})"
+                reason = self._hide(_one_line(str(error))) or type(error).__name__
+                failure = f"cannot be reached ({reason})"
             else:
                 status = response.status_code
                 if status < 300 or status in refusals:
@@ -271,9 +281,9 @@ class OpenAIGenerator:
                 if status != 429 and status < 500:
                     raise GenerationError(
                         f"server {self._base_url} refused {path} with status {status}: "
-                        f"{_message(response)}"
+                        f"{self._message(response)}"
                     )
-                failure = f"answered {path} with status {status}: {_message(response)}"
+                failure = f"answered {path} with status {status}: {self._message(response)}"
                 wait = max(wait, _retry_after(response))
             if attempt < self._max_retries:
                 time.sleep(wait)
@@ -286,12 +296,26 @@ class OpenAIGenerator:
         except ValueError as error:
             raise GenerationError(
                 f"server {self._base_url} answered with something that is not JSON: "
-                f"{_one_line(response.text)[:80]!r}"
+                f"{self._hide(_one_line(response.text))[:80]!r}"
             ) from error
 
+    def _hide(self, text: str) -> str:
+        """Take the key, and pieces of it, out of words that go into a message."""
+        return redact(text, self._api_key)
 
-def _message(response: httpx.Response) -> str:
-    """Find the server's own words in a refusal, whichever dialect it speaks."""
+    def _without_key(self, text: str) -> str:
+        """Take the key as a whole out of a text that is used: a piece of it may be a word."""
+        return text.replace(self._api_key, REDACTED) if self._api_key else text
+
+    def _message(self, response: httpx.Response) -> str:
+        """Find the server's own words in a refusal, whichever dialect it speaks."""
+        # Cut last: half a key would not be known for one.
+        text = self._hide(_words(response))[:_MAX_MESSAGE_LETTERS]
+        return text or "no reason given"
+
+
+def _words(response: httpx.Response) -> str:
+    """What a refusal says, in one line."""
     try:
         content = response.json()
     except ValueError:
@@ -305,8 +329,7 @@ def _message(response: httpx.Response) -> str:
                 break
         else:
             break
-    text = _one_line(content if isinstance(content, str) else str(content))
-    return text[:_MAX_MESSAGE_LETTERS] or "no reason given"
+    return _one_line(content if isinstance(content, str) else str(content))
 
 
 def _one_line(text: str) -> str:

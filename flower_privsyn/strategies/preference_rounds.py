@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.errors import ConfigError, DataError, GenerationError, MissingExtraError
 from flower_privsyn.files import append_json_lines, located, read_json_lines, write_json
 from flower_privsyn.population import Population
@@ -109,6 +110,8 @@ class PreferenceConfig(PrivateSumConfig):
         prompt: the prompt, a bundled name or a JSON file.
         generator: causal language model that writes; a name, a path, or
             "http://host:port/v1#model" for an OpenAI-compatible server such as vLLM's.
+        generator_api_key_env: the environment variable of the ServerApp that holds the server's
+            key; the key itself is never a setting. No key is sent where the usual one is not set.
         training_model: the same model as a local folder or hub name, to train adapters on; "" for
             `generator` itself, unless that is a server.
         public_text: the samples in the prompts: "bundled", or a JSONL file with `text` and no
@@ -152,6 +155,7 @@ class PreferenceConfig(PrivateSumConfig):
     max_new_tokens: int = 85
     prompt: str = "pre-text"
     generator: str = "privsyn-lm"
+    generator_api_key_env: str = API_KEY_VARIABLE
     training_model: str = ""
     public_text: str = "bundled"
     synthetic_samples: int = 2000
@@ -166,6 +170,7 @@ class PreferenceConfig(PrivateSumConfig):
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
+        check_generator(self.generator, self.generator_api_key_env)
         for key, low in (
             ("num_prompts", 1),
             ("responses_per_prompt", 2),
@@ -317,7 +322,9 @@ class PublicSide:
                 located(config.embedding_model), precision=config.embedding_precision
             )
         if generator is None:
-            generator = load_generator(located(config.generator))
+            generator = load_generator(
+                located(config.generator), api_key_env=config.generator_api_key_env
+            )
         seeds = public_texts(
             located(config.public_text),
             tokenizer=embedder.tokenizer,

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.population import Population
@@ -75,6 +76,8 @@ class PrivateEvolutionConfig(PrivateSumConfig):
         mask_steps: how often a text is masked and filled, >= 1; 2 in PrE-Text.
         generator: causal language model that expands the survivors; a name, a path, or
             "http://host:port/v1#model" for an OpenAI-compatible server such as vLLM's.
+        generator_api_key_env: the environment variable of the ServerApp that holds the server's
+            key; the key itself is never a setting. No key is sent where the usual one is not set.
         prompt: the expansion prompt, a bundled name or a JSON file.
         expand_samples: synthetic texts to write, >= 0; 0 writes the survivors themselves.
         max_new_tokens: tokens per synthetic text, >= 1; 85 in PrE-Text.
@@ -101,6 +104,7 @@ class PrivateEvolutionConfig(PrivateSumConfig):
     mask_fraction: float = 0.3
     mask_steps: int = 2
     generator: str = "privsyn-lm"
+    generator_api_key_env: str = API_KEY_VARIABLE
     prompt: str = "pre-text"
     expand_samples: int = 2000
     max_new_tokens: int = 85
@@ -112,6 +116,7 @@ class PrivateEvolutionConfig(PrivateSumConfig):
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
+        check_generator(self.generator, self.generator_api_key_env)
         check_integer("num-candidates", self.num_candidates, low=2)
         check_number("threshold", self.threshold, low=0)
         for key in ("lookahead", "expand_samples"):
@@ -242,7 +247,9 @@ class PrivateEvolution(PrivateSumStrategy):
         if config.output != "survivors":
             load_prompt(located(config.prompt))
             if self._generator is None:
-                self._generator = load_generator(located(config.generator))
+                self._generator = load_generator(
+                    located(config.generator), api_key_env=config.generator_api_key_env
+                )
         self._seeds = public_texts(
             located(config.public_text),
             tokenizer=self._embedder.tokenizer,

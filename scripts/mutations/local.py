@@ -78,4 +78,31 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="",
         tests=("tests/test_cli.py::test_budget_under_each_relation",),
     ),
+    Mutation(
+        name="a server's refusal is quoted with the key in it",
+        file="flower_privsyn/generation/openai_backend.py",
+        before="text = self._hide(_words(response))[:_MAX_MESSAGE_LETTERS]",
+        after="text = _words(response)[:_MAX_MESSAGE_LETTERS]",
+        tests=(
+            "tests/generation/test_openai_backend.py::"
+            "test_a_key_that_a_server_quotes_is_not_passed_on",
+        ),
+    ),
+    Mutation(
+        name="a refusal is cut before the key is taken out",
+        file="flower_privsyn/generation/openai_backend.py",
+        before="text = self._hide(_words(response))[:_MAX_MESSAGE_LETTERS]",
+        after='text = _words(response)[:_MAX_MESSAGE_LETTERS].replace(self._api_key or "-", "-")',
+        tests=(
+            "tests/generation/test_openai_backend.py::"
+            "test_a_key_that_a_server_quotes_is_not_passed_on",
+        ),
+    ),
+    Mutation(
+        name="a password in the generator's address is written into the run directory",
+        file="flower_privsyn/strategies/private_evolution.py",
+        before="        check_generator(self.generator, self.generator_api_key_env)\n",
+        after="",
+        tests=("tests/test_api_key.py",),
+    ),
 )

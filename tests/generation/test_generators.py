@@ -17,10 +17,15 @@ def test_a_folder(llama: Path):
     assert generator._batch_size == 3
 
 
-def test_a_server_with_its_model():
-    generator = load_generator("http://127.0.0.1:9/v1/#owner/name", api_key="key")
+def test_a_server_with_its_model(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("THE_KEY", "key")
+    generator = load_generator("http://127.0.0.1:9/v1/#owner/name", api_key_env="THE_KEY")
     assert isinstance(generator, OpenAIGenerator)
     assert generator.name == "owner/name at http://127.0.0.1:9/v1"
+    assert generator._client.headers["Authorization"] == "Bearer key"
+    without = load_generator("http://127.0.0.1:9/v1/#owner/name")
+    assert isinstance(without, OpenAIGenerator)
+    assert "Authorization" not in without._client.headers
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")

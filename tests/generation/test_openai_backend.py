@@ -158,6 +158,28 @@ def test_prompts_samples_and_seeds(server: Server, generator: OpenAIGenerator):
     assert generator.generate([], sampling=SAMPLING) == []
 
 
+@pytest.mark.parametrize("status", [401, 404, 500])
+def test_a_key_that_a_server_quotes_is_not_passed_on(server: Server, status: int):
+    key = "sk-proj-Q7v2pLr9wXe4TzN8"
+    for answer in (
+        {"error": {"message": f"Incorrect API key provided: {key}"}},
+        {"error": {"message": "x" * 290 + key}},  # the cut goes through it
+        f"<html>{key}</html>".encode(),
+    ):
+        server.misbehave = lambda path, body, number, answer=answer: (status, answer)
+        generator = OpenAIGenerator(server.url, "tiny", api_key=key, max_retries=0)
+        with pytest.raises(GenerationError, match=f"status {status}") as refused:
+            generator.generate(["a"], sampling=SAMPLING)
+        pieces = [key[start : start + 6] for start in range(len(key) - 5)]
+        assert not [piece for piece in pieces if piece in str(refused.value)]
+    server.misbehave = lambda path, body, number: (200, f"no JSON {key}".encode())
+    with pytest.raises(GenerationError, match=r"not JSON: 'no JSON \[api key\]'"):
+        generator.generate(["a"], sampling=SAMPLING)
+    text = {"choices": [{"index": 0, "text": f"a text with {key}, and pLr9wX"}]}
+    server.misbehave = lambda path, body, number: (200, text)
+    assert generator.generate(["a"], sampling=SAMPLING) == [["a text with [api key], and pLr9wX"]]
+
+
 def test_what_is_asked_of_the_server(server: Server):
     generator = OpenAIGenerator(
         server.url + "/", "tiny", api_key="secret", extra_parameters={"top_k": -1}

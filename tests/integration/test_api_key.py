@@ -1,0 +1,85 @@
+"""A real run with a generation server that answers 401 and quotes the key."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.generation.test_openai_backend import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "sk-proj-Q7v2pLr9wXe4TzN8"
+
+
+def holding(folder: Path, key: bytes) -> list[Path]:
+    """The files below a folder that hold the key, in clear."""
+    return [path for path in folder.rglob("*") if path.is_file() and key in _bytes(path)]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # gone, or of another user
+        return b""
+
+
+def test_no_file_and_no_message_holds_the_key(tmp_path: Path) -> None:
+    server = Server()
+    found: list[Path] = []
+    shown: list[str] = []
+    databases: list[Path] = []
+
+    def refuse(path: str, body: dict[str, Any], number: int) -> tuple[int, dict[str, Any]]:
+        # While the run is alive: Flower's folder is removed at its end.
+        for folder in (tmp_path, *Path("/tmp").glob("privsyn-*")):  # the second holds Ray's logs
+            found.extend(holding(folder, KEY.encode()))
+        databases.extend((tmp_path / "run").rglob("state.db"))
+        shown.extend(
+            part
+            for process in Path("/proc").glob("[0-9]*/cmdline")
+            for part in _read(process).split("\0")
+            if KEY in part
+        )
+        return 401, {"error": {"message": f"Incorrect API key provided: {KEY}. {KEY[:11]}***"}}
+
+    server.misbehave = refuse
+    try:
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "flower_privsyn.cli",
+                "run", str(ROOT / "examples/quickstart"),
+                "--run-dir", str(tmp_path / "run"), "--set", "num-nodes=1",
+                "--set", f"generator={server.url}", "--set", "generator-api-key-env=TEST_KEY",
+            ],
+            env={**os.environ, "TEST_KEY": KEY, "HOME": str(tmp_path / "home"),
+                 "TMPDIR": str(tmp_path)},
+            cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+    finally:
+        server.close()
+    assert server.requests, done.stderr
+    assert {headers["Authorization"] for _, _, headers in server.requests} == {f"Bearer {KEY}"}
+    assert done.returncode != 0
+    assert "with status 401: Incorrect API key provided: [api key]. [api key]***" in done.stderr
+    assert databases
+    assert found == []
+    assert shown == []
+    assert holding(tmp_path, KEY.encode()) == []
+    assert KEY[:11] not in done.stdout + done.stderr
+    run = tmp_path / "run"
+    assert [path for path in run.rglob("*") if path.is_file() and b"TEST_KEY" in path.read_bytes()]
+    told = subprocess.run(
+        [sys.executable, "-m", "flower_privsyn.cli", "inspect", str(run)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert KEY[:11] not in told.stdout + told.stderr
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
