@@ -101,6 +101,15 @@ def test_no_release_says_that_the_canary_is_there(name: str, noise: str) -> None
         to_grid("released", values)
 
 
+def test_no_release_of_wide_noise_does() -> None:
+    """Where 2^-53 of a turn is more than a step of the grid."""
+    mechanism = GaussianMechanism(noise_multiplier=2.0**24, l2_sensitivity=1.0)
+    present = (np.full(20_000, 41.0), np.full(20_000, 3.0))
+    absent = (np.full(20_000, 40.0), np.full(20_000, 3.0))
+    released = halves(mechanism.release(np.concatenate(present), random=SecureRandom()))
+    assert refuted(released, present, absent, 2.0**24) == 0
+
+
 CORRELATIONS: dict[str, Factorisation] = {
     "banded": BandedToeplitz(rounds=3, coefficients=(1.0, 0.5, 0.375)),
     "buffers": BufferedLinearToeplitz(rounds=3, scales=(0.4, 0.1), decays=(0.9, 0.5)),
@@ -110,13 +119,14 @@ CORRELATIONS: dict[str, Factorisation] = {
 
 
 @pytest.mark.parametrize("name", CORRELATIONS)
-def test_no_round_of_correlated_noise_does(name: str) -> None:
+@pytest.mark.parametrize("multiplier", [3.3, 2.0**24])
+def test_no_round_of_correlated_noise_does(name: str, multiplier: float) -> None:
     query, broadcast = QUERIES["model delta"]
     present, absent = two_coordinates(query, broadcast)
     present = (present[0][:20_000], present[1][:20_000])
     absent = (absent[0][:20_000], absent[1][:20_000])
     correlation = Correlation.create(CORRELATIONS[name], Participation(rounds=3))
-    mechanism = GaussianMechanism(noise_multiplier=3.3, l2_sensitivity=query.clip_norm)
+    mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=query.clip_norm)
     stream = CorrelatedNoise(correlation, random=SecureRandom())
     for number in (1, 2, 3):
         stream.prepare(number, 40_000)
@@ -125,7 +135,7 @@ def test_no_round_of_correlated_noise_does(name: str) -> None:
         assert refuted(released, present, absent, std) == 0
         for values in released:
             steps = to_grid("released", values)
-            # No pattern below the tenth bit, in no round.
+            # No pattern in the last digits of any round.
             counts = np.bincount(steps & 255, minlength=256)
             assert stats.power_divergence(counts, lambda_="log-likelihood").pvalue > 1e-6
 

@@ -28,6 +28,7 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
 from flower_privsyn.privacy import InsecureRandom, PrivacyLedger
+from flower_privsyn.privacy.grid import to_grid
 from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
 from flower_privsyn.strategies import PrivateSumConfig, PrivateSumStrategy, ReleasedSum
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
@@ -203,6 +204,42 @@ class TestNoise:
         assert len(releases(tmp_path / "run")) == 2
 
 
+class TestTheGrid:
+    def test_sums_that_may_leave_the_exact_numbers_are_refused_before_anybody_is_asked(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config(noise_multiplier=1.0, max_samples=2**22))
+        with pytest.raises(
+            ConfigError, match=r"for 6 users lets the sum reach 2.*choose a smaller"
+        ):
+            strategy.start(federation(make_users(6)))
+        assert [line["event"] for line in lines(tmp_path / "run/ledger.jsonl")] == ["opened"]
+
+    def test_a_node_refuses_them_whatever_the_server_says(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("flower_privsyn.strategies.private_sum.LARGEST_SUM", math.inf)
+        strategy = Probe(config(noise_multiplier=1.0, max_samples=2**22, num_rounds=1))
+        strategy.start(federation(make_users(6)))
+        refused = f"error code {int(wire.ClientErrorCode.BAD_REQUEST)}"
+        assert sum(line.get(refused, 0) for line in lines(tmp_path / "run/metrics.jsonl")) == 2
+        assert not any(release.num_users for release in strategy.released)
+
+    def test_releases_are_multiples_of_the_grid_for_the_owner_alone(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config(noise_multiplier=1.0, num_rounds=1))
+        strategy.start(federation(make_users(6)))
+        path = tmp_path / "run/rounds/0001/release.npy"
+        assert path.stat().st_mode & 0o777 == 0o600
+        steps = to_grid("the release", np.load(path))
+        assert len(np.unique(steps & 1023)) > 10  # noise has all digits, and no more
+
+
 class TestLedgerComesFirst:
     def test_line_is_on_disk_before_the_release_is_used(
         self, federation: Builder, config: Builder, tmp_path: Path
@@ -294,6 +331,8 @@ class TestMisbehavingNodes:
             (np.zeros(20), -1, "absurd head-count"),
             (np.zeros(20), 10**9, "absurd head-count"),
             (np.full(20, 1e6), 6, "outside the bound of its head-count"),
+            (np.full(20, 0.1), 6, "off the grid"),
+            (np.full(20, 2.0**-31), 6, "off the grid"),
         ],
     )
     def test_bad_answers_are_counted_and_left_out(

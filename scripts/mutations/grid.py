@@ -1,0 +1,104 @@
+"""Mistakes in how sums and noise are represented."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+PRIVACY = "flower_privsyn/privacy"
+GRID_TESTS = "tests/privacy/test_grid.py"
+LAW_TESTS = "tests/privacy/test_rounded_normal.py"
+RUN_TESTS = (
+    "tests/strategies/test_private_evolution.py",
+    "tests/strategies/test_popri.py",
+    "tests/strategies/test_kernel_sketch.py",
+    "tests/strategies/test_dp_fedavg.py",
+)
+
+#: Two normal variates from 106 random bits.
+_FLOATS = """
+        pairs = (len(steps) + 1) // 2
+        bits = random.uint64(2 * pairs) >> np.uint64(11)
+        radius = np.sqrt(-2.0 * np.log((bits[:pairs].astype(np.float64) + 1.0) * 2.0**-53))
+        angle = (2.0 * np.pi * 2.0**-53) * bits[pairs:].astype(np.float64)
+        draws = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[: len(steps)]
+"""
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="noise of floats, not rounded",
+        file=f"{PRIVACY}/mechanisms.py",
+        before="        return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
+        after=_FLOATS + "        return (steps * GRID + scale * draws) * STEPS\n",
+        tests=(f"{GRID_TESTS}::test_no_release_says_that_the_canary_is_there",),
+    ),
+    Mutation(
+        name="noise of floats, not rounded, in the bins of a histogram",
+        file=f"{PRIVACY}/mechanisms.py",
+        before="        return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
+        after=_FLOATS + "        return (steps * GRID + scale * draws) * STEPS\n",
+        tests=(f"{GRID_TESTS}::test_raw_bins_are_read_no_better_than_an_ideal_gaussian_allows",),
+    ),
+    Mutation(
+        name="noise of floats, not rounded, in the files of runs",
+        file=f"{PRIVACY}/mechanisms.py",
+        before="        return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
+        after=_FLOATS + "        return (steps * GRID + scale * draws) * STEPS\n",
+        tests=RUN_TESTS,
+    ),
+    Mutation(
+        name="noise of floats, rounded",
+        file=f"{PRIVACY}/mechanisms.py",
+        before="        return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
+        after=_FLOATS + "        return steps + np.rint(scale * STEPS * draws).astype(np.int64)\n",
+        tests=(GRID_TESTS,),
+    ),
+    Mutation(
+        name="the last bits of the noise are zero",
+        file=f"{PRIVACY}/rounded_normal.py",
+        before="    return rounded * sign\n",
+        after="    return rounded * sign & ~3\n",
+        tests=(GRID_TESTS, LAW_TESTS),
+    ),
+    Mutation(
+        name="the tails of the noise end at 64 bits",
+        file=f"{PRIVACY}/rounded_normal.py",
+        before="int(sum(weights[j:]) / total * 2**128)",
+        after="(int(sum(weights[j:]) / total * 2**64) << 64)",
+        tests=(f"{LAW_TESTS}::test_every_number_within_twelve_standard_deviations_is_reached",),
+    ),
+    Mutation(
+        name="correlated noise without its last part",
+        file=f"{PRIVACY}/correlated_noise.py",
+        before="        parts += self._random.rounded_normal(math.ldexp(last, bits), size)\n",
+        after="",
+        tests=(f"{GRID_TESTS}::test_no_round_of_correlated_noise_does",),
+    ),
+    Mutation(
+        name="scores of all candidates off the grid",
+        file="flower_privsyn/queries/similarity.py",
+        before="        return np.asarray(np.rint(scores) * GRID)\n",
+        after="        return np.asarray(scores * GRID)\n",
+        tests=(f"{GRID_TESTS}::test_no_release_says_that_the_canary_is_there",),
+    ),
+    Mutation(
+        name="an answer off the grid is added up",
+        file="flower_privsyn/wire.py",
+        before="    if not np.array_equal(np.rint(total * STEPS), total * STEPS):\n",
+        after="    if False:\n",
+        tests=("tests/strategies/test_private_sum.py::TestMisbehavingNodes",),
+    ),
+    Mutation(
+        name="sums beyond what is exact",
+        file="flower_privsyn/strategies/private_sum.py",
+        before="    if largest > LARGEST_SUM:\n",
+        after="    if False:\n",
+        tests=("tests/strategies/test_private_sum.py::TestTheGrid",),
+    ),
+    Mutation(
+        name="anybody may read the releases",
+        file="flower_privsyn/files.py",
+        before="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
+        after="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)",
+        tests=("tests/strategies/test_private_sum.py::TestTheGrid",),
+    ),
+)
