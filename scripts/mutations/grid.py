@@ -71,7 +71,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{PRIVACY}/correlated_noise.py",
         before="        parts += self._random.rounded_normal(math.ldexp(last, bits), size)\n",
         after="",
-        tests=(f"{GRID_TESTS}::test_no_round_of_correlated_noise_does",),
+        tests=(f"{GRID_TESTS}::test_the_last_digits_of_correlated_noise_are_fair",),
     ),
     Mutation(
         name="scores of all candidates off the grid",

@@ -133,10 +133,19 @@ def test_no_round_of_correlated_noise_does(name: str, multiplier: float) -> None
         released = halves(mechanism.release(np.concatenate(present), random=stream))
         std = mechanism.standard_deviation * stream.deviation(number)
         assert refuted(released, present, absent, std) == 0
-        for values in released:
-            steps = to_grid("released", values)
-            # No pattern in the last digits of any round.
-            counts = np.bincount(steps & 255, minlength=256)
+
+
+@pytest.mark.parametrize("name", CORRELATIONS)
+@pytest.mark.parametrize("std", [2.0**28, 3.3 * 2.0**30, 2.0**55])
+def test_the_last_digits_of_correlated_noise_are_fair(name: str, std: float) -> None:
+    """In every round, also where a float64 of that size has none."""
+    correlation = Correlation.create(CORRELATIONS[name], Participation(rounds=3))
+    stream = CorrelatedNoise(correlation, random=InsecureRandom(12))
+    for number in (1, 2, 3):
+        stream.prepare(number, 40_000)
+        steps = stream.rounded_normal(std, 40_000)
+        for shift in (0, 6):
+            counts = np.bincount((steps >> shift) & 255, minlength=256)
             assert stats.power_divergence(counts, lambda_="log-likelihood").pvalue > 1e-6
 
 
