@@ -510,6 +510,7 @@ class TestSketch:
     def of(self, private: np.ndarray, *, std: float = 0.0, seed: int = 0) -> Sketch:
         total = features(private, query=self.query).astype(np.float64).sum(axis=0)
         noise = np.random.default_rng(seed).normal(0.0, std, len(total)) if std else 0.0
+        noise = np.rint(noise * 2.0**30) / 2.0**30
         return Sketch(
             query=self.query, total=total + noise, num_users=float(len(private)), noise_std=std
         )
