@@ -14,6 +14,7 @@ from flwr.app import Message
 
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.population import Population
+from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import KernelMean, features, mean_features
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.strategies import KernelSketch, KernelSketchConfig, Sketch
@@ -510,10 +511,8 @@ class TestSketch:
     def of(self, private: np.ndarray, *, std: float = 0.0, seed: int = 0) -> Sketch:
         total = features(private, query=self.query).astype(np.float64).sum(axis=0)
         noise = np.random.default_rng(seed).normal(0.0, std, len(total)) if std else 0.0
-        noise = np.rint(noise * 2.0**30) / 2.0**30
-        return Sketch(
-            query=self.query, total=total + noise, num_users=float(len(private)), noise_std=std
-        )
+        total = np.rint((total + noise) / GRID) * GRID
+        return Sketch(query=self.query, total=total, num_users=float(len(private)), noise_std=std)
 
     def test_herding_is_the_greedy_choice(self) -> None:
         private = np.concatenate(clusters(1, (30, 10)))
