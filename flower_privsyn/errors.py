@@ -27,6 +27,10 @@ class BudgetExceededError(PrivsynError):
     """A release would cost more than the privacy budget has left."""
 
 
+class NotAllowedError(PrivsynError):
+    """The owner of a node does not allow what a server asks of it."""
+
+
 class LedgerError(PrivsynError):
     """The privacy ledger is damaged, locked by another process, or used out of order."""
 

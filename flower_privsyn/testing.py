@@ -28,6 +28,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from flower_privsyn.node import simulated
 from flower_privsyn.queries import Broadcast, Cohort, Query
 
 RUN_ID = 1
@@ -60,6 +61,9 @@ class LoopbackGrid(Grid):
         node_configs: in place of the numbered partitions, one mapping per node.
         tamper: called with (request, reply) and returns the replies to deliver, so that a test can
             lose, change or repeat them.
+        is_simulation: whether the nodes are one person's, as under `flwr run`; else each has an
+            owner, with a policy and an account.
+        run_id: of every node's context.
 
     Attributes:
         requests: every message sent, in order.
@@ -75,6 +79,8 @@ class LoopbackGrid(Grid):
         run_config: Mapping[str, Any] | None = None,
         node_configs: Sequence[Mapping[str, Any]] | None = None,
         tamper: Callable[[Message, Message], list[Message]] | None = None,
+        is_simulation: bool = True,
+        run_id: int = RUN_ID,
     ) -> None:
         configs = node_configs or [
             {"partition-id": index, "num-partitions": num_nodes} for index in range(num_nodes)
@@ -82,7 +88,7 @@ class LoopbackGrid(Grid):
         self._client_app = client_app
         self._contexts = {
             index + 1: Context(
-                run_id=RUN_ID,
+                run_id=run_id,
                 node_id=index + 1,
                 node_config=dict(config),
                 state=RecordDict(),
@@ -91,6 +97,7 @@ class LoopbackGrid(Grid):
             for index, config in enumerate(configs)
         }
         self._tamper = tamper
+        self._simulated = is_simulation
         self.requests: list[Message] = []
         self.replies: list[Message] = []
         self.most_under_way = 0
@@ -131,7 +138,8 @@ class LoopbackGrid(Grid):
             self._under_way.add(name)
             self.most_under_way = max(self.most_under_way, len(self._under_way))
             context = self._contexts[message.metadata.dst_node_id]
-            reply = self._client_app(message, context)
+            with simulated(self._simulated):
+                reply = self._client_app(message, context)
             for delivered in [reply] if self._tamper is None else self._tamper(message, reply):
                 answered = delivered.metadata.reply_to_message_id
                 self._arrived.setdefault(answered, []).append(delivered)

@@ -7,25 +7,36 @@ error code from a fixed list; `unpack_*` refuse anything more.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from flower_privsyn.privacy import GaussianMechanism, Sampling, mechanism_from_dict
+from flower_privsyn.node import Plan
+from flower_privsyn.privacy import (
+    Correlation,
+    GaussianMechanism,
+    NeighboringRelation,
+    Sampling,
+    mechanism_from_dict,
+    participation_of,
+)
 from flower_privsyn.privacy.grid import STEPS
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.shared_array import SharedArray, content_digest
 
-PROTOCOL = 1
+PROTOCOL = 2
 PREPARE = "query.prepare"
 
 _REQUEST = "privsyn.request"
@@ -51,6 +62,7 @@ class ClientErrorCode(IntEnum):
     DATA_UNAVAILABLE = 1002
     EMBEDDER_UNAVAILABLE = 1003
     UNKNOWN_QUERY = 1004
+    NOT_ALLOWED = 1005
 
 
 #: The fixed sentence of each code: the only error text that leaves a client.
@@ -60,6 +72,7 @@ CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
     ClientErrorCode.DATA_UNAVAILABLE: "the node's text could not be loaded; its own log says why",
     ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's model could not be loaded",
     ClientErrorCode.UNKNOWN_QUERY: "the client app does not answer every question of the run",
+    ClientErrorCode.NOT_ALLOWED: "the node's owner does not allow this question",
 }
 
 
@@ -126,8 +139,11 @@ class Ask:
         sampling: who takes part.
         sampling_key: fresh random key of the users' coins in this round.
         sample_count: users this node draws under fixed-size sampling; -1 otherwise.
+        mechanism: the noise of the whole sum, which the node charges to its own account.
+        num_rounds: rounds of the whole run.
+        relation: neighbouring relation that the run claims.
+        correlation: for correlated noise, the rounds that this one belongs to.
         noise: "central" (the server adds it) or "shares" (every user adds a share).
-        mechanism: for "shares": the noise of the whole sum.
         shares_required: for "shares": how many shares make up the whole variance.
     """
 
@@ -137,9 +153,12 @@ class Ask:
     data: DataRequest
     sampling: Sampling
     sampling_key: bytes
+    mechanism: GaussianMechanism
+    num_rounds: int
+    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+    correlation: Correlation | None = None
     sample_count: int = -1
     noise: Literal["central", "shares"] = "central"
-    mechanism: GaussianMechanism | None = None
     shares_required: int = 0
 
 
@@ -176,26 +195,55 @@ class Traffic:
     bytes_up: int
 
 
-def pack_prepare(data: DataRequest, *, queries: Sequence[str] = ()) -> RecordDict:
+def pack_prepare(data: DataRequest, *, plan: Plan | None = None) -> RecordDict:
     """Request of the preparation phase: load, embed, report the roster.
 
     Args:
         data: how the node is to make its records.
-        queries: names of all questions that the run may ask, so that a node which does not know
-            one says so before anything is spent.
+        plan: what the run may ask and what it costs, so that a node that does not know a question,
+            or whose owner does not allow it, says so before anything is spent.
     """
+    plan = plan or Plan()
     record = _request_record(data)
-    record["queries"] = list(queries)
+    record["queries"] = list(plan.queries)
+    record["num-rounds"] = plan.num_rounds
+    record["relation"] = plan.relation.value
+    record["clip-norm"] = plan.clip_norm
+    record["releases"] = plan.releases
+    record["noise-multiplier"] = json.dumps(plan.noise_multiplier)
+    record["sampling"] = json.dumps(plan.sampling.to_dict() if plan.sampling else None)
+    record["stream"] = plan.stream
     return RecordDict({_REQUEST: record})
 
 
-def unpack_prepare(message: Message) -> tuple[DataRequest, tuple[str, ...]]:
+def unpack_prepare(message: Message) -> tuple[DataRequest, Plan]:
     """Read a preparation request on a node: how to make records, and what will be asked."""
     record = _config(message, _REQUEST)
     data, queries = _data_request(record), record.get("queries")
     if not isinstance(queries, list) or not all(isinstance(name, str) for name in queries):
         raise WireError("the request does not name its questions")
-    return data, tuple(map(str, queries))
+    try:
+        multiplier = json.loads(str(record["noise-multiplier"]))
+        sampling = json.loads(str(record["sampling"]))
+        plan = Plan(
+            queries=tuple(map(str, queries)),
+            num_rounds=int(record["num-rounds"]),  # type: ignore[arg-type]
+            clip_norm=float(record["clip-norm"]),  # type: ignore[arg-type]
+            releases=int(record["releases"]),  # type: ignore[arg-type]
+            noise_multiplier=None if multiplier is None else float(multiplier),
+            relation=NeighboringRelation(str(record["relation"])),
+            sampling=None if sampling is None else Sampling.from_dict(sampling),
+            stream=str(record["stream"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError("the request's plan cannot be read") from error
+    if (
+        not math.isfinite(plan.clip_norm)
+        or not 0 <= plan.releases <= plan.num_rounds
+        or not 0.0 <= (plan.noise_multiplier or 0.0) < math.inf
+    ):
+        raise WireError("the request's plan holds an absurd number")
+    return data, plan
 
 
 def pack_roster(roster: Roster) -> RecordDict:
@@ -272,7 +320,10 @@ def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
     record["sampling-key"] = ask.sampling_key
     record["sample-count"] = ask.sample_count
     record["noise"] = ask.noise
-    record["mechanism"] = json.dumps(ask.mechanism.to_dict() if ask.mechanism else None)
+    record["mechanism"] = json.dumps(ask.mechanism.to_dict())
+    record["num-rounds"] = ask.num_rounds
+    record["relation"] = ask.relation.value
+    record["correlation"] = json.dumps(ask.correlation.to_dict() if ask.correlation else None)
     record["shares-required"] = ask.shares_required
     return RecordDict(
         {_REQUEST: record, _QUERY: ConfigRecord(ask.query.to_wire()), _BROADCAST: broadcast}  # type: ignore[arg-type]
@@ -280,7 +331,7 @@ def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
 
 
 def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
-    """Read one round's request on a node."""
+    """Read one round's request on a node, and check that what it claims can be true."""
     record = _config(message, _REQUEST)
     arrays = message.content.array_records.get(_BROADCAST)
     if arrays is None:
@@ -291,8 +342,7 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
     if noise not in ("central", "shares"):
         raise WireError("the request's noise placement is unknown")
     try:
-        mechanism = json.loads(str(record["mechanism"]))
-        return Ask(
+        ask = Ask(
             round_number=int(record["round"]),  # type: ignore[arg-type]
             query=query_class.from_wire(dict(_config(message, _QUERY))),
             broadcast=read_broadcast(arrays),
@@ -301,11 +351,58 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
             sampling_key=bytes(record["sampling-key"]),  # type: ignore[arg-type]
             sample_count=int(record["sample-count"]),  # type: ignore[arg-type]
             noise=noise,  # type: ignore[arg-type]
-            mechanism=None if mechanism is None else mechanism_from_dict(mechanism),
+            mechanism=mechanism_from_dict(json.loads(str(record["mechanism"]))),
+            num_rounds=int(record["num-rounds"]),  # type: ignore[arg-type]
+            relation=NeighboringRelation(str(record["relation"])),
+            correlation=_correlation(str(record["correlation"])),
             shares_required=int(record["shares-required"]),  # type: ignore[arg-type]
         )
+        _check_claim(ask)
     except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, WireError):
+            raise
         raise WireError("the request cannot be read") from error
+    return ask
+
+
+@lru_cache(maxsize=8)
+def _correlation(description: str) -> Correlation | None:
+    """Read a correlation; its sensitivity is computed once in a process."""
+    values = json.loads(description)
+    return None if values is None else Correlation.from_dict(values)
+
+
+def _check_claim(ask: Ask) -> None:
+    """Refuse a request whose noise is not stated for its own question, round and sampling."""
+    if ask.mechanism.l2_sensitivity < ask.query.clip_norm * (1 - 1e-9):
+        raise WireError("the request's sensitivity is below its query's clip norm")
+    if not 1 <= ask.round_number <= ask.num_rounds:
+        raise WireError("the request's round is none of the run's")
+    if (ask.noise == "shares") != (ask.shares_required > 0):
+        raise WireError("the request asks for noise shares without saying of how many")
+    if ask.correlation is not None:
+        ask.correlation.step(ask.round_number)
+        pattern = ask.correlation.participation
+        if ask.noise != "central":
+            raise WireError("the request asks for shares of correlated noise")
+        if participation_of(ask.sampling, rounds=pattern.rounds) != pattern:
+            raise WireError("the request's sampling is not what its correlation is accounted for")
+
+
+def request_digest(message: Message) -> str:
+    """Digest of everything a request holds; two requests with one digest ask the same."""
+    total = hashlib.blake2b(digest_size=16)
+    for name, record in sorted(message.content.items()):
+        if isinstance(record, ArrayRecord):
+            parts = {key: content_digest(record[key]).hex() for key in record}
+        else:
+            parts = {"": hashlib.blake2b(_plain_bytes(record), digest_size=16).hexdigest()}
+        total.update(json.dumps([name, sorted(parts.items())]).encode())
+    return total.hexdigest()
+
+
+def _plain_bytes(record: Any) -> bytes:
+    return repr(sorted((key, record[key]) for key in record)).encode()
 
 
 def pack_answer(answer: Answer) -> RecordDict:

@@ -9,7 +9,17 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_privsyn import wire
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism, PoissonSampling
+from flower_privsyn.node import Plan
+from flower_privsyn.privacy import (
+    BandedToeplitz,
+    Correlation,
+    CyclicSampling,
+    FullParticipation,
+    GaussianMechanism,
+    NeighboringRelation,
+    Participation,
+    PoissonSampling,
+)
 from flower_privsyn.queries import NearestNeighborHistogram
 
 DATA = wire.DataRequest(
@@ -35,6 +45,8 @@ def ask(**changes: Any) -> wire.Ask:
         "data": DATA,
         "sampling": PoissonSampling(rate=0.25, population=40),
         "sampling_key": b"k" * 32,
+        "mechanism": GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0),
+        "num_rounds": 6,
         **changes,
     }
     return wire.Ask(**values)
@@ -62,14 +74,80 @@ class TestRequests:
         )  # fmt: skip
 
     def test_preparation_arrives(self) -> None:
-        assert wire.unpack_prepare(message(wire.pack_prepare(DATA), wire.PREPARE)) == (DATA, ())
-        named = wire.pack_prepare(DATA, queries=["kernel_mean"])
-        assert wire.unpack_prepare(message(named, wire.PREPARE)) == (DATA, ("kernel_mean",))
+        assert wire.unpack_prepare(message(wire.pack_prepare(DATA), wire.PREPARE)) == (
+            DATA, Plan(),
+        )  # fmt: skip
+        plan = Plan(
+            queries=("kernel_mean",),
+            num_rounds=7,
+            clip_norm=1.5,
+            releases=4,
+            noise_multiplier=0.7,
+            relation=NeighboringRelation.REPLACE_ONE,
+            sampling=PoissonSampling(rate=0.25, population=40),
+            stream="ab" * 16,
+        )
+        told = wire.pack_prepare(DATA, plan=plan)
+        assert wire.unpack_prepare(message(told, wire.PREPARE)) == (DATA, plan)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [("releases", 8), ("noise-multiplier", "-1.0"), ("clip-norm", float("inf")),
+         ("relation", "friends"), ("queries", "kernel_mean")],
+    )  # fmt: skip
+    def test_an_absurd_plan_is_refused(self, key: str, value: object) -> None:
+        content = wire.pack_prepare(DATA, plan=Plan(num_rounds=7))
+        content.config_records["privsyn.request"][key] = value  # type: ignore[assignment]
+        with pytest.raises(wire.WireError):
+            wire.unpack_prepare(message(content, wire.PREPARE))
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"mechanism": GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=0.5)},
+            {"num_rounds": 3},
+            {"noise": "shares"},
+            {"shares_required": 3},
+        ],
+    )
+    def test_a_claim_that_cannot_be_true_is_refused(self, changes: dict[str, Any]) -> None:
+        """Else a node's own account would be charged for less than it answers."""
+        sent = ask(**changes)
+        content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
+        with pytest.raises(wire.WireError):
+            wire.unpack_ask(message(content), NearestNeighborHistogram)
+
+    def test_correlated_rounds_arrive_with_their_pattern(self) -> None:
+        rounds = Participation(rounds=6)
+        correlation = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)), rounds)
+        sent = ask(correlation=correlation, sampling=FullParticipation(population=40))
+        record = wire.broadcast_record(sent.broadcast, precision="float32")
+        got = wire.unpack_ask(message(wire.pack_ask(sent, record)), NearestNeighborHistogram)
+        assert got.correlation == correlation
+        turns = CyclicSampling(groups=2, rounds=6, salt="0" * 32).of_round(4)
+        other = wire.pack_ask(ask(correlation=correlation, sampling=turns), record)
+        with pytest.raises(wire.WireError, match="accounted"):
+            wire.unpack_ask(message(other), NearestNeighborHistogram)
+
+    def test_a_digest_changes_with_everything_that_is_asked(self) -> None:
+        record = wire.broadcast_record(ask().broadcast, precision="float32")
+        asked = [
+            ask(), ask(round_number=5), ask(sampling_key=b"j" * 32),
+            ask(sampling=FullParticipation()),
+            ask(query=NearestNeighborHistogram(max_samples=4, clip="l2")),
+        ]  # fmt: skip
+        digests = [wire.request_digest(message(wire.pack_ask(each, record))) for each in asked]
+        other = wire.broadcast_record(
+            {"candidates": np.eye(3, dtype=np.float32)[::-1]}, precision="float32"
+        )
+        digests.append(wire.request_digest(message(wire.pack_ask(ask(), other))))
+        assert len(set(digests)) == 6
+        assert wire.request_digest(message(wire.pack_ask(ask(), record))) == digests[0]
 
     @pytest.mark.parametrize(
         ("key", "value"),
         [
-            ("protocol", 2),
+            ("protocol", 1),
             ("query", "similarity"),
             ("noise", "none"),
             ("sampling", "{}"),

@@ -37,8 +37,15 @@ from flower_privsyn.client_apps.records import (
 )
 from flower_privsyn.data import Samples, Users, load_configured
 from flower_privsyn.embedding import Embedder, RecordStore, load_embedder
-from flower_privsyn.errors import ConfigError, DataError, PrivsynError
+from flower_privsyn.errors import (
+    ConfigError,
+    DataError,
+    LedgerError,
+    NotAllowedError,
+    PrivsynError,
+)
 from flower_privsyn.files import WORKING_DIRECTORY, located
+from flower_privsyn.node import Charge, NodeGuard, in_simulation
 from flower_privsyn.privacy import RandomSource, SecureRandom
 from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.queries import QUERIES, Cohort, Query, TrainableModel
@@ -195,6 +202,13 @@ def _guarded(
         return reply
     except _ClientError as error:
         return wire.error_reply(error.code, message)
+    except NotAllowedError as error:
+        # Our own sentences: what was asked, what is allowed, and what public runs have spent.
+        logger.error("%s", error)
+        return wire.error_reply(wire.ClientErrorCode.NOT_ALLOWED, message)
+    except LedgerError as error:
+        logger.error("%s", error)
+        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)
     except wire.WireError as error:
         logger.error("request refused: %s", error)
         return wire.error_reply(wire.ClientErrorCode.BAD_REQUEST, message)
@@ -208,6 +222,14 @@ def _guarded(
             exc_info=bool(os.environ.get("PRIVSYN_CLIENT_TRACEBACK")),
         )
         return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)
+
+
+def _guard(context: Context) -> NodeGuard:
+    """The owner's word; a node whose policy cannot be used answers nothing."""
+    try:
+        return NodeGuard.of(context.node_config)
+    except ConfigError as error:
+        raise NotAllowedError(str(error)) from None
 
 
 def users_of_node(context: Context) -> Users:
@@ -329,8 +351,8 @@ class _Node:
 
     def prepare(self, message: Message, context: Context) -> Message:
         """Load the node's text and what answers are made with; report the roster."""
-        data, queries = wire.unpack_prepare(message)
-        if unknown := sorted(set(queries) - self._known_queries()):
+        data, plan = wire.unpack_prepare(message)
+        if unknown := sorted(set(plan.queries) - self._known_queries()):
             logger.error(
                 "the run asks %s, which this client app does not answer: install the server's "
                 "flower-privsyn here%s",
@@ -338,7 +360,9 @@ class _Node:
                 "" if self._trainer else ", or serve flower_privsyn.client_apps.training:app",
             )
             raise _ClientError(wire.ClientErrorCode.UNKNOWN_QUERY)
-        prepared = self._prepared(data, context)
+        guard = _guard(context)
+        guard.check_plan(plan, context.run_id)
+        prepared = self._prepared(data, context, guard)
         roster = wire.Roster(
             num_users=len(prepared.user_ids),
             embedder=prepared.fingerprint,
@@ -359,7 +383,10 @@ class _Node:
             raise wire.WireError(str(error)) from None
         if (ask.query.records == "updates") != (ask.data.trains is not None):
             raise wire.WireError(f"{ask.query.name} is not asked about {ask.query.records}")
-        prepared = self._prepared(ask.data, context)
+        guard = _guard(context)
+        charge = self._charge(ask, message, context, guard)
+        guard.check(charge)
+        prepared = self._prepared(ask.data, context, guard)
         _dealt.forget()
         try:
             ask.query.check(ask.broadcast, dimension=prepared.dimension)
@@ -378,18 +405,51 @@ class _Node:
         for cohort in prepared.records.cohorts(ask, chosen):
             total += answer_of(ask.query, cohort, ask.broadcast)
         if ask.noise == "shares":
-            if ask.mechanism is None:
-                raise wire.WireError("the request asks for noise shares without saying of what")
             total = ask.mechanism.share(
                 total,
                 num_shares=num_users,
                 of=ask.shares_required,
                 random=self._random,
             )
+        # On the node's disk before anything leaves; what never leaves stays charged.
+        guard.charge(charge)
         answer = wire.Answer(total=total, num_users=num_users)
         return wire.reply(wire.pack_answer(answer), message)
 
-    def _prepared(self, request: wire.DataRequest, context: Context) -> _Prepared:
+    def _charge(
+        self, ask: wire.Ask, message: Message, context: Context, guard: NodeGuard
+    ) -> Charge:
+        """What an answer is charged as in the node's own account."""
+        config = context.node_config
+        dealt = "partition-id" in config and "num-partitions" in config
+        if not in_simulation():
+            # Whether another recipe deals its users, only its author knows.
+            dealt = dealt and self._load is users_of_node and "data" not in config
+        return Charge(
+            server=guard.server,
+            run=context.run_id,
+            node=context.node_id,
+            partition=(int(config["partition-id"]), int(config["num-partitions"]))
+            if dealt
+            else None,
+            round_number=ask.round_number,
+            num_rounds=ask.num_rounds,
+            query=ask.query.name,
+            question=wire.request_digest(message),
+            clip_norm=ask.query.clip_norm,
+            mechanism=ask.mechanism,
+            relation=ask.relation,
+            sampling=ask.sampling,
+            noise=ask.noise,
+            shares_required=ask.shares_required,
+            correlation=ask.correlation,
+        )
+
+    def _prepared(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> _Prepared:
+        if request.trains is None:
+            guard.check_model("embedding", request.embedding_model)
+        else:
+            guard.check_model("trained", request.trains.name)
         key = (
             context.run_id,
             context.node_id,
@@ -403,7 +463,7 @@ class _Node:
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-        prepared = self._prepare(request, context)
+        prepared = self._prepare(request, context, guard)
         with self._lock:
             self._kept[key] = prepared
             while (
@@ -413,7 +473,7 @@ class _Node:
                 self._kept.popitem(last=False)
         return prepared
 
-    def _prepare(self, request: wire.DataRequest, context: Context) -> _Prepared:
+    def _prepare(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> _Prepared:
         ticket = self._ticket(request, context)
         try:
             store = None if ticket is None else self._store()
@@ -426,7 +486,9 @@ class _Node:
                     fingerprint=stored.fingerprint,
                     dimension=stored.records.shape[1],
                 )
-            source = self._source(request)
+            source = self._source(request, guard)
+        except NotAllowedError:
+            raise
         except PrivsynError as error:
             logger.error("%s", error)
             raise _ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
@@ -494,15 +556,17 @@ class _Node:
         ]
         return hashlib.blake2b(json.dumps(values, default=str).encode(), digest_size=16).hexdigest()
 
-    def _source(self, request: wire.DataRequest) -> RecordSource:
+    def _source(self, request: wire.DataRequest, guard: NodeGuard) -> RecordSource:
         if request.trains is not None:
             if self._trainer is None:
                 raise wire.WireError(
                     "this client app trains no models: make it with "
                     "flower_privsyn.client_apps.training.create_training_app"
                 )
+            guard.check_files("trained", request.trains.name)
             return self._trainer.source(request.trains)
         key = (request.embedding_model, request.embedding_precision)
+        guard.check_files("embedding", request.embedding_model)
         if key not in self._embedders:
             self._embedders[key] = self._load_embedder(*key)
         return EmbeddingSource(self._embedders[key], self.cache_directory, self._store())

@@ -251,7 +251,7 @@ def load_embedder(
     """
     _check(precision, batch_size, max_tokens)
     return SentenceTransformerEmbedder(
-        _resolve(name),
+        model_folder(name),
         precision=precision,
         batch_size=batch_size,
         device=device,
@@ -273,8 +273,15 @@ def _check(precision: str, batch_size: int, max_tokens: int | None) -> None:
 # ---- where the model is ------------------------------------------------------------------------
 
 
-def _resolve(name: str) -> Path:
-    """The local folder of a model, downloaded first if it has to be."""
+def model_folder(name: str) -> Path:
+    """The local folder of a model, downloaded first if it has to be; nothing is loaded.
+
+    Args:
+        name: As for `load_embedder`.
+
+    Raises:
+        ModelError: If there is no such model or it cannot be reached.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
         return path

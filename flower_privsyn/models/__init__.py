@@ -15,9 +15,12 @@ from pathlib import Path
 
 from flower_privsyn.errors import ModelError
 
-__all__ = ["BUNDLED_MODELS", "register_architecture", "resolve_model"]
+__all__ = ["BUNDLED_FOLDER", "BUNDLED_MODELS", "register_architecture", "resolve_model"]
 
 BUNDLED_MODELS: tuple[str, ...] = ("privsyn-lm", "privsyn-mlm", "privsyn-tiny", "privsyn-lstm")
+
+#: Where their folders are.
+BUNDLED_FOLDER = Path(__file__).parent
 
 # Architectures that Transformers does not know, by `model_type`, and the module that tells it.
 _OWN_ARCHITECTURES = {"privsyn-lstm": "flower_privsyn.models.lstm"}
@@ -46,7 +49,7 @@ def resolve_model(name: str | Path) -> str:
     """
     given = str(name)
     if given in BUNDLED_MODELS:
-        folder = Path(__file__).parent / given
+        folder = BUNDLED_FOLDER / given
         register_architecture(folder)
         return str(folder)
     known = ", ".join(BUNDLED_MODELS)

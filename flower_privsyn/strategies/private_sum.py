@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flower_privsyn import wire
 from flower_privsyn.errors import ConfigError, FederationError, LedgerError
 from flower_privsyn.files import leftovers, replacing, user_path
+from flower_privsyn.node import Plan
 from flower_privsyn.privacy import (
     CorrelatedNoise,
     Correlation,
@@ -67,6 +68,7 @@ _PRIVATE_PATH = (
     "_release",
     "_correlation_of",
     "_noise_multiplier",
+    "_settle_noise",
     "_open_noise",
     "_forget_noise",
     "start",
@@ -143,6 +145,7 @@ class PrivateSumStrategy(Strategy):
         self._sampling: Sampling | None = None
         self._mechanism: GaussianMechanism | None = None
         self._correlation: Correlation | None = None
+        self._planned_multiplier: float | None = None
         self._noise: CorrelatedNoise | None = None
         self._rounds_before = 0
         self._round_started = 0.0
@@ -412,7 +415,10 @@ class PrivateSumStrategy(Strategy):
                 sampling=sampling,
                 sampling_key=bytes(32),
                 noise=settings.noise,
-                mechanism=mechanism if settings.noise == "shares" else None,
+                mechanism=mechanism,
+                num_rounds=settings.num_rounds,
+                relation=NeighboringRelation(settings.relation),
+                correlation=self._correlation,
                 shares_required=settings.shares_required,
             ),
             arrays,
@@ -435,7 +441,10 @@ class PrivateSumStrategy(Strategy):
                     sampling_key=self._random.uint64(4).tobytes(),
                     sample_count=count,
                     noise=settings.noise,
-                    mechanism=mechanism if settings.noise == "shares" else None,
+                    mechanism=mechanism,
+                    num_rounds=settings.num_rounds,
+                    relation=NeighboringRelation(settings.relation),
+                    correlation=self._correlation,
                     shares_required=settings.shares_required,
                 )
                 yield Message(
@@ -609,10 +618,10 @@ class PrivateSumStrategy(Strategy):
         """Wait for the planned nodes, have them prepare, and learn the public roster."""
         settings = self._settings
         nodes = self._wait_for_nodes(grid)
-        request, names = self._data_request(), [query.name for query in self.queries]
+        request, plan = self._data_request(), self._plan()
         messages = (
             Message(
-                wire.pack_prepare(request, queries=names),
+                wire.pack_prepare(request, plan=plan),
                 dst_node_id=node,
                 message_type=wire.PREPARE,
             )
@@ -650,9 +659,9 @@ class PrivateSumStrategy(Strategy):
         settings.check_delta(users)
         self._sampling = settings.sampling_of(users)
         self._required = settings.required_users(self._sampling)
-        self._correlation, multiplier = self._correlation_of(self._sampling)
+        multiplier = self._planned_multiplier
         if multiplier is None:
-            multiplier = self._noise_multiplier(self._sampling)
+            multiplier = self._settle_noise(self._sampling)
         self._mechanism = GaussianMechanism(
             noise_multiplier=multiplier, l2_sensitivity=self.query.clip_norm
         )
@@ -671,6 +680,48 @@ class PrivateSumStrategy(Strategy):
             against.refuse(self.queries)
         logger.info("%s", against.describe(self.queries))
         self.progress.note(against.describe(self.queries))
+
+    @final
+    def _settle_noise(self, sampling: Sampling) -> float:
+        """Settle the correlation of the rounds, and return the noise multiplier of a round."""
+        self._correlation, multiplier = self._correlation_of(sampling)
+        return self._noise_multiplier(sampling) if multiplier is None else multiplier
+
+    def _plan(self) -> Plan:
+        """What the run may still ask, for nodes to refuse before anything is spent.
+
+        The noise of a fixed-size cohort depends on the roster: each node then hears of it with the
+        first question.
+        """
+        settings = self._settings
+        sampling = multiplier = None
+        left = max(0, settings.num_rounds - self._rounds_behind())
+        releases, stream = left, ""
+        if settings.sampling != "fixed-size":
+            sampling = settings.sampling_of(max(1, settings.num_users))
+            multiplier = self._planned_multiplier = self._settle_noise(sampling)
+            if self._correlation is not None:
+                multiplier = self._correlation.noise_multiplier(multiplier)
+                sampling, releases = FullParticipation(), min(1, left)
+                stream = self._correlation.stream
+        return Plan(
+            queries=tuple(query.name for query in self.queries),
+            num_rounds=settings.num_rounds,
+            clip_norm=max(query.clip_norm for query in self.queries),
+            releases=releases,
+            noise_multiplier=multiplier,
+            relation=NeighboringRelation(settings.relation),
+            sampling=sampling,
+            stream=stream,
+        )
+
+    def _rounds_behind(self) -> int:
+        """Rounds of a resumed run that no node will be asked again."""
+        behind = [0, *self.run.finished_rounds()]
+        if self.run.ledger_file.exists():
+            ledger = PrivacyLedger.read(self.run.ledger_file)
+            behind += [*ledger.rounds_charged, *ledger.rounds_started]
+        return max(behind)
 
     def _roster_of(
         self, replies: Iterable[Message], *, asked: set[int]
@@ -725,7 +776,7 @@ class PrivateSumStrategy(Strategy):
             epsilon=settings.epsilon,
             delta=settings.delta,
             rounds=settings.num_rounds if correlation is None else 1,
-            sampling=sampling if correlation is None else self._everyone(),
+            sampling=sampling if correlation is None else FullParticipation(),
             accountant=settings.accountant,
             relation=NeighboringRelation(settings.relation),
         )

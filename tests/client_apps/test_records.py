@@ -19,7 +19,13 @@ from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app, private_sum, users_of_node
 from flower_privsyn.data import Users
 from flower_privsyn.embedding import RecordStore, store
-from flower_privsyn.privacy import FullParticipation, PoissonSampling, Sampling
+from flower_privsyn.node import NodeGuard
+from flower_privsyn.privacy import (
+    FullParticipation,
+    GaussianMechanism,
+    PoissonSampling,
+    Sampling,
+)
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.testing import HashEmbedder, flower_identity, hash_embedder
 from tests.conftest import WORDS
@@ -81,6 +87,8 @@ def answer(app: ClientApp, where: Context, sampling: Sampling | None = None) -> 
         data=REQUEST,
         sampling=sampling or FullParticipation(),
         sampling_key=bytes(range(32)),
+        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
+        num_rounds=1,
     )
     record = wire.broadcast_record(ask.broadcast, precision="float16")
     reply = app(Message(wire.pack_ask(ask, record), where.node_id, wire.message_type(query)), where)
@@ -313,14 +321,14 @@ class TestMemory:
             trainer=None,
             random=None,  # type: ignore[arg-type]
         )
-        copied = node._prepared(REQUEST, context(population, run=RUN + 1))
+        copied = node._prepared(REQUEST, context(population, run=RUN + 1), NodeGuard(None, {}))
         assert copied.nbytes > 1000  # few records are read, not mapped
         monkeypatch.setattr(store, "_COPIED_BYTES", 0)
-        mapped = node._prepared(REQUEST, context(population))
+        mapped = node._prepared(REQUEST, context(population), NodeGuard(None, {}))
         assert 0 < mapped.nbytes < 1000
         monkeypatch.setattr(private_sum, "_KEPT_BYTES", 2500)
         for number in range(4):
-            node._prepared(REQUEST, context(population, number))
+            node._prepared(REQUEST, context(population, number), NodeGuard(None, {}))
         assert len(node._kept) == 4
         monkeypatch.setenv("PRIVSYN_RECORDS_GIB", "0")
         plain = private_sum._Node(
@@ -331,7 +339,7 @@ class TestMemory:
             random=None,  # type: ignore[arg-type]
         )
         for number in range(4):
-            plain._prepared(REQUEST, context(population, number))
+            plain._prepared(REQUEST, context(population, number), NodeGuard(None, {}))
         assert len(plain._kept) == 1
 
     def test_the_file_is_read_once_for_many_nodes(

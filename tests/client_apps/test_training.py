@@ -16,7 +16,7 @@ from flower_privsyn import wire
 from flower_privsyn.client_apps import training
 from flower_privsyn.client_apps.training import LocalTraining, create_training_app
 from flower_privsyn.data import Users
-from flower_privsyn.privacy import FullParticipation
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
@@ -69,6 +69,8 @@ def ask(
         data=data,
         sampling=FullParticipation(),
         sampling_key=b"k" * 32,
+        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
+        num_rounds=9,
     )
     content = wire.pack_ask(
         question, wire.broadcast_record(question.broadcast, precision="float32")

@@ -1,0 +1,505 @@
+"""What a node's users have spent: over all runs of all servers, from noise multipliers alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError
+from flower_privsyn.files import now
+from flower_privsyn.node.policy import NodePolicy
+from flower_privsyn.privacy import (
+    Correlation,
+    FixedSizeSampling,
+    FullParticipation,
+    GaussianMechanism,
+    NeighboringRelation,
+    PoissonSampling,
+    Release,
+    Sampling,
+    ledger_file,
+    mechanism_from_dict,
+    release_epsilon,
+)
+from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, LEAST_MULTIPLIER
+from flower_privsyn.privacy.ledger_file import LedgerFile, damaged
+
+#: Environment variable: the folder of the node ledgers.
+NODE_LEDGERS: Final = "PRIVSYN_NODE_LEDGERS"
+
+_VERSION = 1
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# The accountants are deterministic; the room is for other platforms.
+_TOLERANCE = 1e-9
+
+_Key: TypeAlias = tuple[str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """One answer of a node, as its ledger knows it.
+
+    Attributes:
+        server: Name the owner gives the server; "" where none is given.
+        run: Flower's number of the run.
+        node: Flower's number of the node.
+        partition: (partition-id, num-partitions) where the node holds this part of a data set that
+            is dealt to several; None where it holds all of it.
+        round_number: 1-based.
+        num_rounds: Rounds that the run says it has.
+        query: Name of the query.
+        question: Digest of the whole request.
+        clip_norm: Bound on the norm of one user's answer.
+        mechanism: Noise of the sum, as the server states it. Its sensitivity is at least
+            `clip_norm`.
+        relation: Neighbouring relation that the run claims; not used by the account.
+        sampling: How this node's users are drawn.
+        noise: "central", added by the server, or "shares", of which the node adds its part.
+        shares_required: For "shares": how many make up the noise of `mechanism`; else 0.
+        correlation: For correlated noise, the rounds that this one belongs to.
+    """
+
+    server: str
+    run: int
+    node: int
+    partition: tuple[int, int] | None
+    round_number: int
+    num_rounds: int
+    query: str
+    question: str
+    clip_norm: float
+    mechanism: GaussianMechanism
+    relation: NeighboringRelation
+    sampling: Sampling
+    noise: str = "central"
+    shares_required: int = 0
+    correlation: Correlation | None = None
+
+    @property
+    def key(self) -> _Key:
+        """What is released as one: a round of a run, or all rounds of a stream of noise."""
+        if self.correlation is not None:
+            return (self.server, "stream", self.correlation.stream)
+        return (self.server, str(self.run), str(self.round_number))
+
+    def to_line(self, *, streams: Iterable[str]) -> dict[str, Any]:
+        """The charge as it stands in the ledger; a correlation stands there once."""
+        line: dict[str, Any] = {
+            "event": "charged",
+            "server": self.server,
+            "run": self.run,
+            "node": self.node,
+            "partition": None if self.partition is None else list(self.partition),
+            "round": self.round_number,
+            "num_rounds": self.num_rounds,
+            "query": self.query,
+            "question": self.question,
+            "clip_norm": self.clip_norm,
+            **self.mechanism.to_dict(),
+            "relation": self.relation.value,
+            "sampling": self.sampling.to_dict(),
+            "noise": self.noise,
+            "shares_required": self.shares_required,
+        }
+        if self.correlation is not None:
+            line["stream"] = self.correlation.stream
+            if self.correlation.stream not in streams:
+                line["correlation"] = self.correlation.to_dict()
+        return line
+
+    @staticmethod
+    def from_line(line: Mapping[str, Any], streams: Mapping[str, Correlation]) -> Charge:
+        """Rebuild a charge; raises KeyError, TypeError or ValueError for a damaged line."""
+        correlation = None
+        if "correlation" in line:
+            correlation = Correlation.from_dict(line["correlation"])
+        elif "stream" in line:
+            correlation = streams[line["stream"]]
+        part = line["partition"]
+        return Charge(
+            server=str(line["server"]),
+            run=int(line["run"]),
+            node=int(line["node"]),
+            partition=None if part is None else (int(part[0]), int(part[1])),
+            round_number=int(line["round"]),
+            num_rounds=int(line["num_rounds"]),
+            query=str(line["query"]),
+            question=str(line["question"]),
+            clip_norm=float(line["clip_norm"]),
+            mechanism=mechanism_from_dict(line),
+            relation=NeighboringRelation(line["relation"]),
+            sampling=Sampling.from_dict(line["sampling"]),
+            noise=str(line["noise"]),
+            shares_required=int(line["shares_required"]),
+            correlation=correlation,
+        )
+
+
+@dataclass
+class NodeAccount:
+    """Everything that was answered from one data set.
+
+    Attributes:
+        dataset: Its name.
+        charges: Every answer, oldest first.
+    """
+
+    dataset: str
+    charges: list[Charge] = field(default_factory=list)
+    _streams: dict[str, Correlation] = field(default_factory=dict)
+    _checked: tuple[Counter[Release], dict[str, Any]] | None = None
+
+    def releases(self, relation: NeighboringRelation) -> Counter[Release]:
+        """What the answers went into, as the accountant takes it, under the owner's relation.
+
+        *Formal guarantee.* Unit: one user of the data set. The composition of these releases is an
+        upper bound on what the user lost to everybody who sees the released sums, provided that
+        the servers added the noise they stated and released one sum per round. Nothing about a
+        server that keeps raw sums.
+        """
+        groups: dict[_Key, list[Charge]] = {}
+        for charge in self.charges:
+            groups.setdefault(charge.key, []).append(charge)
+        return Counter(_release(group, relation) for group in groups.values())
+
+    def epsilon(self, policy: NodePolicy, extra: Mapping[Release, int] | None = None) -> float:
+        """Epsilon of all answers at the owner's delta, and of some more releases."""
+        total = self.releases(policy.relation)
+        total.update(extra or {})
+        return release_epsilon(total, delta=policy.delta)
+
+    def runs(self) -> list[tuple[str, int, list[Charge]]]:
+        """Server, run and answers of every run, in the order of their first answers."""
+        found: dict[tuple[str, int], list[Charge]] = {}
+        for charge in self.charges:
+            found.setdefault((charge.server, charge.run), []).append(charge)
+        return [(server, run, charges) for (server, run), charges in found.items()]
+
+    def has_stream(self, server: str, stream: str) -> bool:
+        """Whether rounds of a stream of correlated noise were charged before."""
+        return any(charge.key == (server, "stream", stream) for charge in self.charges)
+
+    def answered(self, charge: Charge) -> bool:
+        """Whether this very question was charged before and its answer can only be the same.
+
+        A node's share of the noise is drawn anew for every answer, so that of "shares" cannot.
+        """
+        return charge.noise == "central" and any(
+            (old.server, old.run, old.node, old.partition, old.question)
+            == (charge.server, charge.run, charge.node, charge.partition, charge.question)
+            and old.noise == "central"
+            for old in self.charges
+        )
+
+    def check(
+        self,
+        charge: Charge,
+        policy: NodePolicy,
+    ) -> dict[str, Any]:
+        """Refuse an answer that would cost more than the owner allows.
+
+        Returns:
+            What a ledger line says of the check: the limit it was made for, and how many more
+            such rounds of the run were found to fit, which then need no accountant.
+
+        Raises:
+            NotAllowedError: It would, or the rounds of its stream were charged as others.
+        """
+        self._check_stream(charge)
+        with_it = NodeAccount(self.dataset, [*self.charges, charge]).releases(policy.relation)
+        limit = {
+            "max_epsilon": policy.max_epsilon if math.isfinite(policy.max_epsilon) else None,
+            "delta": policy.delta,
+            "relation": policy.relation.value,
+        }
+        if math.isinf(policy.max_epsilon):
+            return {**limit, "more": 0}
+        if self._checked is not None:
+            covered, checked = self._checked
+            same = {key: checked[key] for key in limit} == limit
+            if same and not with_it - covered:
+                return {**limit, "more": 0}
+        mine = _release([charge], policy.relation)
+        more = 0 if charge.correlation else max(0, charge.num_rounds - charge.round_number)
+        if more and within(
+            release_epsilon(with_it + Counter({mine: more}), delta=policy.delta), policy
+        ):
+            return {**limit, "more": more}
+        cost = release_epsilon(with_it, delta=policy.delta)
+        if not within(cost, policy):
+            raise self.refusal(
+                policy,
+                f"Round {charge.round_number} of {run_name(charge.server, charge.run)} "
+                f"({charge.query}, noise multiplier {charge.mechanism.noise_multiplier:g})",
+                cost,
+            )
+        return {**limit, "more": 0}
+
+    def refusal(self, policy: NodePolicy, what: str, cost: float) -> NotAllowedError:
+        """The sentence that says what would be spent, what is allowed, and by whom it was."""
+        spent = self.epsilon(policy)
+        runs = ", ".join(
+            f"{run_name(server, run)} ({rounds_text(charges)})"
+            for server, run, charges in self.runs()
+        )
+        return policy.refusal(
+            "max-epsilon",
+            f'{what} would bring the epsilon of data set "{self.dataset}" to {_shown(cost)} at '
+            f"delta {policy.delta:g} ({policy.relation.value}); the owner allows "
+            f"{policy.max_epsilon:g}, and {_shown(spent)} was spent by {runs or 'no run'}",
+        )
+
+    def _check_stream(self, charge: Charge) -> None:
+        """Refuse a round of correlated noise that is not what the others were charged as."""
+        first = next((old for old in self.charges if old.key == charge.key), None)
+        if charge.correlation is None or first is None:
+            return
+        if (
+            first.correlation != charge.correlation
+            or first.mechanism.noise_multiplier != charge.mechanism.noise_multiplier
+            or _turns(first.sampling) != _turns(charge.sampling)
+        ):
+            raise NotAllowedError(
+                f"Round {charge.round_number} of {run_name(charge.server, charge.run)} claims to "
+                f"belong to the noise stream {charge.correlation.stream} and has another "
+                "correlation, noise multiplier or sampling than the stream was charged with."
+            )
+
+    def add(self, charge: Charge, checked: Mapping[str, Any] | None) -> None:
+        """Take over a charge that stands in the ledger."""
+        self.charges.append(charge)
+        if charge.correlation is not None:
+            self._streams.setdefault(charge.correlation.stream, charge.correlation)
+        if checked and checked.get("more"):
+            relation = NeighboringRelation(checked["relation"])
+            covered = self.releases(relation)
+            covered[_release([charge], relation)] += int(checked["more"])
+            self._checked = covered, dict(checked)
+
+    def replay(self, path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Take over the lines of a ledger after its first."""
+        for number, line in enumerate(lines, start=2):
+            try:
+                if line["event"] == "charged":
+                    self.add(Charge.from_line(line, self._streams), line.get("checked"))
+                elif line["event"] != "repaired":
+                    raise damaged(path, number, f"unknown event {line['event']!r}")
+            except (KeyError, TypeError, ValueError) as error:
+                raise damaged(path, number, "a field is missing or out of range") from error
+
+
+class NodeLedger:
+    """The account of one data set on the node's disk, shared by all processes of the machine.
+
+    Every answer is one line, on the disk before the answer leaves. A process killed before its line
+    is complete has answered nothing; what it left is set aside. A line whose answer never left
+    stays charged.
+
+    The file is JSON, one object per line, mode 0600 in a folder of mode 0700, locked while a line
+    is written, each line with the SHA-256 of the one before. Who can write the folder can shorten
+    or delete it, and the account with it.
+
+    Args:
+        dataset: Name of the data set.
+        folder: Of the ledgers; default `ledger_folder()`.
+    """
+
+    def __init__(self, dataset: str, *, folder: Path | None = None) -> None:
+        self._dataset = dataset
+        self._folder = folder or ledger_folder()
+        self.path = self._folder / f"{_file_name(dataset)}.jsonl"
+
+    def account(self) -> NodeAccount:
+        """The account as it stands; nothing is locked, repaired or charged.
+
+        Raises:
+            LedgerError: The file is damaged before its last line.
+        """
+        if not self.path.exists():
+            return NodeAccount(self._dataset)
+        return self._account(ledger_file.read(self.path))
+
+    def charge(self, charge: Charge, policy: NodePolicy) -> bool:
+        """Charge an answer; it may leave once this returns.
+
+        Returns:
+            False where this very question was charged before.
+
+        Raises:
+            NotAllowedError: The owner's limit would be passed; nothing was written.
+            LedgerError: The file is damaged or cannot be written.
+        """
+        file, lines, torn = self._open()
+        try:
+            account = self._account(lines)
+            if torn:
+                file.cut_off(torn)
+                file.append({"event": "repaired", "torn_bytes": len(torn), "time": now()})
+            if account.answered(charge):
+                return False
+            checked = account.check(charge, policy)
+            line = charge.to_line(streams=account._streams)
+            file.append({**line, "checked": checked, "time": now()})
+        finally:
+            file.close()
+        return True
+
+    def _open(self) -> tuple[LedgerFile, list[dict[str, Any]], bytes]:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._folder.chmod(0o700)
+        except OSError as error:
+            raise ledger_file.unwritable(self._folder, error) from error
+        if not self.path.exists():
+            header = {
+                "event": "opened", "kind": "node", "version": _VERSION, "dataset": self._dataset,
+                "time": now(),
+            }  # fmt: skip
+            try:
+                LedgerFile.create(self.path, header).close()
+            except LedgerError:
+                if not self.path.exists():  # else another process was first, and is right
+                    raise
+        return LedgerFile.open(self.path, wait=True)
+
+    def _account(self, lines: Sequence[Mapping[str, Any]]) -> NodeAccount:
+        header = lines[0] if lines else {}
+        if header.get("event") != "opened" or header.get("kind") != "node":
+            raise LedgerError(f"{self.path} is not a node ledger: its first line is no header.")
+        if header.get("version") != _VERSION:
+            raise LedgerError(
+                f"{self.path} has version {header.get('version')!r} where this package reads "
+                f"{_VERSION}."
+            )
+        if header.get("dataset") != self._dataset:
+            raise LedgerError(
+                f'{self.path} is the ledger of data set "{header.get("dataset")}", not of '
+                f'"{self._dataset}".'
+            )
+        account = NodeAccount(self._dataset)
+        account.replay(self.path, lines[1:])
+        return account
+
+
+def ledger_folder() -> Path:
+    """Where node ledgers are: PRIVSYN_NODE_LEDGERS, else `flower-privsyn/ledgers` in the user's
+    state folder (`~/.local/state`).
+    """  # noqa: D205 - one sentence
+    named = os.environ.get(NODE_LEDGERS)
+    if named:
+        return Path(named).expanduser()
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "flower-privsyn" / "ledgers"
+
+
+def datasets(folder: Path | None = None) -> list[str]:
+    """The names of the data sets that have a ledger."""
+    folder = folder or ledger_folder()
+    found = []
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = ledger_file.read(path)
+        if lines and lines[0].get("kind") == "node":
+            found.append(str(lines[0]["dataset"]))
+    return found
+
+
+def within(cost: float, policy: NodePolicy) -> bool:
+    """Whether an epsilon is one the owner allows."""
+    return cost <= policy.max_epsilon * (1.0 + _TOLERANCE)
+
+
+def run_name(server: str, run: int) -> str:
+    """A run as sentences name it."""
+    return f"run {run}" + (f' of server "{server}"' if server else "")
+
+
+def rounds_text(charges: Sequence[Charge]) -> str:
+    """How many rounds of a run were answered."""
+    answered = len({charge.round_number for charge in charges})
+    return f"{answered} of {max(charge.num_rounds for charge in charges)} rounds"
+
+
+def planned_release(
+    *, noise_multiplier: float, sampling: Sampling, relation: NeighboringRelation
+) -> Release:
+    """One noisy sum under the owner's relation, whatever relation the run claims.
+
+    Args:
+        noise_multiplier: At least 0.
+        sampling: How this node's users are drawn.
+        relation: The owner's.
+    """
+    if isinstance(sampling, PoissonSampling):
+        sampling = PoissonSampling(sampling.rate)
+    elif not isinstance(sampling, FixedSizeSampling):
+        sampling = FullParticipation()
+    elif relation is NeighboringRelation.ADD_REMOVE:
+        # Whoever joins takes somebody's place in the cohort: the sum moves by twice the norm.
+        sampling, noise_multiplier = FullParticipation(), noise_multiplier / 2.0
+    if noise_multiplier < LEAST_MULTIPLIER:
+        noise_multiplier = 0.0
+    return Release(
+        noise_multiplier=min(noise_multiplier, LARGEST_MULTIPLIER),
+        sampling=sampling,
+        relation=relation,
+    )
+
+
+def _release(group: Sequence[Charge], relation: NeighboringRelation) -> Release:
+    """What the answers to one round, or to the rounds of one stream, are released as."""
+    rounds: dict[int, list[Charge]] = {}
+    for charge in group:
+        rounds.setdefault(charge.round_number, []).append(charge)
+    multiplier = min(_multiplier(asked) for asked in rounds.values())
+    correlation, sampling = group[0].correlation, group[0].sampling
+    if correlation is not None:
+        multiplier, sampling = correlation.noise_multiplier(multiplier), FullParticipation()
+    elif _copies(group) > 1 or any(charge.sampling != sampling for charge in group):
+        # Coins flipped on their own in several answers are no coin of one answer.
+        sampling = FullParticipation()
+    return planned_release(noise_multiplier=multiplier, sampling=sampling, relation=relation)
+
+
+def _multiplier(asked: Sequence[Charge]) -> float:
+    """The noise of one round over what one user can move in all of its answers together."""
+    multiplier = min(charge.mechanism.noise_multiplier for charge in asked)
+    copies = _copies(asked)
+    if copies > 1:
+        deviation = min(charge.mechanism.standard_deviation for charge in asked)
+        most = copies * max(charge.clip_norm for charge in asked)
+        multiplier = min(multiplier, deviation / most)
+    return multiplier
+
+
+def _copies(asked: Sequence[Charge]) -> int:
+    """In how many answers of one round a user can be; parts of one deal share no user."""
+    parts = Counter(charge.partition for charge in asked)
+    deals = {None if part is None else part[1] for part in parts}
+    return max(parts.values()) if None not in deals and len(deals) == 1 else len(asked)
+
+
+def _turns(sampling: Sampling) -> dict[str, Any]:
+    """Who takes part when, the round apart; users who come or go change nothing for the others."""
+    return {**sampling.to_dict(), "population": None, "round_number": None}
+
+
+def _file_name(dataset: str) -> str:
+    if _PLAIN_NAME.fullmatch(dataset):
+        return dataset
+    if not dataset:
+        raise ConfigError("dataset must not be empty.")
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(dataset).name).strip(".-")[:40] or "data"
+    digest = hashlib.blake2b(json.dumps(dataset).encode(), digest_size=8).hexdigest()
+    return f"{readable}-{digest}"
+
+
+def _shown(epsilon: float) -> str:
+    return f"{epsilon:.4g}" if math.isfinite(epsilon) else "infinity"

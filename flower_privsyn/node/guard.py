@@ -1,0 +1,268 @@
+"""Between a request and its answer: the owner's policy and the account of the node's data set."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import user_path
+from flower_privsyn.node.account import Charge, NodeLedger, planned_release, run_name, within
+from flower_privsyn.node.models import embedding_folder, model_digest, trained_folder
+from flower_privsyn.node.policy import (
+    DEFAULTS,
+    NodePolicy,
+    find_policy,
+    named_policy,
+    policy_file,
+)
+from flower_privsyn.privacy import NeighboringRelation, Sampling
+
+logger = logging.getLogger("flower_privsyn.client")
+
+_simulated = contextvars.ContextVar("simulated", default=False)
+_told: set[str] = set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run says of itself before it asks anything; a request of nothing by default.
+
+    Attributes:
+        queries: Names of all questions it may ask.
+        num_rounds: Rounds of the whole run.
+        clip_norm: Largest clip norm of its first questions; 0 when unknown.
+        releases: Noisy sums that are still to come, correlated rounds counted as one.
+        noise_multiplier: Of each of them; None when it depends on the roster.
+        relation: Neighbouring relation it claims.
+        sampling: Who takes part in each; None when it depends on the roster.
+        stream: Of correlated noise, its name; else "".
+    """
+
+    queries: tuple[str, ...] = ()
+    num_rounds: int = 1
+    clip_norm: float = 0.0
+    releases: int = 0
+    noise_multiplier: float | None = None
+    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+    sampling: Sampling | None = None
+    stream: str = ""
+
+
+@contextlib.contextmanager
+def simulated(whether: bool = True) -> Iterator[None]:
+    """Say whether the nodes called in this block stand for those of a simulation."""
+    token = _simulated.set(whether)
+    try:
+        yield
+    finally:
+        _simulated.reset(token)
+
+
+def in_simulation() -> bool:
+    """Whether this process is a worker of Flower's simulation, or stands in for one.
+
+    Flower runs the nodes of a simulation in Ray actors of its own, and each message of a SuperNode
+    in a plain process (`flwr-clientapp`). Nothing that a server or a configuration says is looked
+    at: `partition-id` and small run ids are found in deployments too.
+    """
+    if _simulated.get():
+        return True
+    ray = sys.modules.get("ray")
+    if ray is None or "flwr.simulation.ray_transport.ray_actor" not in sys.modules:
+        return False
+    return bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
+
+
+class NodeGuard:
+    """What one node may answer.
+
+    In a simulation, where all nodes are dealt from one person's file, there is no owner to ask and
+    no account is kept, unless a policy is named. Everywhere else both are always there.
+
+    Args:
+        policy: What the owner allows; None for everything, without an account.
+        node_config: The node's own configuration. `server` names the server of the SuperNode: the
+            process that answers cannot see whom its SuperNode is connected to, so the owner states
+            it. `dataset` names the account. `embedding-model` and `trained-model` allow a model.
+
+    Attributes:
+        server: The name of the server; "" where none is given.
+        ledger: The account; None where none is kept.
+    """
+
+    def __init__(self, policy: NodePolicy | None, node_config: Mapping[str, Any]) -> None:
+        self._policy = policy
+        self._own_models = {
+            kind: str(node_config.get(f"{kind}-model", "")) for kind in ("embedding", "trained")
+        }
+        self.server = str(node_config.get("server", ""))
+        self.ledger = None
+        if policy is not None:
+            self.ledger = NodeLedger(dataset_name(node_config, policy))
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> NodeGuard:
+        """The guard of a node, and one line in its log that says which policy is in force.
+
+        Raises:
+            ConfigError: The policy cannot be used; the node then answers nothing.
+        """
+        if in_simulation() and named_policy(node_config) is None:
+            return cls(None, node_config)
+        policy = find_policy(node_config)
+        guard = cls(policy, node_config)
+        where = policy.source
+        if where == DEFAULTS:
+            where += f" (there is no {policy_file()}; `privsyn node policy --init` writes one)"
+        line = (
+            f"node policy: {where}; at most epsilon {policy.max_epsilon:g} in total at delta "
+            f"{policy.delta:g} ({policy.relation.value})"
+        )
+        if line not in _told:
+            _told.add(line)
+            logger.info("%s", line)
+        return guard
+
+    def check_model(self, kind: Literal["embedding", "trained"], name: str) -> str:
+        """Refuse a model that the server may not name.
+
+        Returns:
+            The SHA-256 its files must have; "" for any.
+
+        Raises:
+            NotAllowedError: Neither the policy nor the node's own configuration names it.
+        """
+        if self._policy is None or name == self._own_models[kind]:
+            return ""
+        models = (
+            self._policy.embedding_models if kind == "embedding" else self._policy.trained_models
+        )
+        if name not in models:
+            allowed = ", ".join(f'"{model}"' for model in models) or "none"
+            raise self._policy.refusal(
+                f"{kind}-models",
+                f'The server names the {kind} model "{name}"; the owner allows {allowed}',
+            )
+        return models[name]
+
+    def check_files(self, kind: Literal["embedding", "trained"], name: str) -> None:
+        """Refuse a model whose files are not the ones the owner allowed, before it is loaded.
+
+        Raises:
+            NotAllowedError: The policy does not name it, or with another digest.
+            ModelError: Its files are not on this machine.
+        """
+        wanted = self.check_model(kind, name)
+        if not wanted or self._policy is None:
+            return
+        found = model_digest(
+            embedding_folder(name) if kind == "embedding" else trained_folder(name)
+        )
+        if found != wanted:
+            raise self._policy.refusal(
+                f"{kind}-models",
+                f'The files of the {kind} model "{name}" have SHA-256 {found}; the owner allows '
+                f"{wanted}",
+            )
+
+    def check_plan(self, plan: Plan, run: int) -> None:
+        """Refuse a run that this node would refuse later, before anything is spent.
+
+        Raises:
+            NotAllowedError: The owner does not allow its questions or what they cost together.
+            LedgerError: The account cannot be read.
+        """
+        policy = self._policy
+        if policy is None or self.ledger is None:
+            return
+        policy.check_server(self.server)
+        for query in plan.queries:
+            policy.check_question(
+                query=query,
+                clip_norm=plan.clip_norm,
+                noise_multiplier=plan.noise_multiplier,
+                num_rounds=plan.num_rounds,
+            )
+        if plan.noise_multiplier is None or plan.sampling is None or not plan.releases:
+            return
+        account = self.ledger.account()
+        if plan.stream and account.has_stream(self.server, plan.stream):
+            return  # paid for with its first round
+        release = planned_release(
+            noise_multiplier=plan.noise_multiplier,
+            sampling=plan.sampling,
+            relation=policy.relation,
+        )
+        cost = account.epsilon(policy, {release: plan.releases})
+        if not within(cost, policy):
+            rounds = "1 round" if plan.num_rounds == 1 else f"{plan.num_rounds} rounds"
+            raise account.refusal(
+                policy,
+                f"{run_name(self.server, run).capitalize()} plans {rounds} at noise multiplier "
+                f"{plan.noise_multiplier:g}, which",
+                cost,
+            )
+
+    def check(self, charge: Charge) -> None:
+        """Refuse a question before any work is done for it; nothing is charged.
+
+        Raises:
+            NotAllowedError: The owner does not allow it, or what it costs.
+            LedgerError: The account cannot be read.
+        """
+        policy = self._policy
+        if policy is None or self.ledger is None:
+            return
+        policy.check_server(self.server)
+        multiplier = charge.mechanism.noise_multiplier
+        if charge.correlation is not None:
+            multiplier = charge.correlation.noise_multiplier(multiplier)
+        policy.check_question(
+            query=charge.query,
+            clip_norm=charge.clip_norm,
+            noise_multiplier=multiplier,
+            num_rounds=charge.num_rounds,
+        )
+        account = self.ledger.account()
+        if not account.answered(charge):
+            account.check(charge, policy)
+
+    def charge(self, charge: Charge) -> None:
+        """Charge an answer; it may leave once this returns.
+
+        Raises:
+            NotAllowedError: The owner's limit would be passed.
+            LedgerError: The account cannot be written.
+        """
+        if self._policy is not None and self.ledger is not None:
+            self.ledger.charge(charge, self._policy)
+
+
+def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:
+    """The data set whose account a node keeps.
+
+    The owner's name for it, else the absolute path of the node's own `data`, else "default". What
+    a run says of the data, or how its app is called, is not looked at: the same people must not
+    get a fresh account with every new app.
+
+    Raises:
+        ConfigError: `dataset` is no text.
+    """
+    named = node_config.get("dataset", "")
+    if not isinstance(named, str):
+        raise ConfigError(f"node-config dataset must be a name, got {named!r}.")
+    named = named or policy.dataset
+    if named:
+        return named
+    data = str(node_config.get("data", ""))
+    if not data:
+        return "default"
+    path: Path = user_path(data)
+    return str(path.resolve()) if path.exists() else data

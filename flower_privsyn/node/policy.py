@@ -1,0 +1,277 @@
+"""The node policy: a TOML file in which the owner of a node says what may be asked of it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from flower_privsyn.errors import ConfigError, NotAllowedError
+from flower_privsyn.files import user_path
+from flower_privsyn.privacy import NeighboringRelation
+from flower_privsyn.queries import QUERIES
+
+#: Environment variable: the owner's policy file, where the node's configuration names none.
+NODE_POLICY: Final = "PRIVSYN_NODE_POLICY"
+
+#: What stands for a policy that nobody wrote.
+DEFAULTS: Final = "the defaults"
+
+KNOWN_QUERIES: Final = tuple(query.name for query in QUERIES)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_EMBEDDING_MODELS = {"all-MiniLM-L6-v2": "", "sentence-transformers/all-MiniLM-L6-v2": ""}
+_TRAINED_MODELS = {"privsyn-lm": "", "privsyn-tiny": "", "privsyn-lstm": ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePolicy:
+    """What the owner of a node allows.
+
+    Attributes:
+        min_noise_multiplier: Least noise multiplier of a round, at least 0; of rounds with
+            correlated noise, that of all of them together.
+        max_clip_norm: Largest clip norm, above 0; infinity for any.
+        max_rounds: Most rounds of one run, at least 1.
+        max_epsilon: Most that all runs of all servers together may cost one user, above 0;
+            infinity for no limit.
+        delta: Of that epsilon, strictly between 0 and 1.
+        relation: Neighbouring relation of that epsilon, whatever relation a run claims.
+        queries: Names of the questions that are answered.
+        servers: Names of the servers that may ask; empty for any. See :attr:`NodeGuard.server`.
+        embedding_models: From the names a server may give to the SHA-256 of the model's files, or
+            "" for whatever stands under the name.
+        trained_models: The same for models that are trained on the node.
+        dataset: Name of the data set whose account is kept; "" for the node's own `dataset`, its
+            `data`, or "default".
+        source: The file the policy comes from.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    min_noise_multiplier: float = 0.0
+    max_clip_norm: float = math.inf
+    max_rounds: int = 10_000
+    max_epsilon: float = 10.0
+    delta: float = 1e-6
+    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+    queries: tuple[str, ...] = KNOWN_QUERIES
+    servers: tuple[str, ...] = ()
+    dataset: str = ""
+    embedding_models: Mapping[str, str] = field(default_factory=lambda: dict(_EMBEDDING_MODELS))
+    trained_models: Mapping[str, str] = field(default_factory=lambda: dict(_TRAINED_MODELS))
+    source: str = DEFAULTS
+
+    def __post_init__(self) -> None:
+        for name in ("min_noise_multiplier", "max_clip_norm", "max_epsilon"):
+            zero = name == "min_noise_multiplier"
+            allowed = "a number of at least 0" if zero else "a number above 0 (inf for no limit)"
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or math.isnan(value) or value < 0 or (value == 0) > zero:
+                raise self._wrong(name, value, allowed)
+            if zero and math.isinf(value):
+                raise self._wrong(name, value, allowed)
+            object.__setattr__(self, name, float(value))
+        whole = isinstance(self.max_rounds, int) and not isinstance(self.max_rounds, bool)
+        if not whole or self.max_rounds < 1:
+            raise self._wrong("max_rounds", self.max_rounds, "a whole number of at least 1")
+        if not isinstance(self.delta, float) or not 0.0 < self.delta < 1.0:
+            raise self._wrong("delta", self.delta, "a number strictly between 0 and 1")
+        try:
+            object.__setattr__(self, "relation", NeighboringRelation(self.relation))
+        except ValueError:
+            allowed = "one of " + ", ".join(f'"{known.value}"' for known in NeighboringRelation)
+            raise self._wrong("relation", self.relation, allowed) from None
+        self._check_names()
+
+    def _check_names(self) -> None:
+        for name in ("queries", "servers"):
+            values = getattr(self, name)
+            if not isinstance(values, list | tuple) or not all(
+                isinstance(value, str) and value for value in values
+            ):
+                raise self._wrong(name, values, "a list of names")
+            object.__setattr__(self, name, tuple(values))
+        for query in self.queries:
+            if query not in KNOWN_QUERIES:
+                raise self._wrong("queries", query, f"some of {', '.join(KNOWN_QUERIES)}")
+        if not isinstance(self.dataset, str):
+            raise self._wrong("dataset", self.dataset, "a name")
+        for name in ("embedding_models", "trained_models"):
+            models = getattr(self, name)
+            allowed = 'a table of "name" = "SHA-256 of its files" or "name" = ""'
+            if not isinstance(models, Mapping):
+                raise self._wrong(name, models, allowed)
+            for model, digest in models.items():
+                if not isinstance(digest, str) or (digest and not _SHA256.fullmatch(digest)):
+                    raise self._wrong(f"{name}.{model}", digest, '64 hexadecimal digits or ""')
+
+    def _wrong(self, name: str, value: object, allowed: str) -> ConfigError:
+        key = name.replace("_", "-")
+        return ConfigError(f"{self.source}: {key} must be {allowed}, got {value!r}.")
+
+    # ---- what is refused
+
+    def refusal(self, key: str, sentence: str) -> NotAllowedError:
+        """The error of something a key of this policy does not allow."""
+        return NotAllowedError(f"{sentence} ({key} in {self.source}).")
+
+    def check_server(self, server: str) -> None:
+        """Refuse a server that is not on the list.
+
+        Raises:
+            NotAllowedError: There is a list, and it is not on it.
+        """
+        if self.servers and server not in self.servers:
+            told = f'"{server}"' if server else "a server without a name (node-config key `server`)"
+            listed = ", ".join(f'"{name}"' for name in self.servers)
+            raise self.refusal("servers", f"This node answers {told}; its owner allows {listed}")
+
+    def check_question(
+        self, *, query: str, clip_norm: float, noise_multiplier: float | None, num_rounds: int
+    ) -> None:
+        """Refuse a question, whatever was spent so far.
+
+        Args:
+            query: The name of the query.
+            clip_norm: The bound on the norm of one user's answer.
+            noise_multiplier: Of the round, or of all rounds together where their noise is
+                correlated; None when it is not known yet.
+            num_rounds: Rounds of the whole run.
+
+        Raises:
+            NotAllowedError: The owner does not allow it.
+        """
+        if query not in self.queries:
+            allowed = ", ".join(self.queries) or "none"
+            raise self.refusal("queries", f"The run asks {query}; the owner allows {allowed}")
+        if clip_norm > self.max_clip_norm:
+            raise self.refusal(
+                "max-clip-norm",
+                f"The run asks {query} with clip norm {clip_norm:g}; the owner allows at most "
+                f"{self.max_clip_norm:g}",
+            )
+        if num_rounds > self.max_rounds:
+            raise self.refusal(
+                "max-rounds",
+                f"The run plans {num_rounds} rounds; the owner allows at most {self.max_rounds}",
+            )
+        if noise_multiplier is not None and noise_multiplier < self.min_noise_multiplier:
+            raise self.refusal(
+                "min-noise-multiplier",
+                f"The run asks {query} with noise multiplier {noise_multiplier:g}; the owner "
+                f"allows at least {self.min_noise_multiplier:g}",
+            )
+
+    # ---- as a file
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values under the keys of the file."""
+        return {
+            item.name.replace("_", "-"): getattr(self, item.name)
+            for item in fields(self)
+            if item.name != "source"
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> NodePolicy:
+        """Read a policy file; keys that are left out keep their defaults.
+
+        Raises:
+            ConfigError: The file is missing, no TOML, or holds an unknown key or a value that is
+                not allowed.
+        """
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(
+                f"The node policy {path} cannot be read: {error.strerror or error}."
+            ) from None
+        except ValueError as error:
+            raise ConfigError(f"The node policy {path} is not TOML: {error}.") from None
+        known = {item.name.replace("_", "-"): item.name for item in fields(cls)}
+        del known["source"]
+        for key in values:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, n=1)
+                hint = f'; did you mean "{close[0]}"?' if close else ""
+                raise ConfigError(
+                    f'{path}: unknown key "{key}"{hint} Known are {", ".join(sorted(known))}.'
+                )
+        return cls(**{known[key]: value for key, value in values.items()}, source=str(path))
+
+
+def policy_file() -> Path:
+    """The default place: `flower-privsyn/node-policy.toml` in the user's configuration folder."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "flower-privsyn" / "node-policy.toml"
+
+
+def named_policy(node_config: Mapping[str, Any]) -> Path | None:
+    """The policy file that the node's configuration (`policy`) or PRIVSYN_NODE_POLICY names."""
+    named = str(node_config.get("policy", "") or os.environ.get(NODE_POLICY, ""))
+    return user_path(named) if named else None
+
+
+def find_policy(node_config: Mapping[str, Any]) -> NodePolicy:
+    """The policy in force: the named file, else the one in the default place, else the defaults.
+
+    Raises:
+        ConfigError: A file that is named is missing, or a file cannot be used.
+    """
+    path = named_policy(node_config)
+    if path is None and policy_file().exists():
+        path = policy_file()
+    return NodePolicy() if path is None else NodePolicy.read(path)
+
+
+def policy_text(policy: NodePolicy | None = None) -> str:
+    """A policy as a commented TOML file."""
+    policy = policy or NodePolicy()
+    models = {
+        table: "\n".join(f'"{name}" = "{digest}"' for name, digest in getattr(policy, key).items())
+        for table, key in (("embedding", "embedding_models"), ("trained", "trained_models"))
+    }
+    return f"""\
+# What the owner of this node allows. A key that is left out keeps the value shown here.
+
+# Most that one user may lose over all runs of all servers on one data set; inf for no limit. The
+# account is kept by this node (`privsyn node ledger`) from noise multipliers, at this delta and
+# under this relation ("zero-out", "add-remove" or "replace-one"), whatever a run claims.
+max-epsilon = {policy.max_epsilon!r}
+delta = {policy.delta!r}
+relation = "{policy.relation.value}"
+
+# Least noise: standard deviation over the clip norm of a round; of correlated rounds, all together.
+min-noise-multiplier = {policy.min_noise_multiplier!r}
+
+# Largest norm of one user's answer (inf for any), and most rounds of one run.
+max-clip-norm = {policy.max_clip_norm!r}
+max-rounds = {policy.max_rounds}
+
+# Questions that are answered.
+queries = [{", ".join(f'"{name}"' for name in policy.queries)}]
+
+# Servers that may ask, by the name that --node-config 'server="..."' gives the server of a
+# SuperNode; empty for any.
+servers = [{", ".join(f'"{name}"' for name in policy.servers)}]
+
+# Name of the data set whose account is kept, where --node-config 'dataset="..."' gives none; empty
+# for the path of the node's own `data`.
+dataset = "{policy.dataset}"
+
+# Models that a server may name, with the SHA-256 of their files (`privsyn node digest FOLDER`), or
+# "" for whatever stands under the name. Others are refused before they are loaded.
+[embedding-models]
+{models["embedding"]}
+
+[trained-models]
+{models["trained"]}
+"""
