@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
+from flower_privsyn.node import cli as node
 
 _FAILED, _REFUSED, _INTERRUPTED = 1, 2, 130
 
@@ -882,6 +883,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     budget.add_argument("--json", action="store_true", help="print JSON")
     budget.set_defaults(command=_budget)
+
+    node.add_parser(commands)
     return parser
 
 

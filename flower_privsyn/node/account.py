@@ -245,16 +245,18 @@ class NodeAccount:
 
     def refusal(self, policy: NodePolicy, what: str, cost: float) -> NotAllowedError:
         """The sentence that says what would be spent, what is allowed, and by whom it was."""
-        spent = self.epsilon(policy)
+        spent = "nothing was spent so far"
         runs = ", ".join(
             f"{run_name(server, run)} ({rounds_text(charges)})"
             for server, run, charges in self.runs()
         )
+        if runs:
+            spent = f"{_shown(self.epsilon(policy))} was spent by {runs}"
         return policy.refusal(
             "max-epsilon",
             f'{what} would bring the epsilon of data set "{self.dataset}" to {_shown(cost)} at '
             f"delta {policy.delta:g} ({policy.relation.value}); the owner allows "
-            f"{policy.max_epsilon:g}, and {_shown(spent)} was spent by {runs or 'no run'}",
+            f"{policy.max_epsilon:g}, and {spent}",
         )
 
     def _check_stream(self, charge: Charge) -> None:

@@ -203,10 +203,10 @@ class NodeGuard:
         cost = account.epsilon(policy, {release: plan.releases})
         if not within(cost, policy):
             rounds = "1 round" if plan.num_rounds == 1 else f"{plan.num_rounds} rounds"
+            name = run_name(self.server, run)
             raise account.refusal(
                 policy,
-                f"{run_name(self.server, run).capitalize()} plans {rounds} at noise multiplier "
-                f"{plan.noise_multiplier:g}, which",
+                f"R{name[1:]} plans {rounds} at noise multiplier {plan.noise_multiplier:g}, which",
                 cost,
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
 import re
@@ -236,7 +237,9 @@ def policy_text(policy: NodePolicy | None = None) -> str:
     """A policy as a commented TOML file."""
     policy = policy or NodePolicy()
     models = {
-        table: "\n".join(f'"{name}" = "{digest}"' for name, digest in getattr(policy, key).items())
+        table: "\n".join(
+            f'{json.dumps(name)} = "{digest}"' for name, digest in getattr(policy, key).items()
+        )
         for table, key in (("embedding", "embedding_models"), ("trained", "trained_models"))
     }
     return f"""\
@@ -257,15 +260,15 @@ max-clip-norm = {policy.max_clip_norm!r}
 max-rounds = {policy.max_rounds}
 
 # Questions that are answered.
-queries = [{", ".join(f'"{name}"' for name in policy.queries)}]
+queries = {json.dumps(policy.queries)}
 
 # Servers that may ask, by the name that --node-config 'server="..."' gives the server of a
 # SuperNode; empty for any.
-servers = [{", ".join(f'"{name}"' for name in policy.servers)}]
+servers = {json.dumps(policy.servers)}
 
 # Name of the data set whose account is kept, where --node-config 'dataset="..."' gives none; empty
 # for the path of the node's own `data`.
-dataset = "{policy.dataset}"
+dataset = {json.dumps(policy.dataset)}
 
 # Models that a server may name, with the SHA-256 of their files (`privsyn node digest FOLDER`), or
 # "" for whatever stands under the name. Others are refused before they are loaded.

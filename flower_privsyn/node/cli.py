@@ -1,0 +1,214 @@
+"""`privsyn node`: what this node's owner allows, and what its users have spent."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.node.account import Charge, NodeAccount, NodeLedger, datasets, ledger_folder
+from flower_privsyn.node.models import model_digest
+from flower_privsyn.node.policy import (
+    DEFAULTS,
+    NODE_POLICY,
+    NodePolicy,
+    find_policy,
+    policy_file,
+    policy_text,
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Add `node` and what it can do to the commands of `privsyn`."""
+    node = commands.add_parser(
+        "node",
+        help="say what this node allows, and see what its users have spent",
+        description="For the owner of a node: the policy that bounds what servers may ask, and "
+        "the node's own account of what was answered.",
+    )
+    actions = node.add_subparsers(required=True, metavar="ACTION")
+
+    policy = actions.add_parser(
+        "policy",
+        help="show the policy in force, or write a file to start from",
+        description=f"Show the policy in force: PATH, else the file that {NODE_POLICY} names, else "
+        f"the one in the default place ({policy_file()}), else the defaults.",
+    )
+    policy.add_argument("path", nargs="?", metavar="PATH", help="a policy file")
+    policy.add_argument(
+        "--init", action="store_true", help="write a commented file with the defaults"
+    )
+    policy.set_defaults(command=_policy)
+
+    ledger = actions.add_parser(
+        "ledger",
+        help="show what was answered from each data set, and what is left",
+        description="What every run of every server was answered, from the noise multipliers they "
+        "stated, and the epsilon of all of them together at the owner's delta.",
+    )
+    ledger.add_argument("--dataset", metavar="NAME", help="one data set (default: all)")
+    ledger.add_argument("--policy", metavar="PATH", help="a policy file (default: that in force)")
+    ledger.add_argument("--json", action="store_true", help="print JSON")
+    ledger.set_defaults(command=_ledger)
+
+    digest = actions.add_parser(
+        "digest", help="print the SHA-256 of a model folder, as a policy states it"
+    )
+    digest.add_argument("folder", metavar="FOLDER", help="the model")
+    digest.set_defaults(command=_digest)
+
+
+def _policy(arguments: argparse.Namespace) -> int:
+    named = None if arguments.path is None else Path(arguments.path).expanduser().absolute()
+    if not arguments.init:
+        policy = _in_force(named)
+        print(f"# {policy.source if policy.source != DEFAULTS else _nowhere()}\n")
+        print(policy_text(policy), end="")
+        return 0
+    path = named or (Path(os.environ[NODE_POLICY]) if os.environ.get(NODE_POLICY) else None)
+    path = path or policy_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(policy_text())
+    except FileExistsError:
+        raise ConfigError(f"{path} exists and is left as it is.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
+    print(path)
+    return 0
+
+
+def _nowhere() -> str:
+    return f"the defaults: there is no {policy_file()}"
+
+
+def _in_force(path: Path | None) -> NodePolicy:
+    return find_policy({}) if path is None else NodePolicy.read(path)
+
+
+def _ledger(arguments: argparse.Namespace) -> int:
+    policy = _in_force(None if arguments.policy is None else Path(arguments.policy).expanduser())
+    names = datasets() if arguments.dataset is None else [arguments.dataset]
+    found = []
+    for name in names:
+        ledger = NodeLedger(name)
+        if not ledger.path.exists():
+            raise ConfigError(
+                f'There is no ledger of data set "{name}" in {ledger_folder()}; it holds '
+                f"{', '.join(datasets()) or 'none'}."
+            )
+        found.append(describe(ledger.account(), policy))
+    if arguments.json:
+        print(json.dumps({"policy": policy.source, "datasets": found}, indent=2))
+        return 0
+    if not found:
+        print(f"No data set has an account in {ledger_folder()}: nothing was answered.")
+    for entry in found:
+        _show(entry, policy)
+    return 0
+
+
+def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:
+    """An account as JSON: what each run was answered, and the epsilon of all of them.
+
+    Args:
+        account: of one data set.
+        policy: whose delta, relation and limit hold.
+
+    Returns:
+        `epsilon`, `limit` and `left` are None for infinity.
+    """
+    epsilon = account.epsilon(policy)
+    runs = []
+    for server, run, charges in account.runs():
+        alone = NodeAccount(account.dataset, charges)
+        runs.append(
+            {
+                "server": server,
+                "run": run,
+                "rounds": sorted({charge.round_number for charge in charges}),
+                "num_rounds": max(charge.num_rounds for charge in charges),
+                "queries": sorted({charge.query for charge in charges}),
+                "noise_multipliers": sorted(
+                    {charge.mechanism.noise_multiplier for charge in charges}
+                ),
+                "sampling": sorted({_sampling(charge) for charge in charges}),
+                "relation": sorted({charge.relation.value for charge in charges}),
+                "noise": sorted({_trust(charge) for charge in charges}),
+                "epsilon_alone": _finite(alone.epsilon(policy)),
+            }
+        )
+    left = policy.max_epsilon
+    if math.isfinite(left):
+        left = max(0.0, left - epsilon)
+    return {
+        "dataset": account.dataset,
+        "delta": policy.delta,
+        "relation": policy.relation.value,
+        "epsilon": _finite(epsilon),
+        "limit": _finite(policy.max_epsilon),
+        "left": _finite(left),
+        "runs": runs,
+    }
+
+
+def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"data set {entry['dataset']}", title_justify="left")
+    columns = ("run", "rounds", "query", "noise multiplier", "sampling", "noise", "epsilon alone")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for run in entry["runs"]:
+        table.add_row(
+            f"{run['run']}" + (f" of {run['server']}" if run["server"] else ""),
+            f"{len(run['rounds'])} of {run['num_rounds']}",
+            ", ".join(run["queries"]),
+            ", ".join(f"{value:.4g}" for value in run["noise_multipliers"]),
+            ", ".join(run["sampling"]),
+            ", ".join(run["noise"]),
+            _number(run["epsilon_alone"]),
+        )
+    Console().print(table)
+    print(
+        f"epsilon {_number(entry['epsilon'])} of {_number(entry['limit'])} in total at delta "
+        f"{entry['delta']:g} ({entry['relation']}), {_number(entry['left'])} left; limits from "
+        f"{policy.source}"
+    )
+    print(
+        "Server trusted: this node cannot see the noise that a server adds; the account is as good "
+        "as the servers' word.\n"
+    )
+
+
+def _digest(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.folder).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder.")
+    print(model_digest(folder))
+    return 0
+
+
+def _trust(charge: Charge) -> str:
+    if charge.noise == "central":
+        return "central, server trusted"
+    return f"shares of {charge.shares_required}, server trusted with single replies"
+
+
+def _sampling(charge: Charge) -> str:
+    method = charge.sampling.method
+    return method if method in ("full", "cyclic") else f"{method} {charge.sampling.rate:.4g}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> str:
+    return "infinity" if value is None else f"{value:.4g}"

@@ -1,0 +1,49 @@
+"""A node with an owner: ledgers and policy in a folder of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.node import Charge, simulated
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism, NeighboringRelation
+
+
+@pytest.fixture(autouse=True)
+def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No simulation; the owner's files lie in the returned folder."""
+    for variable in ("PRIVSYN_NODE_POLICY", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PRIVSYN_NODE_LEDGERS", str(tmp_path / "ledgers"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    with simulated(False):
+        yield tmp_path
+
+
+@pytest.fixture
+def asked() -> Callable[..., Charge]:
+    """One answer; keyword arguments replace its values."""
+
+    def build(round_number: int = 1, multiplier: float = 2.0, **changes: Any) -> Charge:
+        run, node = changes.get("run", 7), changes.get("node", 1)
+        values: dict[str, Any] = {
+            "server": "north",
+            "run": run,
+            "node": node,
+            "partition": None,
+            "round_number": round_number,
+            "num_rounds": 20,
+            "query": "nearest_neighbor_histogram",
+            "question": f"{run}/{node}/{round_number}",
+            "clip_norm": 3.0,
+            "mechanism": GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=3.0),
+            "relation": NeighboringRelation.ZERO_OUT,
+            "sampling": FullParticipation(population=40),
+            **changes,
+        }
+        return Charge(**values)
+
+    return build

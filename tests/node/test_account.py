@@ -1,0 +1,295 @@
+"""The node's own account: what answers cost together, and that no crash makes it less."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+
+import dp_accounting
+import pytest
+from dp_accounting import pld
+
+from flower_privsyn.errors import LedgerError, NotAllowedError
+from flower_privsyn.node import Charge, NodeAccount, NodeLedger, NodePolicy, account
+from flower_privsyn.privacy import (
+    BandedToeplitz,
+    Correlation,
+    CyclicSampling,
+    FixedSizeSampling,
+    GaussianMechanism,
+    NeighboringRelation,
+    Participation,
+    PoissonSampling,
+)
+
+Asked = Callable[..., Charge]
+ANY = NodePolicy(max_epsilon=math.inf)
+
+
+def of(*charges: Charge) -> NodeAccount:
+    return NodeAccount("people", list(charges))
+
+
+def gaussian(multipliers: list[float], delta: float = 1e-6) -> float:
+    """Epsilon of unsampled Gaussian releases, by dp_accounting alone."""
+    whole = 1.0 / math.sqrt(sum(multiplier**-2 for multiplier in multipliers))
+    return float(dp_accounting.get_epsilon_gaussian(whole, delta))
+
+
+class TestEpsilon:
+    def test_is_that_of_dp_accounting_composing_all_runs(self, asked: Asked) -> None:
+        charges = [asked(number) for number in (1, 2, 3)]
+        charges += [
+            asked(number, 0.9, run=8, server="south", sampling=PoissonSampling(0.1, population=9))
+            for number in (1, 2, 3, 4)
+        ]
+        charges.append(
+            asked(1, 5.0, run=9, sampling=CyclicSampling(groups=2, rounds=4, salt="0" * 32))
+        )
+        independent = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
+        independent.compose(dp_accounting.GaussianDpEvent(2.0), 3)
+        independent.compose(dp_accounting.GaussianDpEvent(5.0))
+        sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(0.9))
+        independent.compose(sampled, 4)
+        assert of(*charges).epsilon(NodePolicy()) == pytest.approx(
+            independent.get_epsilon(1e-6), rel=2e-4
+        )
+
+    def test_is_not_the_sum_of_the_runs(self, asked: Asked) -> None:
+        """Two runs of epsilon 1 each are 1.46 together."""
+        one = gaussian([2.0] * 4)
+        both = of(*(asked(n, run=run) for run in (7, 8) for n in (1, 2, 3, 4))).epsilon(
+            NodePolicy()
+        )
+        assert both == pytest.approx(gaussian([2.0] * 8))
+        assert both < 1.5 * one
+
+    def test_is_under_the_owners_relation_whatever_a_run_claims(self, asked: Asked) -> None:
+        replaced = NodePolicy(relation=NeighboringRelation.REPLACE_ONE, delta=1e-5)
+        assert of(asked()).epsilon(replaced) == pytest.approx(gaussian([1.0], 1e-5))
+        claims = asked(relation=NeighboringRelation.REPLACE_ONE)
+        assert of(claims).epsilon(NodePolicy()) == pytest.approx(gaussian([2.0]))
+
+    def test_of_a_fixed_size_cohort_under_add_remove_is_twice_the_move_unsampled(
+        self, asked: Asked
+    ) -> None:
+        drawn = asked(sampling=FixedSizeSampling(3, population=30))
+        assert of(drawn).epsilon(NodePolicy()) < gaussian([1.0])
+        joined = NodePolicy(relation=NeighboringRelation.ADD_REMOVE)
+        assert of(drawn).epsilon(joined) == pytest.approx(gaussian([1.0]))
+
+    def test_of_an_answer_without_noise_is_infinite(self, asked: Asked) -> None:
+        assert of(asked(multiplier=0.0)).epsilon(NodePolicy()) == math.inf
+        assert of().epsilon(NodePolicy()) == 0.0
+
+
+class TestWhoIsIn:
+    def test_parts_of_one_deal_share_no_user(self, asked: Asked) -> None:
+        parts = [asked(node=n, partition=(n, 3)) for n in range(3)]
+        assert of(*parts).epsilon(NodePolicy()) == pytest.approx(gaussian([2.0]))
+
+    @pytest.mark.parametrize("partitions", [(None, None), ((0, 2), (0, 3)), ((0, 2), None)])
+    def test_users_on_two_nodes_count_twice_in_one_sum(
+        self, asked: Asked, partitions: tuple[tuple[int, int] | None, ...]
+    ) -> None:
+        """Noise is added once and they move the sum twice as far: as 4 releases, not as 2."""
+        nodes = [asked(node=n, partition=part) for n, part in enumerate(partitions)]
+        assert of(*nodes).epsilon(NodePolicy()) == pytest.approx(gaussian([1.0]))
+
+    def test_two_nodes_that_the_noise_is_for_count_as_stated(self, asked: Asked) -> None:
+        wide = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=6.0)
+        nodes = [asked(node=n, mechanism=wide) for n in (1, 2)]
+        assert of(*nodes).epsilon(NodePolicy()) == pytest.approx(gaussian([2.0]))
+
+    def test_coins_of_two_answers_are_no_coin_of_one(self, asked: Asked) -> None:
+        nodes = [asked(node=n, sampling=PoissonSampling(0.1)) for n in (1, 2)]
+        assert of(*nodes).epsilon(NodePolicy()) == pytest.approx(gaussian([1.0]))
+
+
+class TestCorrelatedRounds:
+    @pytest.fixture
+    def correlation(self) -> Correlation:
+        factorisation = BandedToeplitz(rounds=6, coefficients=(1.0, 0.5))
+        return Correlation.create(factorisation, Participation(rounds=6))
+
+    def test_cost_once_all_together(self, asked: Asked, correlation: Correlation) -> None:
+        whole = gaussian([correlation.noise_multiplier(4.0)])
+        rounds = [asked(n, 4.0, correlation=correlation, run=7 + n) for n in (1, 2, 3)]
+        for some in (rounds[:1], rounds):
+            assert of(*some).epsilon(NodePolicy()) == pytest.approx(whole)
+        again = asked(2, 4.0, correlation=correlation, question="another")
+        assert of(*rounds, again).epsilon(NodePolicy()) == pytest.approx(
+            gaussian([correlation.noise_multiplier(2.0)])
+        )
+        elsewhere = asked(2, 4.0, correlation=correlation, server="south")
+        assert of(*rounds, elsewhere).epsilon(NodePolicy()) > 1.2 * whole
+
+    def test_are_what_the_first_was_charged_as(
+        self, asked: Asked, correlation: Correlation
+    ) -> None:
+        ledger = NodeLedger("people")
+        ledger.charge(asked(1, 4.0, correlation=correlation), ANY)
+        ledger.charge(asked(2, 4.0, correlation=correlation), ANY)
+        other = Correlation(
+            factorisation=BandedToeplitz(rounds=6, coefficients=(1.0, 0.25)),
+            participation=correlation.participation,
+            stream=correlation.stream,
+        )
+        for changed in (
+            asked(3, 1.0, correlation=correlation),
+            asked(3, 4.0, correlation=other),
+            asked(3, 4.0, correlation=correlation, sampling=PoissonSampling(0.5)),
+        ):
+            with pytest.raises(NotAllowedError, match=f"noise stream {correlation.stream}"):
+                ledger.charge(changed, ANY)
+        lines = [json.loads(line) for line in ledger.path.read_text().splitlines()]
+        assert ["correlation" in line for line in lines[1:]] == [True, False]
+        assert len(ledger.account().charges) == 2
+
+
+class TestLimit:
+    def test_is_never_passed_and_the_sentence_names_the_runs(self, asked: Asked) -> None:
+        policy = NodePolicy(max_epsilon=gaussian([2.0] * 5) * 1.001)
+        ledger = NodeLedger("people")
+        for number in (1, 2, 3):
+            assert ledger.charge(asked(number), policy)
+        for number in (1, 2):
+            assert ledger.charge(asked(number, run=8, server="south"), policy)
+        before = ledger.path.read_bytes()
+        with pytest.raises(NotAllowedError) as refused:
+            ledger.charge(asked(3, run=8, server="south"), policy)
+        sentence = str(refused.value)
+        for part in (
+            'Round 3 of run 8 of server "south"', 'run 7 of server "north" (3 of 20 rounds)',
+            '"people"', f"{gaussian([2.0] * 6):.4g}", f"{gaussian([2.0] * 5):.4g}", "max-epsilon",
+            "delta 1e-06",
+        ):  # fmt: skip
+            assert part in sentence
+        assert ledger.path.read_bytes() == before
+
+    def test_rounds_that_were_found_to_fit_need_no_accountant(
+        self, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[int] = []
+        real = account.release_epsilon
+
+        def counted(releases: object, *, delta: float) -> float:
+            calls.append(1)
+            return real(releases, delta=delta)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(account, "release_epsilon", counted)
+        policy = NodePolicy(max_epsilon=gaussian([2.0] * 25) * 1.001)
+        ledger = NodeLedger("people")
+        for number in range(1, 21):
+            ledger.charge(asked(number, sampling=PoissonSampling(1.0)), policy)
+        assert len(calls) == 1
+        for number in range(1, 6):  # another run: what was found is not for its rounds
+            ledger.charge(asked(number, run=8), policy)
+        with pytest.raises(NotAllowedError):
+            ledger.charge(asked(6, run=8), policy)
+        tighter = NodePolicy(max_epsilon=policy.max_epsilon / 2)
+        with pytest.raises(NotAllowedError):
+            ledger.charge(asked(20, run=7, question="other"), tighter)
+
+    def test_the_same_question_is_charged_once_and_another_again(self, asked: Asked) -> None:
+        ledger = NodeLedger("people")
+        assert ledger.charge(asked(), ANY)
+        assert not ledger.charge(asked(), ANY)
+        assert ledger.charge(asked(question="another"), ANY)
+        assert ledger.account().epsilon(ANY) == pytest.approx(gaussian([1.0]))
+
+    def test_shares_of_noise_are_drawn_anew_and_charged_anew(self, asked: Asked) -> None:
+        ledger = NodeLedger("people")
+        for _ in range(2):
+            assert ledger.charge(asked(noise="shares", shares_required=5), ANY)
+        assert len(ledger.account().charges) == 2
+
+
+class TestFile:
+    def test_is_the_owners_alone_and_reads_back(self, asked: Asked) -> None:
+        ledger = NodeLedger("/srv/people of the clinic.jsonl")
+        charge = asked(partition=(1, 3), sampling=FixedSizeSampling(3, population=30))
+        ledger.charge(charge, ANY)
+        assert ledger.account().charges == [charge]
+        assert ledger.path.name.startswith("people-of-the-clinic.jsonl-")
+        assert ledger.path.stat().st_mode & 0o777 == 0o600
+        assert ledger.path.parent.stat().st_mode & 0o777 == 0o700
+        assert account.datasets() == ["/srv/people of the clinic.jsonl"]
+
+    def test_of_another_data_set_is_refused(self, asked: Asked) -> None:
+        NodeLedger("people").charge(asked(), ANY)
+        other = NodeLedger("others")
+        NodeLedger("people").path.rename(other.path)
+        with pytest.raises(LedgerError, match='of data set "people"'):
+            other.charge(asked(2), ANY)
+
+    def test_cut_at_any_byte_of_its_last_line_counts_all_that_left_before(
+        self, asked: Asked
+    ) -> None:
+        """A line that is not whole was never returned from, so its answer never left."""
+        ledger = NodeLedger("people")
+        for number in (1, 2, 3):
+            ledger.charge(asked(number), ANY)
+        whole = ledger.path.read_bytes()
+        last = whole[:-1].rfind(b"\n") + 1
+        for cut in range(last + 1, len(whole)):
+            ledger.path.write_bytes(whole[:cut])
+            assert ledger.account().charges == [asked(1), asked(2)]
+            if cut % 97:
+                continue
+            assert ledger.charge(asked(4), ANY)
+            assert ledger.account().charges == [asked(1), asked(2), asked(4)]
+        for cut in (1, last // 3, last - 2):  # no crash of ours: refused, not counted as less
+            ledger.path.write_bytes(whole[:cut] + b"\n" + whole[last:])
+            with pytest.raises(LedgerError):
+                ledger.charge(asked(4), ANY)
+
+    @pytest.mark.parametrize("written", [0, 1, 200])
+    def test_killed_while_it_is_written(self, asked: Asked, written: int) -> None:
+        ledger = NodeLedger("people")
+        ledger.charge(asked(1), ANY)
+        child = os.fork()
+        if child == 0:
+            real = os.write
+
+            def dying(descriptor: int, data: bytes) -> int:
+                real(descriptor, data[:written])
+                os.kill(os.getpid(), signal.SIGKILL)
+                return 0
+
+            os.write = dying  # type: ignore[assignment]
+            ledger.charge(asked(2), ANY)
+            os._exit(0)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+        assert ledger.account().charges == [asked(1)]
+        assert ledger.charge(asked(2), ANY)
+        assert ledger.account().charges == [asked(1), asked(2)]
+
+    def test_is_shared_by_all_processes(self, asked: Asked) -> None:
+        charges = [asked(number, run=run) for run in range(4) for number in range(1, 6)]
+        with multiprocessing.get_context("fork").Pool(4) as pool:
+            pool.map(_charge, [charges[first::4] for first in range(4)])
+        found = NodeLedger("people").account().charges
+        assert sorted(map(repr, found)) == sorted(map(repr, charges))
+
+    def test_two_processes_cannot_both_take_what_is_left_once(self, asked: Asked) -> None:
+        charges = [asked(1, run=run) for run in range(4)]
+        with multiprocessing.get_context("fork").Pool(4) as pool:
+            taken = pool.map(_take_the_last, charges)
+        assert sum(taken) == 1
+
+
+def _charge(charges: list[Charge]) -> None:
+    for charge in charges:
+        NodeLedger("people").charge(charge, ANY)
+
+
+def _take_the_last(charge: Charge) -> bool:
+    try:
+        return NodeLedger("people").charge(charge, NodePolicy(max_epsilon=gaussian([2.0]) * 1.1))
+    except NotAllowedError:
+        return False

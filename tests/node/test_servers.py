@@ -1,0 +1,215 @@
+"""Two servers, one node: through the real ClientApp and the real strategies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn import wire
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.data import Users
+from flower_privsyn.errors import FederationError
+from flower_privsyn.node import NodeLedger, NodePolicy
+from flower_privsyn.testing import LoopbackGrid, hash_embedder
+from tests.conftest import make_users
+
+VOTES = "query.nearest_neighbor_histogram"
+CODE = wire.ClientErrorCode.NOT_ALLOWED
+
+
+@pytest.fixture
+def grid_of(owner: Path) -> Callable[..., LoopbackGrid]:
+    """What a server sees: one node with twelve users, whose owner allows an epsilon."""
+
+    def build(server: str, run: int, max_epsilon: float = 2.0, **more: Any) -> LoopbackGrid:
+        policy = owner / "policy.toml"
+        policy.write_text(f"max-epsilon = {max_epsilon}\n")
+        node = {"server": server, "dataset": "people", "policy": str(policy)}
+        app = create_client_app(
+            lambda context: make_users(12),
+            embedder=hash_embedder,
+            cache_directory=owner / "cache",
+        )
+        return LoopbackGrid(app, node_configs=[node], is_simulation=False, run_id=run, **more)
+
+    return build
+
+
+@pytest.fixture
+def run_of(
+    evolution: Callable[..., Any], settings: Callable[..., Any], owner: Path
+) -> Callable[..., Any]:
+    """A server's run of two rounds on one node."""
+
+    def build(name: str, **changes: Any) -> Any:
+        values = {"num_nodes": 1, "num_rounds": 2, "delta": 1e-6, "run_dir": str(owner / name)}
+        if "noise_multiplier" not in changes:
+            values["epsilon"] = 1.5
+        return evolution(settings(**{**values, **changes}))
+
+    return build
+
+
+def test_the_second_of_two_runs_is_refused_at_the_owners_limit_with_both_named(
+    grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    first = run_of("north")
+    first.start(grid_of("north", 1111))
+    account = NodeLedger("people").account()
+    # The node computes from the multiplier what the server's ledger says, at the same delta.
+    assert account.epsilon(NodePolicy()) == pytest.approx(
+        first.run.metrics()[-1]["epsilon_release"], rel=1e-9
+    )
+    second, grid = run_of("south"), grid_of("south", 2222)
+    with pytest.raises(FederationError, match=wire.CLIENT_ERROR_TEXT[CODE]):
+        second.start(grid)
+    assert [message.metadata.message_type for message in grid.requests] == [wire.PREPARE]
+    assert grid.replies[0].error.reason == wire.CLIENT_ERROR_TEXT[CODE]
+    assert wire.unexpected_records(grid.replies[0]) == []
+    (sentence,) = [r.getMessage() for r in caplog.records if "would bring" in r.getMessage()]
+    for part in ('Run 2222 of server "south" plans 2 rounds', 'run 1111 of server "north"',
+                 "(2 of 2 rounds)", "owner allows 2", '"people"'):  # fmt: skip
+        assert part in sentence
+    assert not second.run.ledger_file.exists()
+
+
+def test_two_runs_at_once_cannot_pass_the_limit_together(
+    grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Both fit when they begin; the second finds what the first has spent since."""
+    second, grid = run_of("south"), grid_of("south", 2222)
+    begun = second.first_broadcast
+
+    def meanwhile() -> Any:
+        run_of("north").start(grid_of("north", 1111))
+        return begun()
+
+    second.first_broadcast = meanwhile
+    with suppress(FederationError):  # a server may give up where nobody answers
+        second.start(grid)
+    codes = [reply.error.code for reply in grid.replies if reply.has_error()]
+    assert codes
+    assert set(codes) == {CODE}
+    account = NodeLedger("people").account()
+    assert account.epsilon(NodePolicy()) <= 2.0
+    sentences = [r.getMessage() for r in caplog.records if "would bring" in r.getMessage()]
+    assert 'of run 2222 of server "south"' in sentences[0]
+    assert 'run 1111 of server "north"' in sentences[0]
+
+
+def test_the_noise_of_a_fixed_size_cohort_is_learnt_with_the_first_question(
+    grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any]
+) -> None:
+    """It depends on the roster, so that the node cannot refuse before."""
+    strategy = run_of("fixed", sampling="fixed-size", sample_size=6, noise_multiplier=0.5)
+    grid = grid_of("north", 3333)
+    with suppress(FederationError):  # a server may give up where nobody answers
+        strategy.start(grid)
+    refused = [reply.has_error() for reply in grid.replies]
+    assert refused[0] is False
+    assert all(refused[1:])
+    assert len(refused) > 1
+    assert not NodeLedger("people").path.exists()
+
+
+def test_a_policy_that_cannot_be_read_answers_nothing(
+    grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any], owner: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    grid = grid_of("north", 1111)
+    (owner / "policy.toml").write_text("max-epsilon = 'two'")
+    with pytest.raises(FederationError, match="owner does not allow"):
+        run_of("north").start(grid)
+    assert "max-epsilon must be a number above 0 (inf for no limit), got 'two'" in caplog.text
+
+
+def test_a_simulation_keeps_an_account_only_where_a_policy_is_named(
+    run_of: Callable[..., Any], owner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(context: Any) -> Users:
+        config = context.node_config
+        return make_users(12).deal(
+            partition_id=int(config["partition-id"]), num_partitions=int(config["num-partitions"])
+        )
+
+    app = create_client_app(load, embedder=hash_embedder, cache_directory=owner / "cache")
+    run_of("free", num_nodes=2).start(LoopbackGrid(app, num_nodes=2))
+    assert not (owner / "ledgers").exists()
+    policy = owner / "policy.toml"
+    policy.write_text("max-epsilon = 2.0")
+    monkeypatch.setenv("PRIVSYN_NODE_POLICY", str(policy))
+    run_of("kept", num_nodes=2).start(LoopbackGrid(app, num_nodes=2))
+    account = NodeLedger("default").account()
+    assert len(account.charges) == 4
+    # Two nodes with a part of the users each: every user is in one answer of a round.
+    assert account.epsilon(NodePolicy()) == pytest.approx(1.5, rel=1e-3)
+
+
+def test_the_log_says_once_which_policy_is_in_force(
+    grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any], owner: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.INFO, "flower_privsyn.client")
+    run_of("north").start(grid_of("north", 1111))
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("node policy")]
+    assert len(lines) == 1
+    assert str(owner / "policy.toml") in lines[0]
+    assert "at most epsilon 2 in total at delta 1e-06 (zero-out)" in lines[0]
+
+
+_NODE = """
+import os, signal, sys
+from flower_privsyn import wire
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
+from flower_privsyn.testing import *
+from flower_privsyn.testing import EchoGenerator, HashEmbedder, ShuffleWords
+from tests.conftest import make_users
+
+folder, public = sys.argv[1:]
+left = []
+reply = wire.reply
+
+def dying(content, message):
+    if len(left) == 2:  # the roster and one answer
+        os.kill(os.getpid(), signal.SIGKILL)
+    left.append(1)
+    return reply(content, message)
+
+wire.reply = dying
+app = create_client_app(
+    lambda context: make_users(12), embedder=hash_embedder, cache_directory=folder + "/cache"
+)
+config = PrivateEvolutionConfig(
+    num_rounds=4, num_nodes=1, num_candidates=16, lookahead=1, public_text=public,
+    expand_samples=12, run_dir=folder + "/run", node_timeout=0.2, noise_multiplier=4.0,
+)
+with flower_identity():
+    PrivateEvolution(
+        config, embedder=HashEmbedder(), variation=ShuffleWords(), generator=EchoGenerator()
+    ).start(
+        LoopbackGrid(app, node_configs=[{"dataset": "people"}], is_simulation=False, run_id=1111)
+    )
+"""
+
+
+def test_kill_9_between_charge_and_answer_never_counts_less(owner: Path, public_file: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _NODE, str(owner), str(public_file)],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr
+    ledger = [json.loads(line) for line in (owner / "run" / "ledger.jsonl").open()]
+    assert sum(line["event"] == "release" for line in ledger) == 1
+    account = NodeLedger("people").account()
+    assert [charge.round_number for charge in account.charges] == [1, 2]
