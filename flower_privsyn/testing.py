@@ -36,7 +36,7 @@ RUN_ID = 1
 
 @contextmanager
 def flower_identity(node_id: int = 1) -> Iterator[None]:
-    """Let `flwr.app.Message` be built outside a running Flower app.
+    """Let `flwr.app.Message` be built outside a running Flower app; its nodes are simulated.
 
     Flower keeps the identity of the running task in a private class; this is the only place that
     touches it.
@@ -46,7 +46,8 @@ def flower_identity(node_id: int = 1) -> Iterator[None]:
     before = TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, node_id
     try:
-        yield
+        with simulated():
+            yield
     finally:
         TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
 

@@ -13,7 +13,6 @@ from flwr.app import Context
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.privacy.grid import to_grid
-from flower_privsyn.node import simulated
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
 from flower_privsyn.testing import (
     EchoGenerator,
@@ -32,8 +31,7 @@ WORDS = (
 
 @pytest.fixture(autouse=True)
 def identity() -> Iterator[None]:
-    """Nodes that are called in this process are simulated; no test writes an owner's account."""
-    with flower_identity(), simulated():
+    with flower_identity():
         yield
 
 

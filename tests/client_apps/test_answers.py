@@ -18,7 +18,7 @@ from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.answers import answer_of
 from flower_privsyn.data import Users
-from flower_privsyn.privacy import FullParticipation
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.queries import (
     Broadcast,
     Cohort,
@@ -99,6 +99,8 @@ def ask(app: ClientApp, query: Query, broadcast: Broadcast, context: Context) ->
         data=DATA,
         sampling=FullParticipation(),
         sampling_key=bytes(32),
+        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
+        num_rounds=1,
     )
     record = wire.broadcast_record(broadcast, precision="float32")
     content = wire.pack_ask(question, record)

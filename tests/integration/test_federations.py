@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flower_privsyn.node import NodeLedger, NodePolicy
 from flower_privsyn.processes import marked_processes
 from flower_privsyn.simulation import load_app, resolve_config, run_app
 from tests.conftest import make_users
@@ -50,12 +51,16 @@ def free_port() -> int:
 def deployment(folder: Path, num_nodes: int) -> Iterator[dict[str, str]]:
     """A SuperLink and SuperNodes on loopback; yields the environment of Flower's commands."""
     folder.mkdir()
+    # The runs here add no noise, which an owner has to allow.
+    (folder / "policy.toml").write_text("max-epsilon = inf\n")
     environment = {
         **os.environ,
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PRIVSYN_CACHE": str(folder / "cache"),
+        "PRIVSYN_NODE_LEDGERS": str(folder / "ledgers"),
+        "PRIVSYN_NODE_POLICY": str(folder / "policy.toml"),
         "PATH": os.pathsep.join([str(SCRIPTS), os.environ["PATH"]]),
         "OMP_NUM_THREADS": "1",
     }
@@ -209,6 +214,12 @@ def test_superlink_and_supernode_processes(
     run = deploy(app, tmp_path / f"deployment{num_nodes}", num_nodes)
     for simulated, deployed in zip(six_by_one, sums(run), strict=True):
         assert np.array_equal(simulated, deployed)
+    # Every SuperNode has an owner, whose account has a line for every answer.
+    account = NodeLedger(
+        "default", folder=tmp_path / f"deployment{num_nodes}" / "ledgers"
+    ).account()
+    assert len(account.charges) == num_nodes * len(ROUNDS)
+    assert account.epsilon(NodePolicy()) == np.inf
 
 
 @pytest.mark.timeout(600)

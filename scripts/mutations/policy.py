@@ -1,0 +1,127 @@
+"""Mistakes in the node's own account and in its owner's policy."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+ACCOUNT = "flower_privsyn/node/account.py"
+GUARD = "flower_privsyn/node/guard.py"
+CLIENT = "flower_privsyn/client_apps/private_sum.py"
+ACCOUNT_TESTS = "tests/node/test_account.py"
+POLICY_TESTS = "tests/node/test_policy.py"
+SERVER_TESTS = "tests/node/test_servers.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="an answer leaves before the node has charged it",
+        file=CLIENT,
+        before="        guard.charge(charge)\n        answer = wire.Answer(total=total, "
+        "num_users=num_users)\n        return wire.reply(wire.pack_answer(answer), message)\n",
+        after="        answer = wire.Answer(total=total, num_users=num_users)\n"
+        "        replied = wire.reply(wire.pack_answer(answer), message)\n"
+        "        guard.charge(charge)\n        return replied\n",
+        tests=(f"{SERVER_TESTS}::test_kill_9_between_charge_and_answer_never_counts_less",),
+    ),
+    Mutation(
+        name="the node asks its account before the answer and not at it",
+        file=ACCOUNT,
+        before="            checked = account.check(charge, policy)\n",
+        after="            checked = {}\n",
+        tests=(ACCOUNT_TESTS,),
+    ),
+    Mutation(
+        name="the node's account believes the relation a run claims",
+        file=ACCOUNT,
+        before="    return planned_release(noise_multiplier=multiplier, sampling=sampling, "
+        "relation=relation)\n",
+        after="    relation = group[0].relation\n"
+        "    return planned_release(noise_multiplier=multiplier, sampling=sampling, "
+        "relation=relation)\n",
+        tests=(f"{ACCOUNT_TESTS}::TestEpsilon",),
+    ),
+    Mutation(
+        name="a user on two nodes of one round costs one release",
+        file=ACCOUNT,
+        before="if None not in deals and len(deals) == 1 else len(asked)",
+        after="if None not in deals and len(deals) == 1 else 1",
+        tests=(f"{ACCOUNT_TESTS}::TestWhoIsIn",),
+    ),
+    Mutation(
+        name="the node charges correlated rounds with the noise of one of them",
+        file=ACCOUNT,
+        before="        multiplier, sampling = correlation.noise_multiplier(multiplier), "
+        "FullParticipation()\n",
+        after="        sampling = FullParticipation()\n",
+        tests=(f"{ACCOUNT_TESTS}::TestCorrelatedRounds",),
+    ),
+    Mutation(
+        name="rounds of a noise stream may have other noise than was charged",
+        file=ACCOUNT,
+        before="        self._check_stream(charge)\n",
+        after="",
+        tests=(f"{ACCOUNT_TESTS}::TestCorrelatedRounds",),
+    ),
+    Mutation(
+        name="a second share of noise is free",
+        file=ACCOUNT,
+        before='        return charge.noise == "central" and any(\n',
+        after="        return any(\n",
+        tests=(f"{ACCOUNT_TESTS}::TestLimit",),
+    ),
+    Mutation(
+        name="what fitted under another limit is taken to fit under this one",
+        file=ACCOUNT,
+        before="            if same and not with_it - covered:\n",
+        after="            if not with_it - covered:\n",
+        tests=(f"{ACCOUNT_TESTS}::TestLimit",),
+    ),
+    Mutation(
+        name="two processes read a ledger at once",
+        file="flower_privsyn/privacy/ledger_file.py",
+        before="fcntl.LOCK_EX | (0 if wait",
+        after="fcntl.LOCK_SH | (0 if wait",
+        tests=(f"{ACCOUNT_TESTS}::TestFile", "tests/privacy/test_ledger.py"),
+    ),
+    Mutation(
+        name="a torn line of a node ledger is continued",
+        file=ACCOUNT,
+        before="            if torn:\n",
+        after="            if False:\n",
+        tests=(f"{ACCOUNT_TESTS}::TestFile",),
+    ),
+    Mutation(
+        name="a run that does not fit is refused only after it has begun",
+        file=GUARD,
+        before="        if not within(cost, policy):\n",
+        after="        if False:\n",
+        tests=(POLICY_TESTS, SERVER_TESTS),
+    ),
+    Mutation(
+        name="a server may name any model",
+        file=GUARD,
+        before="        if name not in models:\n",
+        after="        if False:\n",
+        tests=(f"{POLICY_TESTS}::TestModels",),
+    ),
+    Mutation(
+        name="the files of a model are not compared",
+        file=GUARD,
+        before="        if found != wanted:\n",
+        after="        if False:\n",
+        tests=(f"{POLICY_TESTS}::TestModels",),
+    ),
+    Mutation(
+        name="the path a run names makes a fresh account",
+        file=GUARD,
+        before='        return "default"\n',
+        after='        return str(node_config.get("partition-id", "none"))\n',
+        tests=(f"{POLICY_TESTS}::TestDataset", SERVER_TESTS),
+    ),
+    Mutation(
+        name="a question's sensitivity may be below its clip norm",
+        file="flower_privsyn/wire.py",
+        before="    if ask.mechanism.l2_sensitivity < ask.query.clip_norm * (1 - 1e-9):\n",
+        after="    if False:\n",
+        tests=("tests/test_wire.py",),
+    ),
+)
