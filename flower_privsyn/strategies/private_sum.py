@@ -717,11 +717,11 @@ class PrivateSumStrategy(Strategy):
 
     def _rounds_behind(self) -> int:
         """Rounds of a resumed run that no node will be asked again."""
-        behind = [0, *self.run.finished_rounds()]
-        if self.run.ledger_file.exists():
-            ledger = PrivacyLedger.read(self.run.ledger_file)
-            behind += [*ledger.rounds_charged, *ledger.rounds_started]
-        return max(behind)
+        if not self.run.ledger_file.exists():
+            return 0
+        ledger = PrivacyLedger.read(self.run.ledger_file)
+        # A round that was discarded last is asked again.
+        return max((0, *ledger.rounds_charged, *ledger.rounds_started))
 
     def _roster_of(
         self, replies: Iterable[Message], *, asked: set[int]
