@@ -56,7 +56,8 @@ def _by_box_muller(add: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Attac
         radius = np.rint(np.exp(-0.5 * (noise[0] ** 2 + noise[1] ** 2)) * 2.0**53) - 1.0
         turn = np.arctan2(noise[1], noise[0]) / (2.0 * np.pi)
         angle = np.rint(np.where(turn < 0, turn + 1.0, turn) * 2.0**53)
-        found = np.zeros(len(radius), dtype=bool)
+        # Near zero the angle has too few digits to be computed back: no answer.
+        found = noise[0] ** 2 + noise[1] ** 2 < 0.02
         for near in range(-_WINDOW, _WINDOW + 1):
             for around in range(-_WINDOW, _WINDOW + 1):
                 left = np.flatnonzero(~found)
