@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import math
 import os
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 
 from flower_privsyn import quarantine
 from flower_privsyn._hub import hub_unreachable
+from flower_privsyn.data import bounded
 from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
 from flower_privsyn.files import located
@@ -261,7 +260,7 @@ def _read_parquet(path: Path, columns: _Columns) -> _Rows:
     try:
         names = pq.read_schema(path).names
         _check_columns(names, columns, str(path))
-        table = pq.read_table(path, columns=[name for name in columns.wanted if name in names])
+        table = bounded.read_parquet(path, [name for name in columns.wanted if name in names])
     except pa.ArrowException as error:
         raise DataError(f"{path} is not a Parquet file ({type(error).__name__}).") from None
     return _from_table(table, columns, str(path))
@@ -379,6 +378,8 @@ def _no_unicode(column: Any) -> Any:
 def _dates(column: Any, name: str) -> Any:
     import pyarrow as pa
 
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     kind = column.type
     if pa.types.is_null(kind):
         return column.cast(pa.date32())
@@ -408,13 +409,8 @@ def _parse_date(value: object) -> date | None:
 
 def _read_json_lines(path: Path, columns: _Columns) -> _Rows:
     """Arrow's parser where every line is as it should be, else line by line to name the bad one."""
-    data = path.read_bytes()
-    if path.suffix.lower() == ".gz":
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, OSError, zlib.error):
-            raise DataError(f"{path} is not a complete gzip file.") from None
-    if not data.strip():
+    data = bounded.read_bytes(path)
+    if not data or data.isspace():
         raise DataError(f"{path} is empty.")
     table = _parse_fast(data, columns)
     if table is not None:
@@ -425,7 +421,7 @@ def _read_json_lines(path: Path, columns: _Columns) -> _Rows:
     return _typed(_parse_by_line(path, data, columns), columns)
 
 
-def _parse_fast(data: bytes, columns: _Columns) -> Any | None:
+def _parse_fast(data: bytearray, columns: _Columns) -> Any | None:
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.json as pj
@@ -452,7 +448,7 @@ def _parse_fast(data: bytes, columns: _Columns) -> Any | None:
     return table
 
 
-def _parse_by_line(path: Path, data: bytes, columns: _Columns) -> Any:
+def _parse_by_line(path: Path, data: bytearray, columns: _Columns) -> Any:
     import pyarrow as pa
 
     clients: list[str] = []
@@ -463,10 +459,9 @@ def _parse_by_line(path: Path, data: bytes, columns: _Columns) -> Any:
     def bad(rule: str) -> DataError:
         return DataError(f"{path} line {number}: {rule}.")
 
-    # Not str.splitlines: a text may hold U+2028 and other separators unescaped.
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
+    for number, line in bounded.lines(data):
+        if line is None:
+            raise bad(bounded.line_rule())
         row = _parse_line(line, first=number == 1)
         if row is None:
             if columns.user_id is None:

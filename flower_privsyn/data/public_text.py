@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
+from flower_privsyn.data import bounded
 from flower_privsyn.errors import DataError
 
 #: The passages that ship with the package.
@@ -34,18 +34,20 @@ def public_texts(
 
     path = BUNDLED if source == "bundled" else Path(source).expanduser()
     try:
-        content = path.read_bytes()
-        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
+        content = bounded.read_bytes(path)
+        content.decode("utf-8")
+    except (OSError, DataError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or (
+            str(error) if isinstance(error, DataError) else type(error).__name__
+        )
         raise DataError(f'{setting} = "{source}": {path} cannot be read ({reason})') from error
     texts: list[str] = []
-    for number, line in enumerate(lines.split("\n"), start=1):
-        if not line.strip():
-            continue
+    for number, line in bounded.lines(content):
+        if line is None:
+            raise DataError(f"{path} line {number}: {bounded.line_rule()}.")
         try:
             text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             text = None
         if not isinstance(text, str):
             raise DataError(f'{path} line {number}: expected a JSON object with a string "text"')

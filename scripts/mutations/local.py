@@ -105,4 +105,26 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="",
         tests=("tests/test_api_key.py",),
     ),
+    Mutation(
+        name="a compressed file expands to whatever it likes",
+        file="flower_privsyn/data/bounded.py",
+        before="                if len(content) + len(chunk) > limit:\n"
+        "                    raise _too_much(path, limit)\n",
+        after="",
+        tests=("tests/data/test_bounded.py",),
+    ),
+    Mutation(
+        name="repeated strings of a Parquet file are not counted",
+        file="flower_privsyn/data/bounded.py",
+        before="    lengths = pc.binary_length(column.dictionary).take(column.indices)\n",
+        after="    lengths = pc.binary_length(column.dictionary)\n",
+        tests=("tests/data/test_bounded.py",),
+    ),
+    Mutation(
+        name="a text that is too long takes the whole file with it",
+        file="flower_privsyn/data/bounded.py",
+        before="            line = _STRING.sub(_shortened, line)\n",
+        after="            yield number, None\n            continue\n",
+        tests=("tests/data/test_bounded.py",),
+    ),
 )

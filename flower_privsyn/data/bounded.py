@@ -1,0 +1,185 @@
+"""Reading files without giving them more memory than their size can justify.
+
+A file of 306 kB can expand to 300 MB of text and take 722 MB while it is read. Files of data come
+from many hands, so what one may expand to is bounded by its own size, and what one line may cost by
+a constant. The rules are public, as everything that decides which documents count.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from flower_privsyn.errors import DataError
+
+MAX_EXPANSION = 100
+"""How many times its size on disk a compressed file may hold; text is compressed 3 to 20 times."""
+
+FREE_BYTES = 2**25
+"""What any compressed file may hold, however small it is: 32 MiB."""
+
+MAX_EXPANDED_BYTES = 2**34
+"""What no compressed file may hold more of: 16 GiB."""
+
+MAX_STRING_BYTES = 12 * 2**20
+"""Bytes of one JSON string as written; a longer one cannot be a document (`limits`)."""
+
+MAX_LINE_BYTES = 2**20
+"""Bytes of one line of JSON without what its strings hold: names, numbers, brackets."""
+
+_CHUNK: Final = 2**18
+# Possessive: a string that is never closed is looked at once.
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# Stands for a string that is too long; no document holds NUL.
+_TOO_LONG: Final = rb'"\u0000"'
+
+
+def allowance(size: int) -> int:
+    """What a compressed file of `size` bytes may hold, in bytes."""
+    return min(MAX_EXPANDED_BYTES, max(FREE_BYTES, MAX_EXPANSION * size))
+
+
+def read_bytes(path: Path) -> bytearray:
+    """A file's content, decompressed if its name ends in `.gz`.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DataError: It is no complete gzip file, or holds more than `allowance` of its size.
+        OSError: It cannot be read.
+    """
+    content = bytearray()
+    if path.suffix.lower() != ".gz":
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                content += chunk
+        return content
+    limit = allowance(path.stat().st_size)
+    with path.open("rb") as file, gzip.GzipFile(fileobj=file) as expanded:
+        try:
+            while chunk := expanded.read(_CHUNK):
+                if len(content) + len(chunk) > limit:
+                    raise _too_much(path, limit)
+                content += chunk
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            raise DataError(f"{path} is not a complete gzip file.") from None
+    return content
+
+
+def lines(content: bytearray) -> Iterator[tuple[int, bytes | None]]:
+    """The lines of JSON lines that are not blank, with their numbers from 1.
+
+    Not `splitlines`: a text may hold U+2028 and other separators unescaped.
+
+    Args:
+        content: From `read_bytes`.
+
+    Yields:
+        Number and line; strings that are too long to be documents are replaced by one that holds
+        NUL, which is no document either. None for a line that is too long even so.
+    """
+    start, number = 0, 0
+    while start < len(content):
+        number += 1
+        end = content.find(b"\n", start)
+        end = len(content) if end < 0 else end
+        line = bytes(content[start:end])
+        start = end + 1
+        if not line.strip():
+            continue
+        if len(line) > MAX_LINE_BYTES:
+            line = _STRING.sub(_shortened, line)
+            outside = len(line) - sum(len(found.group()) for found in _STRING.finditer(line))
+            if outside > MAX_LINE_BYTES:
+                yield number, None
+                continue
+        yield number, line
+
+
+def _shortened(found: re.Match[bytes]) -> bytes:
+    string = found.group()
+    return _TOO_LONG if len(string) > MAX_STRING_BYTES else string
+
+
+def line_rule() -> str:
+    """Why `lines` gave no line, as the end of a sentence."""
+    return f"longer than {MAX_LINE_BYTES:,} bytes without its texts"
+
+
+def read_parquet(path: Path, columns: Sequence[str]) -> Any:
+    """Columns of a Parquet file as an Arrow table, strings as `large_string`.
+
+    A file may name one long string a million times; so the strings of a row group are added up
+    before any of them is written out.
+
+    Args:
+        path: The file.
+        columns: Which to read, all of them there.
+
+    Raises:
+        DataError: They hold more than `allowance` of the file's size.
+        pyarrow.ArrowException: It is no Parquet file.
+        OSError: It cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    limit = allowance(path.stat().st_size)
+    schema = pq.read_schema(path)
+    strings = [
+        name
+        for name in columns
+        if pa.types.is_string(kind := schema.field(name).type) or pa.types.is_large_string(kind)
+    ]
+    with pq.ParquetFile(path, read_dictionary=strings) as file:
+        if _pages(file.metadata, columns) > limit:
+            raise _too_much(path, limit)
+        groups: list[Any] = []
+        total = 0
+        for number in range(file.num_row_groups):
+            group = file.read_row_group(number, columns=list(columns)).select(list(columns))
+            total += sum(_size(chunk) for column in group.columns for chunk in column.chunks)
+            if total > limit:
+                raise _too_much(path, limit)
+            for name in strings:
+                place = group.column_names.index(name)
+                # 64-bit offsets: one group may hold more than 2 GiB of text.
+                written = group.column(place).cast(pa.large_string())
+                group = group.set_column(place, name, written)
+            groups.append(group)
+    return pa.concat_tables(groups) if groups else pq.read_table(path, columns=list(columns))
+
+
+def _pages(metadata: Any, columns: Iterable[str]) -> int:
+    """What the pages of these columns take when decompressed, as the file says."""
+    wanted = set(columns)
+    return sum(
+        chunk.total_uncompressed_size
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+        if (chunk := metadata.row_group(group).column(column)).path_in_schema in wanted
+    )
+
+
+def _size(column: Any) -> int:
+    """What a column takes once it is written out."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = pc.binary_length(column.dictionary).take(column.indices)
+    return int(pc.sum(lengths).as_py() or 0)
+
+
+def _too_much(path: Path, limit: int) -> DataError:
+    return DataError(
+        f"{path} holds more than {limit:,} bytes when it is decompressed; a compressed file may "
+        f"hold {MAX_EXPANSION} times its own size, or {FREE_BYTES:,} bytes where that is more, "
+        f"and never above {MAX_EXPANDED_BYTES:,}."
+    )
