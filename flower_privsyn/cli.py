@@ -71,8 +71,14 @@ def _run(arguments: argparse.Namespace) -> int:
         app, config_name=arguments.config, settings=arguments.settings
     )
     inside = Path.cwd().resolve().is_relative_to(app.path.resolve())
-    if arguments.run_dir is not None:
-        path = Path(arguments.run_dir).expanduser().absolute()
+    named, set_to = arguments.run_dir, str(values.get("run-dir", ""))
+    if named and set_to and named != set_to:
+        raise ConfigError(
+            f'--run-dir {named} and the setting run-dir = "{set_to}" name two folders; give one.'
+        )
+    simulation.refuse_resume(values, Path(named or set_to or "DIR"))
+    if named or set_to:
+        path = Path(named or set_to).expanduser().absolute()
         if path.resolve().is_relative_to(app.path.resolve()):
             raise ConfigError(
                 f"The run directory {path} lies inside the app, and Flower would pack it into the "
@@ -96,7 +102,7 @@ def _resume(arguments: argparse.Namespace) -> int:
 
     path = Path(arguments.run_dir)
     with _following(path) as follow:
-        outcome = simulation.resume_run(path, follow=follow)
+        outcome = simulation.resume_run(path, settings=arguments.settings, follow=follow)
     return _report(outcome)
 
 
@@ -188,7 +194,8 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         path: The run directory.
 
     Returns:
-        path, app, strategy, status, error, created, rounds_finished, rounds_lost, releases, users,
+        path, app, strategy, status, error, changes (what resumed runs changed, oldest first),
+        created, rounds_finished, rounds_lost, releases, users,
         delta, epsilon_release, epsilon_known_cohorts, epsilon_budget, stamp, synthetic_texts,
         samples, files (name to bytes). The epsilons are cumulative, from the ledger; None before
         the first release and for a run that is not private. The stamp is a sentence that says that
@@ -222,6 +229,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "strategy": run.document.get("strategy") or None,
         "status": status,
         "error": run.error,
+        "changes": run.document.get("changes", []),
         "created": run.document.get("created"),
         "rounds_finished": [number for number in run.finished_rounds() if number > 0],
         "rounds_lost": run.rounds_with_outcome(*_LOST),
@@ -268,6 +276,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
         row("error", facts["error"])
     if facts["status"] in {"interrupted", "failed"}:
         row("continue", f"privsyn resume {facts['path']}")
+    for change in facts["changes"]:
+        told = (f"{key} = {one['to']!r}" for key, one in change["settings"].items())
+        row("changed", f"after round {change['after_round']}: {', '.join(told)}")
     row("created", facts["created"])
     lost = len(facts["rounds_lost"])
     finished = str(len(facts["rounds_finished"]))
@@ -653,9 +664,18 @@ def _parser() -> argparse.ArgumentParser:
         "resume",
         help="continue an interrupted run",
         description="Continue an interrupted run after its last finished round, with its ledger "
-        "and the settings it was started with.",
+        "and the settings it was started with, except for those of --set.",
     )
     resume.add_argument("run_dir", metavar="DIR", help="the run directory")
+    resume.add_argument(
+        "--set",
+        dest="settings",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="go on with another value of a setting that no release depends on, such as generator "
+        "or accept-noise; may be given several times",
+    )
     resume.set_defaults(command=_resume)
 
     inspect = commands.add_parser("inspect", help="show what a run has done and what it has spent")

@@ -234,6 +234,12 @@ def resolve_config(
             raise ConfigError(f"{app.name} has no configuration {config_name!r}; {known}.")
         for key, value in _flatten(_read_toml(file), file).items():
             values[key] = _checked(app, key, value, source=f"{file}: ")
+    return values | _read_settings(app, settings)
+
+
+def _read_settings(app: App, settings: Sequence[str]) -> dict[str, ConfigValue]:
+    """Single settings, as `--set` takes them."""
+    values = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
         key = key.strip()
@@ -346,18 +352,20 @@ def run_app(
     Args:
         app: The app.
         run_path: The run directory; must not hold a run.
-        values: Settings from `resolve_config`; `run-dir` and `resume` are set here.
+        values: Settings from `resolve_config`; `run-dir` is set here.
         follow: Called with the stages several times a second.
 
     Returns:
         How the run ended.
 
     Raises:
+        ConfigError: The settings ask to resume a run.
         RunDirectoryError: The folder holds a run, or another process is starting one there.
         FederationError: Flower did not start or refused the app.
         MissingExtraError: Flower's simulation is not installed.
     """
     run_path = run_path.expanduser().absolute()
+    refuse_resume(values, run_path)
     RunDirectory(run_path).refuse_existing()
     launch = {
         "app": str(app.path),
@@ -370,11 +378,28 @@ def run_app(
     return _launch(app, run_path, launch, resume=False, follow=follow)
 
 
-def resume_run(run_path: Path, *, follow: Follower | None = None) -> Outcome:
+def refuse_resume(values: Mapping[str, ConfigValue], run_path: Path) -> None:
+    """Refuse to start a run by settings that ask to continue one.
+
+    Raises:
+        ConfigError: `resume` is set: a new run would charge the same people again.
+    """
+    if values.get("resume"):
+        raise ConfigError(
+            "resume = true continues nothing here: `privsyn run` starts a run, which would charge "
+            f"the same people again. To continue one: privsyn resume {run_path}"
+        )
+
+
+def resume_run(
+    run_path: Path, *, settings: Sequence[str] = (), follow: Follower | None = None
+) -> Outcome:
     """Continue a run that was interrupted or failed, with the settings it was started with.
 
     Args:
         run_path: The run directory.
+        settings: `key=value` texts to go on with otherwise. A strategy of this library takes what
+            no release depends on, refuses all else, and records what was changed.
         follow: Called with the stages several times a second.
 
     Returns:
@@ -383,7 +408,8 @@ def resume_run(run_path: Path, *, follow: Follower | None = None) -> Outcome:
     Raises:
         RunDirectoryError: There is no such run, it has finished, it was not started by
             `privsyn run`, or a process is still working on it.
-        ConfigError: The app has moved or no longer takes the recorded settings.
+        ConfigError: The app has moved, no longer takes the recorded settings, or a setting is
+            malformed or out of range.
     """
     run_path = run_path.expanduser().absolute()
     begun = (run_path / "config.json").is_file()
@@ -403,9 +429,22 @@ def resume_run(run_path: Path, *, follow: Follower | None = None) -> Outcome:
     except (ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{run_path / LAUNCH_FILE} is damaged.") from error
     app = load_app(app_path)
+    if begun:  # what was changed by an earlier resumption stays changed
+        later = RunDirectory.open(run_path).changed_settings()
+        values |= {key: value for key, value in later.items() if key in values}
     changed = f"{app.path} has changed since the run began: "
     for key, value in values.items():
         _checked(app, key, value, source=changed)
+    launch = {**launch, "run-config": values}
+    if settings:
+        new = _read_settings(app, settings)
+        if place := sorted({"run-dir", "resume"} & set(new)):
+            raise ConfigError(
+                f"{place[0]} cannot be set here: `privsyn resume` continues the run in {run_path}."
+            )
+        values |= new
+        check_settings(app, values)
+        launch["federation-config"] = _federation(app, values)
     if begun and app.uses_run_directory and "resume" not in values:
         raise RunDirectoryError(
             f"{app.name} cannot resume: its [tool.flwr.app.config] declares no `resume`."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,11 @@ WORDS = (
     "court judge ruling appeal budget deficit tax senate river forest mountain valley engine "
     "turbine rocket orbit protein enzyme gene cell market price trade export school teacher"
 ).split()
+
+
+def is_rehearsal(prompts: Sequence[str], sampling: Any) -> bool:
+    """Whether a generator in this process is only being tried, before the first round."""
+    return not prompts or sampling.max_new_tokens == 1
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flower_privsyn import simulation
+from flower_privsyn import cli, simulation
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.processes import SUPERVISOR_PID, descendants, is_alive, process_info
 from flower_privsyn.progress import read_progress
@@ -174,6 +174,77 @@ def test_what_cannot_be_resumed_is_named(app: App, tmp_path: Path) -> None:
     run.mark_finished()
     with pytest.raises(RunDirectoryError, match="has finished"):
         simulation.resume_run(path)
+
+
+@pytest.mark.parametrize("way", ["--run-dir", "--set", "file", "app"])
+def test_a_run_is_not_started_by_settings_that_ask_to_continue_one(
+    tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_app(tmp_path / "app")
+    run = tmp_path / "run"
+    words: list[str] = ["--run-dir", str(run)]
+    if way == "--set":
+        words = ["--set", f"run-dir={run}", "--set", "resume=true"]
+    elif way == "--run-dir":
+        words += ["--set", "resume=true"]
+    elif way == "file":
+        (folder / "conf").mkdir()
+        (folder / "conf" / "again.toml").write_text("resume = true\n")
+        words += ["--config", "again"]
+    else:
+        project = folder / "pyproject.toml"
+        project.write_text(project.read_text().replace("resume = false", "resume = true"))
+    RunDirectory.create(run, config={}).unlock()
+    assert cli.main(["run", str(folder), *words]) == 2
+    said = capsys.readouterr().err
+    assert "which would charge the same people again" in said
+    assert f"privsyn resume {run}" in said
+    assert not (run / "flower.log").exists()
+
+
+def test_a_run_directory_may_be_a_setting(
+    app: App, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    RunDirectory.create(run, config={}).unlock()
+    assert cli.main(["run", str(app.path), "--set", f"run-dir={run}"]) == 2
+    assert f"{run} already holds a run; resume it with" in capsys.readouterr().err
+    both = ["--run-dir", str(tmp_path / "a"), "--set", "run-dir=b"]
+    assert cli.main(["run", str(app.path), *both]) == 2
+    assert "name two folders; give one" in capsys.readouterr().err
+
+
+def test_a_run_is_resumed_with_what_was_changed(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without starting Flower: what it would be started with."""
+    launched: list[dict[str, Any]] = []
+
+    def launch(app: App, path: Path, launch: dict[str, Any], **rest: Any) -> Outcome:
+        launched.append({**launch, **rest})
+        return Outcome(path=path, error=None)
+
+    monkeypatch.setattr(simulation, "_launch", launch)
+    run = RunDirectory.create(tmp_path / "run", config={"note": "a text"})
+    values = resolve_config(app)
+    (run.path / LAUNCH_FILE).parent.mkdir()
+    (run.path / LAUNCH_FILE).write_text(json.dumps({"app": str(app.path), "run-config": values}))
+    simulation.resume_run(run.path, settings=["note=another", "epsilon=2"])
+    assert launched[0]["resume"] is True
+    assert launched[0]["run-config"] == {**values, "note": "another", "epsilon": 2.0}
+    # The run takes and records one of them, and is resumed without any word about it.
+    run.record_changes({"note": ("a text", "another")})
+    simulation.resume_run(run.path)
+    assert launched[1]["run-config"] == {**values, "note": "another"}
+    assert run.config["note"] == "another"
+    for setting, said in (
+        ("run-dir=x", "run-dir cannot be set here"),
+        ("resume=false", "resume cannot be set here"),
+        ("notes=x", "did you mean 'note'"),
+        ("note", "--set takes key=value"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            simulation.resume_run(run.path, settings=[setting])
 
 
 # -------------------------------------------------------------------- how an end is judged

@@ -8,6 +8,7 @@ from flower_privsyn.generation.expand import Expand, ExpandResult
 from flower_privsyn.generation.generators import load_generator
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 from flower_privsyn.generation.prompts import Prompt, load_prompt
+from flower_privsyn.generation.rehearsal import rehearse
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.generation.variation import MaskFill, Variation
 from flower_privsyn.generation.vllm_backend import VLLMGenerator
@@ -25,4 +26,5 @@ __all__ = [
     "Variation",
     "load_generator",
     "load_prompt",
+    "rehearse",
 ]

@@ -17,6 +17,7 @@ from flower_privsyn.generation.backends import (
     check_texts,
 )
 from flower_privsyn.generation.prompts import Prompt, load_prompt
+from flower_privsyn.generation.rehearsal import rehearse
 
 BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]]], None]
 """Called with the texts just kept and, for each, the indices of the seeds in its prompt."""
@@ -105,6 +106,21 @@ class Expand:
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
         stop = dict.fromkeys((*sampling.stop, self._prompt.stop))
         self._sampling = replace(sampling, stop=tuple(stop))
+
+    def rehearse(self, seeds: Sequence[str]) -> None:
+        """Have the generator write once, after a prompt of these texts; nothing is kept.
+
+        Args:
+            seeds: Texts of the kind that :meth:`run` gets, at least one of them not empty.
+
+        Raises:
+            GenerationError: There is no text, or the generator cannot do what :meth:`run` needs.
+        """
+        check_texts("seeds", seeds)
+        examples = [text for text in seeds if _normalise(text)][: self._num_examples]
+        if not examples:
+            raise GenerationError("expansion needs at least one seed that is not empty")
+        rehearse(self._generator, self._prompt.render(examples), sampling=self._sampling)
 
     def run(
         self,

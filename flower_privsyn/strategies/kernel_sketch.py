@@ -30,7 +30,9 @@ from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import Broadcast, KernelMean
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.strategies.preference_rounds import (
+    FREE_SETTINGS,
     MEMORY_SETTINGS,
+    WRITING_SETTINGS,
     PreferenceConfig,
     PreferenceRounds,
     PreferenceTrainer,
@@ -46,6 +48,35 @@ if TYPE_CHECKING:
     from flower_privsyn.generation import TextGenerator, Variation
 
 logger = logging.getLogger("flwr.privsyn")
+
+
+#: What the refinement is, of which no release knows.
+_REFINEMENT_SETTINGS = frozenset(
+    {
+        "refine",
+        "objective",
+        "refinement-rounds",
+        "patience",
+        "num-candidates",
+        "variations",
+        "variation-model",
+        "mask-fraction",
+        "mask-steps",
+        "num-prompts",
+        "responses-per-prompt",
+        "rejected-rank",
+        "loss",
+        "beta",
+        "lora-rank",
+        "lora-alpha",
+        "learning-rate",
+        "learning-rate-schedule",
+        "warmup-steps",
+        "training-epochs",
+        "training-batch-size",
+        "reference",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +155,8 @@ class KernelSketch(PrivateSumStrategy):
         random: source of noise and coins; only tests pass one.
     """
 
-    changeable = PrivateSumStrategy.changeable | MEMORY_SETTINGS
+    changeable = PrivateSumStrategy.changeable | MEMORY_SETTINGS | FREE_SETTINGS
+    changeable_once_released = WRITING_SETTINGS
 
     def __init__(
         self,
@@ -168,6 +200,13 @@ class KernelSketch(PrivateSumStrategy):
             raise RuntimeError("the strategy has not been started")
         return self._rounds
 
+    def free_settings(self, *, all_released: bool) -> frozenset[str]:
+        """With the releases made, the refinement is free to be another until it has begun."""
+        free = super().free_settings(all_released=all_released)
+        if all_released and not (self.run.path / "refinement").exists():
+            free |= _REFINEMENT_SETTINGS
+        return free
+
     # ------------------------------------------------------------------ the release
 
     def check(self) -> None:
@@ -197,6 +236,7 @@ class KernelSketch(PrivateSumStrategy):
             progress=self.progress,
             trainer=self._trainer,
         )
+        self._rounds.rehearse(training=config.needs_training)
         self._kernel = sketch_query(self.run.path, config, public=public, progress=self.progress)
         if config.checkpoint == "validation":
             self._validation = self._rounds.validation_sketch(self._kernel)

@@ -38,7 +38,9 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.strategies.preference_rounds import (
+    FREE_SETTINGS,
     MEMORY_SETTINGS,
+    WRITING_SETTINGS,
     PreferenceConfig,
     PreferenceRounds,
     PreferenceTrainer,
@@ -239,7 +241,8 @@ class POPri(PrivateSumStrategy):
         Hou et al. 2025 (POPri), Algorithm 1.
     """
 
-    changeable = PrivateSumStrategy.changeable | MEMORY_SETTINGS
+    changeable = PrivateSumStrategy.changeable | MEMORY_SETTINGS | FREE_SETTINGS
+    changeable_once_released = WRITING_SETTINGS
 
     def __init__(
         self,
@@ -304,6 +307,7 @@ class POPri(PrivateSumStrategy):
             progress=self.progress,
             trainer=self._trainer,
         )
+        self._rounds.rehearse(training=True)
         if config.checkpoint == "last":
             return
         kernel = sketch_query(self.run.path, config, public=self._public, progress=self.progress)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from flower_privsyn.strategies.settings import (
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import Prompt, TextGenerator
+    from flower_privsyn.generation import Prompt, SamplingParameters, TextGenerator
     from flower_privsyn.progress import Progress
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.strategies.sketch import Sketch
@@ -57,6 +58,15 @@ _LOCAL_BATCH, _SERVER_BATCH = 256, 4096
 #: What a run may be resumed with when its training did not fit into memory: the rounds so far are
 #: paid for, and these change the memory alone.
 MEMORY_SETTINGS = frozenset({"training-micro-batch-size", "gradient-checkpointing"})
+
+
+#: How many texts to write at the end, and how a server lets one in.
+FREE_SETTINGS = frozenset({"synthetic-samples", "generator-api-key-env"})
+
+#: What writes the synthetic texts once no release is left to be made.
+WRITING_SETTINGS = frozenset(
+    {"generator", "training-model", "prompt", "temperature", "top-p", "max-new-tokens"}
+)
 
 
 class PreferenceTrainer(Protocol):
@@ -514,6 +524,63 @@ class PreferenceRounds:
         """Whether a round ended with an adapter of its own."""
         return (self._adapter_folder(number) / "adapter_config.json").exists()
 
+    # ------------------------------------------------------------------ before the first release
+
+    def rehearse(self, *, training: bool) -> None:
+        """Train an adapter on nothing and write with it, so that what cannot work fails early.
+
+        A server that is down or loads no adapters, a model that cannot be trained, or a folder
+        that server and run do not share would else be found after a release was paid for.
+
+        Args:
+            training: whether the run trains adapters.
+
+        Raises:
+            PrivsynError: the generator or the training cannot do what the run needs.
+        """
+        from flower_privsyn.generation import rehearse
+        from flower_privsyn.training import train_preferences
+
+        config, public = self._config, self._public
+        folder = self._root.parent / ".rehearsal"
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+        done = sorted(self._root.glob("*/adapter/adapter_config.json"))
+        adapter = done[-1].parent if done else None
+        try:
+            with self._progress.stage("Try the generator", total=None):
+                if training and self._trainer is None and adapter is None:
+                    adapter = folder / "adapter"
+                    train_preferences(
+                        located(config.model_to_train),
+                        (),
+                        adapter=None,
+                        output=adapter,
+                        settings=config.training(),
+                        seed=0,
+                    )
+                rehearse(
+                    public.generator,
+                    public.prompt.render(list(public.seeds[:NUM_EXAMPLES])),
+                    num_samples=config.responses_per_prompt,
+                    sampling=self._sampling("rehearsal", 0),
+                    adapter=adapter,
+                )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _sampling(self, purpose: str, number: int) -> SamplingParameters:
+        """How responses are drawn, with a seed of its own for a purpose and a round."""
+        from flower_privsyn.generation import SamplingParameters
+
+        config = self._config
+        return SamplingParameters(
+            seed=self.seed(purpose, number),
+            max_new_tokens=config.max_new_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            stop=(self._public.prompt.stop,),
+        )
+
     # ------------------------------------------------------------------ writing
 
     def candidates(self, number: int) -> Candidates:
@@ -542,23 +609,15 @@ class PreferenceRounds:
 
     def _responses(self, number: int) -> list[dict[str, Any]]:
         """One record per prompt: its number, text, examples and raw responses."""
-        from flower_privsyn.generation import SamplingParameters
-
         config, public = self._config, self._public
         self.folder(number).mkdir(parents=True, exist_ok=True)
         file = self._responses_file(number)
         records = list(read_json_lines(file))
         plan = list(self._prompts(number))
         adapter = self.adapter(number)
-        sampling = SamplingParameters(
-            # One seed for the whole round: a response depends on it, its prompt and its number, and
-            # so not on where an earlier attempt stopped.
-            seed=self.seed("responses", number),
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            stop=(public.prompt.stop,),
-        )
+        # One seed for the whole round: a response depends on it, its prompt and its number, and
+        # so not on where an earlier attempt stopped.
+        sampling = self._sampling("responses", number)
         size = _SERVER_BATCH if self._is_remote else _LOCAL_BATCH
         batch = max(1, size // config.responses_per_prompt)
         total = config.num_prompts * config.responses_per_prompt

@@ -45,7 +45,7 @@ from flower_privsyn.strategies.settings import (
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import TextGenerator, Variation
+    from flower_privsyn.generation import Expand, TextGenerator, Variation
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -199,6 +199,18 @@ class PrivateEvolution(PrivateSumStrategy):
         Hou et al. 2024 (PrE-Text), Algorithms 1 and 2.
     """
 
+    # Nothing but the expansion after the last release reads these.
+    changeable = PrivateSumStrategy.changeable | {
+        "generator",
+        "generator-api-key-env",
+        "prompt",
+        "expand-samples",
+        "max-new-tokens",
+        "output",
+        "survivor-weights",
+    }
+    changeable_once_released = frozenset({"temperature", "top-p"})
+
     def __init__(
         self,
         config: PrivateEvolutionConfig,
@@ -228,7 +240,7 @@ class PrivateEvolution(PrivateSumStrategy):
         """Load the models and the public text."""
         from flower_privsyn.data import public_texts
         from flower_privsyn.embedding import load_embedder
-        from flower_privsyn.generation import MaskFill, load_generator, load_prompt
+        from flower_privsyn.generation import MaskFill, load_generator
 
         config = self.config
         if self._embedder is None:
@@ -244,12 +256,10 @@ class PrivateEvolution(PrivateSumStrategy):
                 top_p=config.top_p,
                 max_tokens=config.max_tokens,
             )
-        if config.output != "survivors":
-            load_prompt(located(config.prompt))
-            if self._generator is None:
-                self._generator = load_generator(
-                    located(config.generator), api_key_env=config.generator_api_key_env
-                )
+        if config.output != "survivors" and self._generator is None:
+            self._generator = load_generator(
+                located(config.generator), api_key_env=config.generator_api_key_env
+            )
         self._seeds = public_texts(
             located(config.public_text),
             tokenizer=self._embedder.tokenizer,
@@ -261,6 +271,10 @@ class PrivateEvolution(PrivateSumStrategy):
                 f"public texts of at most {config.max_tokens} tokens in public-text = "
                 f'"{config.public_text}"'
             )
+        if config.output != "survivors":
+            # The generator is needed after the last release: it must not be missing then.
+            with self.progress.stage("Try the generator", total=None):
+                self._expansion().rehearse(self._seeds)
 
     def embedder_identity(self) -> tuple[str, int]:
         """Fingerprint and dimension of the embedding model."""
@@ -410,22 +424,11 @@ class PrivateEvolution(PrivateSumStrategy):
 
     def _expand(self, seeds: Population) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Expand until `expand_samples` texts are kept; what an earlier attempt kept counts."""
-        from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
         from flower_privsyn.strategies.synthesis import expand_resumably
 
         config = self.config
-        expand = Expand(
-            _need(self._generator),
-            prompt=load_prompt(located(config.prompt)),
-            sampling=SamplingParameters(
-                seed=self._seed_of(0, 1),
-                max_new_tokens=config.max_new_tokens,
-                temperature=config.temperature,
-                top_p=config.top_p,
-            ),
-        )
         return expand_resumably(
-            expand,
+            self._expansion(),
             seeds.texts,
             ids=seeds.ids,
             num_samples=config.expand_samples,
@@ -435,6 +438,21 @@ class PrivateEvolution(PrivateSumStrategy):
             source="expanded",
             stage="Expand survivors",
             progress=self.progress,
+        )
+
+    def _expansion(self) -> Expand:
+        from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
+
+        config = self.config
+        return Expand(
+            _need(self._generator),
+            prompt=load_prompt(located(config.prompt)),
+            sampling=SamplingParameters(
+                seed=self._seed_of(0, 1),
+                max_new_tokens=config.max_new_tokens,
+                temperature=config.temperature,
+                top_p=config.top_p,
+            ),
         )
 
     @property

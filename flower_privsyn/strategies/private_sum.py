@@ -44,6 +44,7 @@ from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.runs import RunDirectory, unnamed_run
 from flower_privsyn.strategies.attendance import Attendance
+from flower_privsyn.strategies.changes import changes_of_resume
 from flower_privsyn.strategies.noise_check import NoiseAgainstUsers
 from flower_privsyn.strategies.settings import PrivateSumConfig
 from flower_privsyn.strategies.window import MESSAGES_UNDER_WAY, WindowedGrid
@@ -116,10 +117,13 @@ class PrivateSumStrategy(Strategy):
         random: source of noise and coins; only tests pass one, and the ledger says so.
     """
 
-    #: Settings that a resumed run may change, because its result does not depend on them.
+    #: Settings that a resumed run may change: no release, made or to come, depends on them.
     changeable: ClassVar[frozenset[str]] = frozenset(
         {"resume", "run-dir", "node-timeout", "round-timeout", "accept-noise"}
     )
+
+    #: The same once all releases are made.
+    changeable_once_released: ClassVar[frozenset[str]] = frozenset()
 
     #: Messages to nodes that are built and not yet answered, at most.
     messages_under_way: ClassVar[int] = MESSAGES_UNDER_WAY
@@ -316,13 +320,14 @@ class PrivateSumStrategy(Strategy):
             path, config=settings.to_dict(), strategy=type(self).__name__, resume=resume
         )
         with self._run.session():
-            if resume:
-                self._refuse_changes()
+            changes = self._changes() if resume else {}
             self._progress = self._run.progress()
             logger.info("run directory: %s", self._run.path)
             if self.stamp is not None:
                 logger.warning("%s", self.stamp)
             self.check()
+            if changes:
+                self._record(changes)
             self._grid = grid = WindowedGrid(grid, window=self.messages_under_way)
             self._prepare_nodes(grid)
             with self._open_ledger():
@@ -676,7 +681,7 @@ class PrivateSumStrategy(Strategy):
             shares = max(1.0, sampling.expected_users / settings.shares_required)
             multiplier *= float(np.sqrt(shares))
         against = NoiseAgainstUsers(users=sampling.expected_users, noise_multiplier=multiplier)
-        if not settings.accept_noise:
+        if not settings.accept_noise and not self._all_released():
             against.refuse(self.queries)
         logger.info("%s", against.describe(self.queries))
         self.progress.note(against.describe(self.queries))
@@ -1033,24 +1038,46 @@ class PrivateSumStrategy(Strategy):
             num_users=None if np.isnan(header[1]) else int(header[1]),
         )
 
-    def _refuse_changes(self) -> None:
-        """A resumed run must be the run that was started."""
+    def _all_released(self) -> bool:
+        """Whether a run that is resumed has no round left to ask."""
+        if not self.run.ledger_file.exists():
+            return False
+        ledger = PrivacyLedger.read(self.run.ledger_file)
+        charged = {*ledger.rounds_charged, *ledger.rounds_started}
+        reached = max((*charged, *self.run.finished_rounds()), default=0)
+        state = self.run.round_state(reached) or {}
+        if reached not in charged and not ledger.correlations:
+            return False  # it was discarded, and is asked again
+        return reached >= self._settings.num_rounds or bool(state.get("ended"))
+
+    def free_settings(self, *, all_released: bool) -> frozenset[str]:
+        """Settings that this resumed run may change now.
+
+        Args:
+            all_released: whether no round is left to ask.
+        """
+        return self.changeable | (self.changeable_once_released if all_released else frozenset())
+
+    def _record(self, changes: dict[str, tuple[Any, Any]]) -> None:
+        """Keep what is changed, and since when: the run directory says what made its texts."""
+        for key, (before, now) in changes.items():
+            logger.info("%s = %r from now on, in place of %r", key, now, before)
+        self.run.record_changes(changes)
+
+    def _changes(self) -> dict[str, tuple[Any, Any]]:
+        """What a resumed run does otherwise; refused where releases depend on it."""
         strategy = self.run.document.get("strategy") or type(self).__name__
         if strategy != type(self).__name__:
             raise ConfigError(
                 f"the run in {self.run.path} was started by {strategy} and is resumed by "
                 f"{type(self).__name__}: a resumed run keeps its strategy"
             )
-        before, now = self.run.config, self._settings.to_dict()
-        changed = sorted(
-            key for key in {*before, *now} - self.changeable if before.get(key) != now.get(key)
+        return changes_of_resume(
+            self.run.config,
+            self._settings.to_dict(),
+            free=self.free_settings(all_released=self._all_released()),
+            run=self.run.path,
         )
-        if changed:
-            key = changed[0]
-            raise ConfigError(
-                f"{key} = {now.get(key)!r} differs from the {before.get(key)!r} the run in "
-                f"{self.run.path} was started with: a resumed run keeps its settings"
-            )
 
     def _packed(self, broadcast: Broadcast) -> ArrayRecord:
         return wire.broadcast_record(broadcast, precision=self._settings.broadcast_precision)

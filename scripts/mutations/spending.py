@@ -9,6 +9,8 @@ CLIENT = "flower_privsyn/client_apps/private_sum.py"
 STRATEGY = "flower_privsyn/strategies/private_sum.py"
 ATTENDANCE = "flower_privsyn/strategies/attendance.py"
 SETTINGS = "flower_privsyn/strategies/settings.py"
+CHANGES_TESTS = "tests/strategies/test_changes.py"
+ROUNDS = "flower_privsyn/strategies/preference_rounds.py"
 NOISE = "flower_privsyn/strategies/noise_check.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -117,5 +119,70 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="            multiplier *= float(np.sqrt(shares))\n",
         after="",
         tests=(f"{TESTS}::TestNoiseAgainstUsers",),
+    ),
+    Mutation(
+        name="privsyn run starts anew where it was asked to resume",
+        file="flower_privsyn/simulation.py",
+        before='    if values.get("resume"):\n',
+        after="    if False:\n",
+        tests=(
+            "tests/test_simulation.py::test_a_run_is_not_started_by_settings_that_ask_to_continue_one",
+        ),
+    ),
+    Mutation(
+        name="the setting run-dir is passed over",
+        file="flower_privsyn/cli.py",
+        before="    if named or set_to:\n        path = Path(named or set_to)",
+        after="    if named:\n        path = Path(named)",
+        tests=("tests/test_simulation.py::test_a_run_directory_may_be_a_setting",),
+    ),
+    Mutation(
+        name="a generator is first asked after the last release",
+        file="flower_privsyn/generation/rehearsal.py",
+        before="    if not isinstance(generator, OpenAIGenerator):\n",
+        after="    return\n    if not isinstance(generator, OpenAIGenerator):\n",
+        tests=(f"{CHANGES_TESTS}::TestTriedBeforeTheFirstRound",),
+    ),
+    Mutation(
+        name="the model to train is first loaded after a release",
+        file=ROUNDS,
+        before="                if training and self._trainer is None and adapter is None:\n",
+        after="                if False:\n",
+        tests=(f"{CHANGES_TESTS}::TestTriedBeforeTheFirstRound",),
+    ),
+    Mutation(
+        name="private evolution does not try its expansion",
+        file="flower_privsyn/strategies/private_evolution.py",
+        before="                self._expansion().rehearse(self._seeds)\n",
+        after="                pass\n",
+        tests=(f"{CHANGES_TESTS}::TestTriedBeforeTheFirstRound",),
+    ),
+    Mutation(
+        name="what releases to come depend on may change",
+        file=STRATEGY,
+        before="        return reached >= self._settings.num_rounds or",
+        after="        return reached >= 1 or",
+        tests=(f"{CHANGES_TESTS}::TestChanges",),
+    ),
+    Mutation(
+        name="rounds to be asked again count as released",
+        file=STRATEGY,
+        before="        if reached not in charged and not ledger.correlations:\n",
+        after="        if False:\n",
+        tests=(f"{CHANGES_TESTS}::TestChanges",),
+    ),
+    Mutation(
+        name="another model on a server passes for the same",
+        file="flower_privsyn/strategies/changes.py",
+        before='    return len(names) == 1 and "" not in names\n',
+        after='    return "" not in names\n',
+        tests=(f"{CHANGES_TESTS}::TestChanges",),
+    ),
+    Mutation(
+        name="changes of a resumed run are not recorded",
+        file=STRATEGY,
+        before="        self.run.record_changes(changes)\n",
+        after="",
+        tests=(f"{CHANGES_TESTS}::TestChanges",),
     ),
 )
