@@ -956,7 +956,7 @@ class PrivateSumStrategy(Strategy):
             raise FederationError(
                 "no round was released, so nothing was learned from the users and no result is "
                 f"written; {f'{charged} rounds were charged' if charged else 'nothing was spent'}; "
-                + (self._after_silence() if again else "start a new run")
+                + (f"{self._go_on}, which asks again" if again else "start a new run")
             )
 
     def _take_back(self, ledger: PrivacyLedger, reached: int) -> int:
@@ -1003,12 +1003,15 @@ class PrivateSumStrategy(Strategy):
 
     def _after_silence(self) -> str:
         """What rounds that too few answered have cost, and how the run goes on."""
-        resumed = f"bring the nodes back and continue with `privsyn resume {self.run.path}`"
         if self._settings.cohort_is_secret or self._settings.noise == "shares":
-            return f"they are charged; {resumed}"
+            return f"they are charged; {self._go_on}"
         if self._correlation is not None:
-            return f"they are not asked again; {resumed}, which goes on with the next"
-        return f"they cost nothing; {resumed}, which asks them again"
+            return f"they are not asked again; {self._go_on}, which goes on with the next"
+        return f"they cost nothing; {self._go_on}, which asks them again"
+
+    @property
+    def _go_on(self) -> str:
+        return f"bring the nodes back and continue with `privsyn resume {self.run.path}`"
 
     def _skip_round(self, number: int, outcome: str) -> None:
         if number < self._settings.num_rounds:

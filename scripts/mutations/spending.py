@@ -17,8 +17,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a node takes part without knowing every question of the run",
         file=CLIENT,
-        before="        if unknown := sorted(set(queries) - self._known_queries()):\n",
-        after="        if unknown := sorted(set(queries) - set(queries)):\n",
+        before="        if unknown := sorted(set(plan.queries) - self._known_queries()):\n",
+        after="        if unknown := sorted(set(plan.queries) - set(plan.queries)):\n",
         tests=(f"{TESTS}::TestUnknownQuestions",),
     ),
     Mutation(

@@ -224,10 +224,11 @@ class TestTheGrid:
     ) -> None:
         monkeypatch.setattr("flower_privsyn.strategies.private_sum.LARGEST_SUM", math.inf)
         strategy = Probe(config(noise_multiplier=1.0, max_samples=2**22, num_rounds=1))
-        strategy.start(federation(make_users(6)))
+        with pytest.raises(FederationError, match="no round was released"):
+            strategy.start(federation(make_users(6)))
         refused = f"error code {int(wire.ClientErrorCode.BAD_REQUEST)}"
         assert sum(line.get(refused, 0) for line in lines(tmp_path / "run/metrics.jsonl")) == 2
-        assert not any(release.num_users for release in strategy.released)
+        assert strategy.released == []
 
     def test_releases_are_multiples_of_the_grid_for_the_owner_alone(
         self, federation: Builder, config: Builder, tmp_path: Path
