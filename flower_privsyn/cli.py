@@ -446,7 +446,7 @@ def _embed(arguments: argparse.Namespace) -> int:
     from flower_privsyn import simulation
     from flower_privsyn.client_apps.first_pass import first_pass
     from flower_privsyn.client_apps.private_sum import default_embedder
-    from flower_privsyn.client_apps.records import default_cache_directory
+    from flower_privsyn.embedding import default_cache_directory
     from flower_privsyn.progress import ShownProgress
     from flower_privsyn.strategies import PrivateSumConfig
     from flower_privsyn.terminal import follower

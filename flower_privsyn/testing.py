@@ -9,7 +9,8 @@
             generator=EchoGenerator(),
         ).start(grid)
 
-runs a whole method in one process: no Ray, no server, no model.
+runs a whole method in one process: no Ray, no server, no model. `check_company` and `check_query`
+test an embedder and a query of your own.
 """
 
 from __future__ import annotations
@@ -28,8 +29,23 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from flower_privsyn.embedding import check_company
 from flower_privsyn.node import simulated
 from flower_privsyn.queries import Broadcast, Cohort, Query
+
+__all__ = [
+    "EchoGenerator",
+    "HashEmbedder",
+    "LoopbackGrid",
+    "ShuffleWords",
+    "WordGenerator",
+    "check_company",
+    "check_query",
+    "flower_identity",
+    "hash_embedder",
+    "random_cohort",
+    "train_words",
+]
 
 RUN_ID = 1
 

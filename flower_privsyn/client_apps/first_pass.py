@@ -20,7 +20,13 @@ from typing import Any, Protocol
 from flower_privsyn import wire
 from flower_privsyn.client_apps.records import EmbeddingSource, samples_of, users_asked
 from flower_privsyn.data import Samples, load_configured
-from flower_privsyn.embedding import Embedder, EmbeddingCache, RecordStore, embed_each
+from flower_privsyn.embedding import (
+    Embedder,
+    EmbeddingCache,
+    RecordStore,
+    embed_each,
+    require_company,
+)
 from flower_privsyn.errors import ConfigError, FederationError
 
 EmbedderLoader = Callable[[str, str], Embedder]
@@ -99,6 +105,7 @@ def first_pass(
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}.")
     embedder = load_embedder(request.embedding_model, request.embedding_precision)
+    require_company(embedder, directory)
     cache, store = EmbeddingCache(directory), RecordStore(directory)
     source = EmbeddingSource(embedder, directory, store)
     users_counted = ready = stored_bytes = 0

@@ -30,17 +30,22 @@ from flower_privsyn.client_apps.cpu_time import counted
 from flower_privsyn.client_apps.records import (
     Embeddings,
     EmbeddingSource,
-    default_cache_directory,
     open_store,
     samples_of,
     users_asked,
 )
 from flower_privsyn.data import Samples, Users, load_configured
-from flower_privsyn.embedding import Embedder, RecordStore, load_embedder
+from flower_privsyn.embedding import (
+    Embedder,
+    RecordStore,
+    default_cache_directory,
+    load_embedder,
+)
 from flower_privsyn.errors import (
     ConfigError,
     DataError,
     LedgerError,
+    ModelError,
     NotAllowedError,
     PrivsynError,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from flower_privsyn.embedding import (
     cached_embed,
     content_key,
 )
+from flower_privsyn.embedding.environment import environment
 from flower_privsyn.embedding.store import limit_bytes
 from flower_privsyn.errors import DataError
 from flower_privsyn.queries import Cohort
@@ -29,12 +29,6 @@ from flower_privsyn.queries import Cohort
 logger = logging.getLogger("flower_privsyn.client")
 
 Progress = Callable[[int], None]
-
-
-def default_cache_directory() -> Path:
-    """Where a node keeps embeddings: `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`."""
-    configured = os.environ.get("PRIVSYN_CACHE")
-    return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
 
 
 def users_asked(users: Users, request: wire.DataRequest) -> Users:
@@ -154,7 +148,7 @@ class EmbeddingSource:
             users: from `users_asked`, so that what is left out is not in the key.
             request: how their documents are cut.
         """
-        cut = (request.max_tokens, request.max_samples, request.seed, self.dimension)
+        cut = (request.max_tokens, request.max_samples, request.seed, self.dimension, environment())
         return content_key(self.fingerprint, cut, users.user_ids, users.owners, users.texts)
 
     def find(self, key: str) -> Embeddings | None:

@@ -1,6 +1,7 @@
 """Text to vectors, kept on the node's disk."""
 
-from flower_privsyn.embedding.cache import EmbeddingCache, cached_embed
+from flower_privsyn.embedding.cache import EmbeddingCache, cached_embed, default_cache_directory
+from flower_privsyn.embedding.company import check_company, require_company
 from flower_privsyn.embedding.embedder import (
     Embedder,
     SentenceTransformerEmbedder,
@@ -16,7 +17,10 @@ __all__ = [
     "SentenceTransformerEmbedder",
     "StoredRecords",
     "cached_embed",
+    "check_company",
     "content_key",
+    "default_cache_directory",
     "embed_each",
     "load_embedder",
+    "require_company",
 ]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.embedding.embedder import Embedder
+from flower_privsyn.embedding.environment import environment
 from flower_privsyn.embedding.salvage import embed_each
 from flower_privsyn.errors import DataError
 
@@ -31,8 +32,17 @@ _WRITE_ROWS = 4096
 _BLOCK = 2048
 
 
+def default_cache_directory() -> Path:
+    """Where a node keeps embeddings: `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`."""
+    configured = os.environ.get("PRIVSYN_CACHE")
+    return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
+
+
 class EmbeddingCache:
-    """An SQLite file of float32 vectors under (model fingerprint, text).
+    """An SQLite file of float32 vectors under (model fingerprint, environment, text).
+
+    The environment is the machine's processor and libraries: after an upgrade texts are embedded
+    anew, else a user's vector would depend on whose text had been embedded before it.
 
     Any number of processes and threads may read and write it at once (write-ahead log, one short
     transaction per write), and killing one of them at any point leaves the file whole. A file that
@@ -325,7 +335,7 @@ def cached_embed(
 
 
 def _keys(fingerprint: str, texts: Sequence[str]) -> Iterator[bytes]:
-    model = hashlib.blake2b(fingerprint.encode(), digest_size=32).digest()
+    model = hashlib.blake2b(f"{fingerprint} {environment()}".encode(), digest_size=32).digest()
     for text in texts:
         # A lone surrogate cannot be UTF-8, and must not bring the node down here.
         yield hashlib.blake2b(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
@@ -26,10 +28,15 @@ _OFFLINE_NAMES: Final = (DEFAULT_MODEL, f"sentence-transformers/{DEFAULT_MODEL}"
 _OFFLINE_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _HUB_NAME: Final = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 _WEIGHT_PATTERNS: Final = ("*.safetensors", "pytorch_model*.bin")
-# Rows of a batch are padded to a multiple of this many tokens. Never to fewer than 16: below,
-# a matrix product of few rows takes another path in the BLAS and its last bit depends on the batch.
+# Every forward pass has this many rows. It decides the last bits of an embedding, so it is part of
+# the fingerprint and not a setting: two calls on one node must not differ in it.
+ROWS: Final = 8
+# Rows are padded to a multiple of this many tokens, so that rows times tokens is a multiple of 64:
+# the tiles in which products are computed are then all full, and no row lies in a partial one.
 _WIDTH_STEP: Final = 8
 _MIN_WIDTH: Final = 16
+
+_Row = Mapping[str, Sequence[int]]
 
 
 @runtime_checkable
@@ -57,14 +64,30 @@ class Embedder(Protocol):
 class SentenceTransformerEmbedder:
     """A sentence-transformers model from a local folder.
 
-    **Reproducibility.** A text is padded to a width that depends on its own length alone, and
-    batches hold one width only. On the CPU tried (AVX-512; one and two threads, batches of 1 to 64
-    rows of any composition, both precisions) a text then gets bit-identical vectors whatever it is
-    embedded with: votes of six nodes with one user each and of two nodes with three are the same
-    numbers. It costs nothing measurable (66 texts per CPU second against 59 for the library's own
-    ``encode``, float32). Padding to the longest of a batch instead moves float32 by up to 2e-7 and
-    bfloat16 by up to 2e-3. Another CPU generation, a GPU or another torch may round differently;
-    within one machine the cache makes repeats identical in any case.
+    **Reproducibility.** A text's vector has the same bits whatever it is embedded with, else one
+    user's text would move another's votes. What a library computes for one row depends on the
+    *shape* of the batch: on an Intel CPU with AMX, batches of varying row counts moved float32 by
+    2e-7 (with two threads) and bfloat16 by 1e-3. So every forward pass here has one shape per
+    width: 8 rows, missing ones filled with a text of one word, as many tokens as the text's own
+    length asks for, and one thread; several threads work on several passes. The mask of a pass is
+    never without a zero, because a model leaves one out that has none. What is left is a row's
+    place among the 8: `flower_privsyn.embedding.company` embeds probes in many companies before
+    anything is spent and refuses a machine where a bit moves. Another CPU generation, a GPU or
+    another torch may round differently; the cache keeps their vectors apart.
+
+    The fixed shape costs nothing where there are texts to fill it, and up to eight times where
+    there are few; passes of one text would always take twice as long, passes of 32 are no faster.
+    One thread of a 2-core AVX-512 CPU, 400 passages of 5 to 400 words, by
+    ``python -m benchmarks.embedding``:
+
+    ====================================  =======  ========
+    texts per CPU second                  float32  bfloat16
+    ====================================  =======  ========
+    all at once                                56        99
+    the library's ``encode``                   47       101
+    30 at a time                               34        50
+    3 at a time                                 9        15
+    ====================================  =======  ========
 
     **Precision.** Measured on a 2-core AVX-512 CPU with bfloat16 instructions, one thread,
     all-MiniLM-L6-v2, 1,000 pieces of speeches (55 tokens on average) voting for their nearest of
@@ -86,7 +109,6 @@ class SentenceTransformerEmbedder:
     Args:
         folder: A sentence-transformers model folder.
         precision: Of the weights and activations of the transformer.
-        batch_size: Texts per forward pass, at least 1.
         device: "cpu", "cuda", ...; None lets the library choose.
         max_tokens: Longest text, special tokens included; what is beyond is cut. None takes the
             model's own limit.
@@ -106,11 +128,10 @@ class SentenceTransformerEmbedder:
         folder: str | Path,
         *,
         precision: Precision = "float32",
-        batch_size: int = 32,
         device: str | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        _check(precision, batch_size, max_tokens)
+        _check(precision, max_tokens)
         folder = Path(folder)
         weights = _weight_files(folder)
         if not weights:
@@ -126,15 +147,16 @@ class SentenceTransformerEmbedder:
                 raise ConfigError(f"max-tokens must be at most {limit} here, got {max_tokens}.")
             limit = max_tokens
         self._max_tokens = limit
-        self._batch_size = batch_size
         self._prompt = str(
             (getattr(self._model, "prompts", None) or {}).get(self._model.default_prompt_name) or ""
         )
         self._fingerprint = _fingerprint(
             folder, weights, precision=precision, max_tokens=self._max_tokens, prompt=self._prompt
         )
+        # Of one word: shorter than every width, so that the mask of a pass with it has a zero.
+        self._filler = self._encode(["a"])[0]
         # Ask the model rather than its configuration files: they differ between versions.
-        self._dimension = int(self._forward(["dimension"], _MIN_WIDTH).shape[1])
+        self._dimension = int(self._forward(([self._filler], _MIN_WIDTH)).shape[1])
 
     @property
     def fingerprint(self) -> str:
@@ -145,6 +167,11 @@ class SentenceTransformerEmbedder:
     def dimension(self) -> int:
         """Length of a vector: 384 for all-MiniLM-L6-v2."""
         return self._dimension
+
+    @property
+    def model(self) -> Any:
+        """The sentence-transformers model itself; its own `encode` promises no bits."""
+        return self._model
 
     @property
     def max_tokens(self) -> int:
@@ -169,48 +196,65 @@ class SentenceTransformerEmbedder:
             float32 (n, d), unit rows for models that normalise.
         """
         result = np.empty((len(texts), self._dimension), dtype=np.float32)
-        if not len(texts):
-            return result
-        prepared = [self._prompt + text for text in texts]
-        widths = self._widths(prepared)
-        # Batches of one width, longest first, so that memory peaks at once and not at the end.
-        order = np.argsort(-widths, kind="stable")
-        start = 0
-        while start < len(order):
-            width = int(widths[order[start]])
-            end = start + 1
-            while end < min(start + self._batch_size, len(order)) and (widths[order[end]] == width):
-                end += 1
-            rows = order[start:end]
-            result[rows] = self._forward([prepared[row] for row in rows], width)
+        rows = [self._encode(texts[at : at + 1024]) for at in range(0, len(texts), 1024)]
+        encoded = list(itertools.chain.from_iterable(rows))
+        passes = self._passes([len(row["input_ids"]) for row in encoded])
+        work = [([encoded[row] for row in places], width) for places, width in passes]
+        for (places, _), vectors in zip(passes, self._run(work), strict=True):
+            result[places] = vectors
             if progress is not None:
-                progress(end - start)
-            start = end
+                progress(len(places))
         return result
 
-    def _widths(self, texts: list[str]) -> NDArray[np.int64]:
-        """Padded length of each text, a function of the text alone."""
-        lengths: list[int] = []
-        for start in range(0, len(texts), 1024):
-            ids = self._tokenizer(
-                texts[start : start + 1024],
-                truncation=True,
-                max_length=self._max_tokens,
-                padding=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-            )["input_ids"]
-            lengths.extend(map(len, ids))
-        widths = -(-np.asarray(lengths, dtype=np.int64) // _WIDTH_STEP) * _WIDTH_STEP
-        return np.minimum(np.maximum(widths, _MIN_WIDTH), max(self._max_tokens, _MIN_WIDTH))
-
-    def _forward(self, texts: list[str], width: int) -> NDArray[np.float32]:
-        """One batch, padded to ``width`` tokens."""
+    def _encode(self, texts: Sequence[str]) -> list[_Row]:
+        """Token ids and what else the model takes of each text, cut and not padded."""
         tokens = self._tokenizer(
-            texts,
+            [self._prompt + text for text in texts],
             truncation=True,
-            max_length=min(width, self._max_tokens),
+            max_length=self._max_tokens,
+            padding=False,
+        )
+        return [{name: values[row] for name, values in tokens.items()} for row in range(len(texts))]
+
+    def _passes(self, lengths: Sequence[int]) -> list[tuple[list[int], int]]:
+        """Which texts go through the model together, and how wide; widths by the text alone."""
+        # One more than the text, so that a row ends in padding; the widest alone may not.
+        steps = -(-(np.asarray(lengths, dtype=np.int64) + 1) // _WIDTH_STEP) * _WIDTH_STEP
+        widest = max(self._max_tokens, _MIN_WIDTH)
+        widths = np.minimum(np.maximum(steps, _MIN_WIDTH), widest)
+        passes: list[tuple[list[int], int]] = []
+        # Longest first, so that memory peaks at once and not at the end.
+        for width in sorted(set(widths.tolist()), reverse=True):
+            rows = np.flatnonzero(widths == width).tolist()
+            texts = ROWS - 1 if width == widest else ROWS
+            passes += [(rows[at : at + texts], width) for at in range(0, len(rows), texts)]
+        return passes
+
+    def _run(self, work: Sequence[tuple[list[_Row], int]]) -> Iterator[NDArray[np.float32]]:
+        """The vectors of every pass, in order; each pass is computed by one thread."""
+        import torch
+
+        threads = torch.get_num_threads()
+        try:
+            if threads == 1 or len(work) < 2 or self._model.device.type != "cpu":
+                torch.set_num_threads(1)
+                yield from map(self._forward, work)
+                return
+            pool = ThreadPoolExecutor(min(threads, len(work)), initializer=_compute_alone)
+            try:
+                yield from pool.map(self._forward, work)
+            finally:
+                pool.shutdown(cancel_futures=True)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _forward(self, work: tuple[list[_Row], int]) -> NDArray[np.float32]:
+        """One pass of `ROWS` rows, padded to a width; the vectors of the rows that are given."""
+        rows, width = work
+        tokens = self._tokenizer.pad(
+            [*rows, *[self._filler] * (ROWS - len(rows))],
             padding="max_length",
+            max_length=width,
             return_tensors="pt",
         )
         features = {name: tensor.to(self._model.device) for name, tensor in tokens.items()}
@@ -220,14 +264,22 @@ class SentenceTransformerEmbedder:
                 # A mean over tokens in bfloat16 would lose what the layers kept.
                 features["token_embeddings"] = features["token_embeddings"].float()
         vectors: NDArray[np.float32] = features["sentence_embedding"].float().cpu().numpy()
-        return vectors
+        return vectors[: len(rows)]
+
+
+def _compute_alone() -> None:
+    """One thread for whatever this thread computes."""
+    import torch
+
+    # Asked first, because a thread takes over the process's number when it first computes.
+    torch.get_num_threads()
+    torch.set_num_threads(1)
 
 
 def load_embedder(
     name: str = DEFAULT_MODEL,
     *,
     precision: Precision = "float32",
-    batch_size: int = 32,
     device: str | None = None,
     max_tokens: int | None = None,
 ) -> Embedder:
@@ -240,7 +292,6 @@ def load_embedder(
     Args:
         name: A model folder, or a model name.
         precision: "float32" or "bfloat16", see ``SentenceTransformerEmbedder``.
-        batch_size: Texts per forward pass, at least 1.
         device: "cpu", "cuda", ...; None lets the library choose.
         max_tokens: Longest text in tokens; None takes the model's own limit.
 
@@ -249,23 +300,20 @@ def load_embedder(
         MissingExtraError: If sentence-transformers is not installed.
         ModelError: If there is no such model, it cannot be reached, or its checksum is wrong.
     """
-    _check(precision, batch_size, max_tokens)
+    _check(precision, max_tokens)
     return SentenceTransformerEmbedder(
         model_folder(name),
         precision=precision,
-        batch_size=batch_size,
         device=device,
         max_tokens=max_tokens,
     )
 
 
-def _check(precision: str, batch_size: int, max_tokens: int | None) -> None:
+def _check(precision: str, max_tokens: int | None) -> None:
     if precision not in PRECISIONS:
         raise ConfigError(
             f"embedding-precision must be one of {', '.join(PRECISIONS)}, got {precision!r}."
         )
-    if batch_size < 1:
-        raise ConfigError(f"embedding batch-size must be at least 1, got {batch_size}.")
     if max_tokens is not None and max_tokens < 8:
         raise ConfigError(f"embedding max-tokens must be at least 8, got {max_tokens}.")
 
@@ -435,6 +483,8 @@ def _fingerprint(
 ) -> str:
     """Digest of everything that moves an embedding, by content: a copy elsewhere is the same."""
     parts: dict[str, Any] = {
+        # Vectors made in batches of another form are not these, and stay unused in a cache.
+        "pass": {"rows": ROWS, "width_step": _WIDTH_STEP, "threads": 1},
         "weights": {str(path.relative_to(folder)): _sha256(path) for path in weights},
         "precision": precision,
         "max_tokens": max_tokens,

@@ -31,6 +31,7 @@ from flower_privsyn.privacy.participation import (
 )
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.relation import NeighboringRelation
+from flower_privsyn.privacy.rows import squared_norms
 from flower_privsyn.privacy.sampling import (
     FixedSizeSampling,
     FullParticipation,
@@ -71,4 +72,5 @@ __all__ = [
     "mechanism_from_dict",
     "participation_of",
     "release_epsilon",
+    "squared_norms",
 ]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import _checks
+from flower_privsyn.privacy.rows import squared_norms
 
 
 def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
@@ -21,7 +22,8 @@ def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
     when one row is zeroed, added or removed, and by at most ``2 norm`` when it is replaced. The
     bound holds for the returned floats in exact arithmetic, not just for the norm as computed: a
     row that was scaled, or that lies within the rounding error of the bound, is shrunk by that
-    error. Rows of whole numbers are computed exactly and are left as they are up to the bound.
+    error. Rows of whole numbers are computed exactly and are left as they are up to the bound. What
+    becomes of a row depends on that row alone, to the last bit (`squared_norms`).
 
     Args:
         values: (k, m) real, one user per row.
@@ -45,12 +47,12 @@ def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
     if clipped.size == 0:
         return clipped
 
-    squared = _squared_norms(clipped)
+    squared = squared_norms(clipped)
     # A NaN or an infinity shows in the square of its row, as do entries whose squares overflow.
     odd = ~np.isfinite(squared)
     if odd.any():
         clipped[odd] = _tamed(clipped[odd], norm)
-        squared[odd] = _squared_norms(clipped[odd])
+        squared[odd] = squared_norms(clipped[odd])
 
     # Relative error of a sum of m rounded squares, with room to spare.
     slack = (array.shape[1] + 8) * 2.0**-52
@@ -67,12 +69,6 @@ def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
         else:
             clipped[over] = clipped[over] * factor[:, None]
     return clipped
-
-
-def _squared_norms(rows: NDArray[Any]) -> NDArray[np.float64]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        squared: NDArray[np.float64] = np.einsum("km,km->k", rows, rows, dtype=np.float64)
-    return squared
 
 
 def _tamed(rows: NDArray[Any], norm: float) -> NDArray[Any]:

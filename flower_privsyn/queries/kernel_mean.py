@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.queries.exact_product import RightFactor, exact_product
 from flower_privsyn.queries.query import (
     Broadcast,
     Cohort,
@@ -30,6 +31,9 @@ from flower_privsyn.queries.user_means import unit_rows, user_means
 
 #: Rows of embeddings whose features are held at a time.
 _BLOCK_ROWS = 1024
+
+#: Numbers whose cosines and sines are worked on at a time: 128 KiB of float32.
+_CACHED = 2**15
 
 #: Rows whose pairwise distances the median heuristic looks at.
 _MEDIAN_ROWS = 2000
@@ -146,12 +150,14 @@ def features(embeddings: npt.NDArray[Any], *, query: KernelMean) -> Float32Array
     """Kernel features of embeddings.
 
     Args:
-        embeddings: (n, d) real, finite. A row so long that its projection leaves float32 has zero
-            Fourier features, and a zero row no direction.
+        embeddings: (n, d) real, finite. A row so long that nothing is left of its phases (2^52
+            turns) has zero Fourier features, and a zero row no direction.
         query: whose kernel.
 
     Returns:
-        (n, D') float32, rows of norm 1 up to rounding.
+        (n, D') float32, rows of norm 1 up to rounding. A row's features are the same bits with any
+        rows beside it, any number of threads and on any processor: projected without rounding
+        (`exact_product`), cosines and sines by basic arithmetic alone.
 
     Raises:
         ValueError: the embeddings are not a matrix.
@@ -161,26 +167,15 @@ def features(embeddings: npt.NDArray[Any], *, query: KernelMean) -> Float32Array
     n, dimension = embeddings.shape
     half = query.num_features // 2
     result = np.empty((n, query.sketch_length(dimension)), dtype=np.float32)
-    weights = frequencies(
-        num_features=query.num_features,
-        dimension=dimension,
-        bandwidth=query.bandwidth,
-        seed=query.feature_seed,
-    )
+    turns = _turns(query.num_features, dimension, query.bandwidth, query.feature_seed)
     scale = np.float32(math.sqrt((1.0 - query.embedding_weight) * 2.0 / query.num_features))
     for start in range(0, n, _BLOCK_ROWS):
         block = embeddings[start : start + _BLOCK_ROWS]
         rows = result[start : start + _BLOCK_ROWS]
-        # Projected in float64: a float32 product rounds a row differently with other rows beside
-        # it, and what one user adds must not depend on the others.
-        with np.errstate(over="ignore"):
-            angles = (block.astype(np.float64) @ weights.T).astype(np.float32)  # (rows, D / 2)
-        too_long = ~np.isfinite(angles).all(axis=1)
-        angles[too_long] = 0.0
-        np.cos(angles, out=rows[:, :half])
-        np.sin(angles, out=rows[:, half : 2 * half])
+        phases = exact_product(block, turns)  # (rows, D / 2)
+        _cosines_and_sines(phases, rows[:, :half], rows[:, half : 2 * half])
         rows[:, : 2 * half] *= scale
-        rows[too_long, : 2 * half] = 0.0
+        rows[np.abs(phases).max(axis=1) >= 2.0**52, : 2 * half] = 0.0
         if query.embedding_weight > 0:
             rows[:, 2 * half :] = math.sqrt(query.embedding_weight) * unit_rows(block)
     return result
@@ -343,6 +338,59 @@ def frequencies(*, num_features: int, dimension: int, bandwidth: float, seed: in
     weights = (normals / bandwidth).astype(np.float32).reshape(num_features // 2, dimension)
     weights.flags.writeable = False
     return weights
+
+
+@lru_cache(maxsize=4)
+def _turns(num_features: int, dimension: int, bandwidth: float, seed: int) -> RightFactor:
+    """W over 2 pi, so that a projection counts turns, for exact products."""
+    weights = frequencies(
+        num_features=num_features, dimension=dimension, bandwidth=bandwidth, seed=seed
+    )
+    return RightFactor.of(weights.astype(np.float64) / (2.0 * math.pi))
+
+
+def _cosines_and_sines(turns: Float64Array, cosines: Float32Array, sines: Float32Array) -> None:
+    """Cosine and sine of 2 pi `turns` (n, k), written into (n, k) float32, to 3e-7.
+
+    A library's may take one path for a register full of numbers and another for what is left over,
+    so that a bit depends on where a number lies. Here are additions and multiplications only.
+    """
+    rows = max(1, _CACHED // max(1, turns.shape[1]))
+    for start in range(0, len(turns), rows):
+        part = turns[start : start + rows]
+        whole = np.rint(part)
+        # Half the angle, in [-pi / 2, pi / 2]: y is exact but for the last conversion.
+        y = (part - whole).astype(np.float32)
+        square = y * y
+        cosine = np.full_like(y, _COSINE[-1])
+        sine = np.full_like(y, _SINE[-1])
+        for c, s in zip(_COSINE[-2::-1], _SINE[-2::-1], strict=True):
+            cosine *= square
+            cosine += c
+            sine *= square
+            sine += s
+        sine *= y
+        # The double angle.
+        cosine *= sine
+        cosine *= np.float32(2.0)
+        sines[start : start + rows] = cosine
+        sine *= sine
+        sine *= np.float32(-2.0)
+        sine += np.float32(1.0)
+        cosines[start : start + rows] = sine
+
+
+def _series(first: int) -> tuple[np.float32, ...]:
+    """Taylor coefficients of cos(pi y) (`first` 0) or sin(pi y) / y (1) in y^2."""
+    coefficients, term = [], math.pi if first else 1.0
+    for k in range(7):
+        coefficients.append(np.float32(term))
+        term *= -(math.pi * math.pi) / ((2 * k + first + 1) * (2 * k + first + 2))
+    return tuple(coefficients)
+
+
+#: Seven terms each: what is left out is below 3e-9 on [-1/2, 1/2].
+_COSINE, _SINE = _series(0), _series(1)
 
 
 def _normals(count: int, *, seed: int) -> Float64Array:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import clip_rows
+from flower_privsyn.privacy import clip_rows, squared_norms
 from flower_privsyn.queries.once_per_array import all_finite
 from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, Query
 
@@ -207,7 +207,7 @@ class ModelDelta(Query):
             rows[cohort.owners] = updates
             return rows
         bound = self.clip_to / self.unit
-        lengths = np.sqrt(np.einsum("np,np->n", updates, updates))
+        lengths = np.sqrt(squared_norms(updates))
         rows[cohort.owners, :-1] = clip_rows(updates, norm=bound)
         rows[cohort.owners, -1] = np.where(lengths <= bound, self._bit, -self._bit)
         return rows

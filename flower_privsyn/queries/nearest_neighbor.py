@@ -67,6 +67,7 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
     # |fl(x.y) - x.y| <= (d + 2) u |x| |y| / (1 - ...) for float32 with u = 2^-24, in any order of
     # summation; twice that separates two sums, and one factor 2 covers the rounded last column.
     unit = (dimension + 3) * 2.0**-24 * 4.0
+    underflow = (dimension + 3) * 2.0**-147
 
     nearest = np.empty(n, dtype=np.int64)
     rows = block_rows(m)
@@ -81,8 +82,9 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
             lengths = np.sqrt(np.einsum("nd,nd->n", block, block, dtype=np.float64))
             bound = lengths * math.hypot(largest, 0.5 * largest**2)
             # Beyond float32 a partial sum may overflow although the product does not, and which
-            # one does depends on the other rows of the block: there only float64 decides.
-            tolerance = np.where(bound < 1e38, unit * bound, np.inf)
+            # one does depends on the other rows of the block: there only float64 decides. At the
+            # other end products may underflow, each by 2^-149 at most.
+            tolerance = np.where(bound < 1e38, unit * bound + underflow, np.inf)
             nearest[start:stop] = _best_with_ties(
                 product, tolerance, records[start:stop], candidates
             )
@@ -125,7 +127,9 @@ def _best_with_ties(
         else:
             close = np.arange(len(candidates))
         difference = records[row].astype(np.float64) - candidates[close].astype(np.float64)
-        best[row] = close[np.argmin((difference**2).sum(axis=-1))]
+        # Added up from left to right, so that no distance depends on how many are close.
+        distances = np.add.accumulate(difference**2, axis=-1)[:, -1]
+        best[row] = close[np.argmin(distances)]
     return best
 
 

@@ -26,7 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import squared_norms
 from flower_privsyn.privacy.grid import GRID, STEPS
+from flower_privsyn.queries.exact_product import RightFactor, exact_product
 from flower_privsyn.queries.once_per_array import once_per_array
 from flower_privsyn.queries.query import (
     Broadcast,
@@ -58,18 +60,15 @@ _MOST_EXPANDED = 2**20
 #: Users summed at a time: a block of 6 MiB for d = 384 stays in the processor's cache.
 _BLOCK_USERS = 2048
 
-#: Rows that a matrix product works on side by side, or a multiple of them.
-_EVEN_ROWS = 16
-
 #: Factorisations kept: many nodes of one process are asked about the same candidates.
 _KEPT_SPANS = 4
 
 
 @dataclass(frozen=True)
 class _Span:
-    """The symmetric root of C'C, and its pseudo-inverse; both (d, d) float64."""
+    """The symmetric root of C'C for exact products, and its pseudo-inverse; both (d, d)."""
 
-    root: Float64Array
+    root: RightFactor
     inverse: Float64Array
 
 
@@ -188,9 +187,9 @@ class MeanSimilarity(Query):
         """
         users = user_means(cohort, unit_rows, width=broadcast["candidates"].shape[1])
         if self.answer_space == "span":
-            scores = _in_span(users, _span(broadcast, self.centre).root)
+            scores = exact_product(users, _span(broadcast, self.centre).root)
         else:
-            scores = users @ _centred(broadcast, self.centre).T
+            scores = exact_product(users, RightFactor.of(_centred(broadcast, self.centre)))
         return self._scaled(scores, len(broadcast["candidates"]))
 
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
@@ -206,7 +205,7 @@ class MeanSimilarity(Query):
         total = np.zeros(dimension, dtype=np.float64)
         for block in cohort.blocks(_BLOCK_USERS):
             users = user_means(self._usable(block), unit_rows, width=dimension)
-            total += self._clip(self._scaled(_in_span(users, root), m)).sum(axis=0)
+            total += self._clip(self._scaled(exact_product(users, root), m)).sum(axis=0)
         if self.answer_space == "span":
             return total
         # The expansion lengthens nothing but by rounding; shrunk by more than that, no user's share
@@ -218,7 +217,7 @@ class MeanSimilarity(Query):
     def _scaled(self, scores: Float64Array, num_candidates: int) -> Float64Array:
         """Rows of norm 1 or 0 for `scale="unit"`; unchanged otherwise."""
         if self.scale == "unit":
-            norms = np.sqrt(np.einsum("nk,nk->n", scores, scores))
+            norms = np.sqrt(squared_norms(scores))
             decided = norms > _NO_PREFERENCE * np.sqrt(num_candidates)
             scores = scores * np.where(decided, 1.0 / np.where(decided, norms, 1.0), 0.0)[:, None]
         return scores
@@ -388,18 +387,6 @@ def _expansion(broadcast: Broadcast, centre: Centre) -> Float64Array:
     return kept
 
 
-def _in_span(users: Float64Array, root: Float64Array) -> Float64Array:
-    """Users' means times the root, every row the same bits whatever rows stand beside it.
-
-    For one row, and for rows left over, matrix products add up in another order. The last bit of a
-    score that lies on the edge of a cell of the grid would then depend on who shares a node.
-    """
-    missing = -len(users) % _EVEN_ROWS
-    even = np.concatenate([users, np.zeros((missing, users.shape[1]))]) if missing else users
-    scores: Float64Array = (even @ root)[: len(users)]
-    return scores
-
-
 @once_per_array
 def _array_digest(array: npt.NDArray[Any]) -> bytes:
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
@@ -419,4 +406,4 @@ def _factorise(centred: Float64Array) -> _Span:
     inverse_lengths = np.where(kept, 1.0 / np.where(kept, lengths, 1.0), 0.0)
     root = (directions * lengths) @ directions.T
     inverse = (directions * inverse_lengths) @ directions.T
-    return _Span(root=root, inverse=inverse)
+    return _Span(root=RightFactor.of(root), inverse=inverse)

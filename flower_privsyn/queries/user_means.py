@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.privacy import squared_norms
 from flower_privsyn.queries.query import Cohort, Float32Array, Float64Array, IntArray
 
 #: Records transformed at a time.
@@ -28,8 +29,8 @@ def user_means(
         width: of the transformed rows.
 
     Returns:
-        (num_users, width) float64, accumulated in float64: for each user in the same order
-        whoever else is in the cohort.
+        (num_users, width) float64: each user's records added up one after another, so that a
+        user's mean has the same bits whoever else is in the cohort.
     """
     means = np.zeros((cohort.num_users, width), dtype=np.float64)
     for start, stop in _blocks(cohort.owners):
@@ -37,8 +38,12 @@ def user_means(
         rows = transform(cohort.records[start:stop])
         rows = rows.astype(np.float64, copy=False)
         first = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
-        # A user with more records than a block is met once in each.
-        means[owners[first]] += np.add.reduceat(rows, first, axis=0)
+        counts = np.diff(np.r_[first, len(owners)])
+        # Elementwise additions: a library's reduction chooses its own order. A user with more
+        # records than a block is met once in each, cut after so many of their own.
+        for rank in range(int(counts.max())):
+            having = first[counts > rank]
+            means[owners[having]] += rows[having + rank]
     counts = np.bincount(cohort.owners, minlength=cohort.num_users)
     means /= np.maximum(counts, 1)[:, None]
     return means
@@ -63,6 +68,6 @@ def unit_rows(vectors: npt.NDArray[Any]) -> Float64Array:
         vectors: (n, d) real, finite, of float32's range.
     """
     rows = vectors.astype(np.float64)
-    norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+    norms = np.sqrt(squared_norms(rows))
     rows /= np.where(norms > 0.0, norms, 1.0)[:, None]
     return rows

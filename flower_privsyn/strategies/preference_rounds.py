@@ -309,7 +309,11 @@ class PublicSide:
             PrivsynError: something is missing or unusable.
         """
         from flower_privsyn.data import public_texts
-        from flower_privsyn.embedding import load_embedder
+        from flower_privsyn.embedding import (
+            default_cache_directory,
+            load_embedder,
+            require_company,
+        )
         from flower_privsyn.generation import load_generator, load_prompt
         from flower_privsyn.models import resolve_model
 
@@ -331,6 +335,7 @@ class PublicSide:
             embedder = load_embedder(
                 located(config.embedding_model), precision=config.embedding_precision
             )
+        require_company(embedder, default_cache_directory())
         if generator is None:
             generator = load_generator(
                 located(config.generator), api_key_env=config.generator_api_key_env

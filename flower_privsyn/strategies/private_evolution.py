@@ -239,7 +239,11 @@ class PrivateEvolution(PrivateSumStrategy):
     def check(self) -> None:
         """Load the models and the public text."""
         from flower_privsyn.data import public_texts
-        from flower_privsyn.embedding import load_embedder
+        from flower_privsyn.embedding import (
+            default_cache_directory,
+            load_embedder,
+            require_company,
+        )
         from flower_privsyn.generation import MaskFill, load_generator
 
         config = self.config
@@ -247,6 +251,7 @@ class PrivateEvolution(PrivateSumStrategy):
             self._embedder = load_embedder(
                 located(config.embedding_model), precision=config.embedding_precision
             )
+        require_company(self._embedder, default_cache_directory())
         if self._variation is None:
             self._variation = MaskFill(
                 located(config.variation_model),

@@ -39,8 +39,11 @@ class LocalModel:
     The loss of a step is the mean over the predicted tokens of its samples. Every sample begins
     with the model's first token where it has one, so that its first word is predicted as well.
     Dropout is off: a user's update must not depend on who was trained before, nor on which node.
-    For the same reason buffers (running statistics, counters) are put back before every user;
-    they are never part of an update.
+    For the same reason buffers (running statistics, counters) are put back before every user, also
+    where a module has put other tensors in their place, and random numbers that a module draws all
+    the same begin anew with every user; neither is ever part of an update. A user's samples go
+    through the model with that user's other samples only, so nobody else decides the shape of what
+    is computed.
 
     Args:
         model: which model, and what of it is trained.
@@ -78,7 +81,9 @@ class LocalModel:
         self._start.copy_(self._weights)
         self._named = named
         self._buffers = [
-            (buffer, buffer.clone()) for buffer in self._model.buffers() if buffer.numel()
+            (module, name, buffer, buffer.clone())
+            for module in self._model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
         ]
         # A recurrent layer on an accelerator refuses to train in evaluation mode.
         self._model.train()
@@ -201,10 +206,29 @@ class LocalModel:
         usable = [sample for sample in samples if len(sample) > 1]
         if not usable:
             return None
-        self._weights.copy_(self._start)
-        for buffer, value in self._buffers:
-            buffer.copy_(value)
+        self._begin_anew()
         order = np.random.default_rng(seed)
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))
+            return self._train(usable, order, learning_rate, epochs, batch_size, max_steps)
+
+    def _begin_anew(self) -> None:
+        """Put weights and buffers back to what every user begins with."""
+        self._weights.copy_(self._start)
+        for module, name, buffer, value in self._buffers:
+            module._buffers[name] = buffer
+            buffer.copy_(value)
+
+    def _train(
+        self,
+        usable: Sequence[Sequence[int]],
+        order: np.random.Generator,
+        learning_rate: float,
+        epochs: int,
+        batch_size: int,
+        max_steps: int,
+    ) -> npt.NDArray[np.float32]:
+        """The steps of one user, and how far the weights moved."""
         steps = 0
         for _ in range(epochs):
             ranks = order.permutation(len(usable))
@@ -248,9 +272,7 @@ class LocalModel:
             parameters: (dimension,) float32, what the trained parameters shall be.
         """
         self.start_from(parameters)
-        self._weights.copy_(self._start)
-        for buffer, value in self._buffers:
-            buffer.copy_(value)
+        self._begin_anew()
         for parameter in self._named.values():
             # Pieces of one vector look like tied weights to whoever writes them.
             parameter.data, parameter.grad = parameter.data.clone(), None

@@ -132,6 +132,41 @@ class TestUpdate:
         model.update(model.encode(texts[10:20]), learning_rate=0.1, epochs=2, batch_size=3)
         assert np.array_equal(model.update(mine, **STEP), alone)  # type: ignore[arg-type]
 
+    def test_random_numbers_and_new_buffers_begin_anew_with_every_user(
+        self, llama: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from flower_privsyn.models.pretrained import load_pretrained
+        from flower_privsyn.training import local as module
+
+        class Noisy(torch.nn.Module):
+            """Draws numbers, as stochastic depth does, and puts another tensor for its buffer."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("level", torch.ones(()))
+
+            def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+                self.level = self.level * 0.5
+                return hidden * (1 + self.level * torch.rand(()))
+
+        def load(*args: Any, **kwargs: Any) -> Any:
+            model, tokenizer = load_pretrained(*args, **kwargs)
+            model.model.norm = torch.nn.Sequential(model.model.norm, Noisy())
+            return model, tokenizer
+
+        monkeypatch.setattr(module, "load_pretrained", load)
+        model = local(llama)
+        mine = model.encode(texts[:3])
+        alone = model.update(mine, **STEP)
+        state = torch.get_rng_state()
+        assert np.array_equal(model.update(mine, **STEP), alone)  # type: ignore[arg-type]
+        assert torch.equal(torch.get_rng_state(), state)  # other people's numbers stay theirs
+        model.update(model.encode(texts[10:20]), learning_rate=0.1, epochs=2, batch_size=3)
+        torch.rand(7)
+        assert np.array_equal(model.update(mine, **STEP), alone)  # type: ignore[arg-type]
+        other = model.update(mine, **STEP, seed=[1])
+        assert not np.array_equal(other, alone)  # type: ignore[arg-type]
+
     def test_nothing_to_predict_is_no_update(self, folder: Path) -> None:
         model = local(folder)
         assert model.update([], **STEP) is None

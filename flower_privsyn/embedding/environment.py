@@ -1,0 +1,73 @@
+"""What decides the last bits of an embedding besides the model and the text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+_LIBRARIES = ("torch", "transformers", "sentence-transformers", "tokenizers", "numpy")
+#: By which a person chooses other kernels for the same arithmetic.
+_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUDA_VISIBLE_DEVICES",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+)
+
+
+def environment() -> str:
+    """Hex digest of this machine's processor, its libraries and the choice of their kernels.
+
+    Embeddings kept on the disk are found under it again, and no others: vectors from before an
+    upgrade, or from another machine, differ in their last bits from those computed now, and whose
+    text was embedded then must not move what others answer today.
+    """
+    values = {name: os.environ.get(name, "") for name in _VARIABLES}
+    content = json.dumps([*_installed(), values], sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def threads() -> int:
+    """Threads that a model library computes with in this process."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return int(torch.get_num_threads())
+    configured = os.environ.get("OMP_NUM_THREADS", "")
+    return int(configured) if configured.isdigit() else os.cpu_count() or 1
+
+
+def processor() -> dict[str, str]:
+    """Name and instruction sets of the processor, as far as the system tells them."""
+    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features")
+    found = {"machine": platform.machine(), "name": platform.processor()}
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines[: lines.index("")] if "" in lines else lines:
+        key, _, value = line.partition(":")
+        if key.strip() in wanted:
+            found[key.strip()] = value.strip()
+    return found
+
+
+@cache
+def _installed() -> tuple[dict[str, str], dict[str, str], bool]:
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = ""
+    return processor(), versions, Path("/proc/driver/nvidia/version").exists()
