@@ -105,7 +105,6 @@ def first_pass(
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}.")
     embedder = load_embedder(request.embedding_model, request.embedding_precision)
-    require_company(embedder, directory)
     cache, store = EmbeddingCache(directory), RecordStore(directory)
     source = EmbeddingSource(embedder, directory, store)
     users_counted = ready = stored_bytes = 0
@@ -129,6 +128,8 @@ def first_pass(
     missing = cache.missing(embedder.fingerprint, distinct, dimension=embedder.dimension)
     # Longest first: the blocks are alike in length, and memory peaks at once and not at the end.
     missing.sort(key=len, reverse=True)
+    if missing:
+        require_company(embedder, directory)
     blocks = [missing[start : start + _BLOCK] for start in range(0, len(missing), _BLOCK)]
     with progress.stage("Embed", len(missing)) as stage:
         if processes == 1 or len(blocks) < 2:

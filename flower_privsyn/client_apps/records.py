@@ -20,6 +20,7 @@ from flower_privsyn.embedding import (
     StoredRecords,
     cached_embed,
     content_key,
+    require_company,
 )
 from flower_privsyn.embedding.environment import environment
 from flower_privsyn.embedding.store import limit_bytes
@@ -179,7 +180,11 @@ class EmbeddingSource:
         """Embed samples, each distinct text once in the life of the cache.
 
         A sample without an embedding, or with one that is not finite, is left out.
+
+        Raises:
+            ModelError: On this machine the embedder's vectors depend on what else is embedded.
         """
+        require_company(self.embedder, self.cache_directory)
         cache: EmbeddingCache | None = None
         try:
             cache = EmbeddingCache(self.cache_directory)

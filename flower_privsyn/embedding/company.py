@@ -26,37 +26,10 @@ from flower_privsyn.errors import ModelError
 #: Another number when the probes or the companies change: machines are then asked anew.
 _VERSION = 1
 _FOLDER = "company"
-_WORDS = [
-    "the",
-    "river",
-    "court",
-    "school",
-    "tax",
-    "engine",
-    "of",
-    "light",
-    "and",
-    "paper",
-    "market",
-    "a",
-    "ruling",
-    "was",
-    "price",
-    "with",
-    "forest",
-    "in",
-    "teacher",
-    "protein",
-    "to",
-    "village",
-    "rocket",
-    "summer",
-    "letter",
-    "bridge",
-    "winter",
-    "question",
-    "music",
-]
+_WORDS = (
+    "the river court school tax engine of light and paper market a ruling was price with forest in "
+    "teacher protein to village rocket summer letter bridge winter question music"
+)
 
 _passed: set[str] = set()
 
@@ -69,7 +42,11 @@ def probe_texts(per_width: int = ROWS, *, words: Sequence[int] = (7, 30)) -> lis
         words: the lengths.
     """
     chooser = random.Random(0)
-    return [" ".join(chooser.choices(_WORDS, k=count)) for count in words for _ in range(per_width)]
+    return [
+        " ".join(chooser.choices(_WORDS.split(), k=count))
+        for count in words
+        for _ in range(per_width)
+    ]
 
 
 def companies(count: int, per_width: int) -> Iterator[tuple[str, list[list[int]]]]:
@@ -127,8 +104,9 @@ def check_company(embedder: Embedder) -> None:
     """Refuse an embedder whose vectors depend on what else is embedded with a text.
 
     Some thirty short forward passes: 1.8 CPU seconds for all-MiniLM-L6-v2 in float32 on a 2-core
-    AVX-512 CPU, 1.1 in bfloat16 (`python -m benchmarks.embedding`). That no bit moves here is evidence, not proof; the proof is in how the embedder is
-    built (see `SentenceTransformerEmbedder`, *Reproducibility*).
+    AVX-512 CPU, 1.1 in bfloat16 (`python -m benchmarks.embedding`). That no bit moves here is
+    evidence, not proof; the proof is in how the embedder is built (*Reproducibility* of
+    `SentenceTransformerEmbedder`).
 
     Args:
         embedder: any embedder, your own included.

@@ -15,6 +15,7 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps import first_pass as module
 from flower_privsyn.client_apps.first_pass import FirstPass, first_pass
 from flower_privsyn.embedding import EmbeddingCache
+from flower_privsyn.embedding.company import probe_texts
 from flower_privsyn.errors import ConfigError, DataError, FederationError
 from flower_privsyn.progress import NullProgress
 from flower_privsyn.testing import HashEmbedder
@@ -28,7 +29,7 @@ class Broken(HashEmbedder):
     calls = 0
 
     def embed(self, texts, *, progress=None) -> NDArray[np.float32]:  # type: ignore[no-untyped-def]
-        Broken.calls += 1
+        Broken.calls += not set(texts) <= set(probe_texts())
         if Broken.calls == 3:
             raise KeyboardInterrupt
         return super().embed(texts, progress=progress)
