@@ -500,6 +500,9 @@ class _Node:
         try:
             users = users_asked(self._load(context), request)
             records = self._read(source, users, request, ticket)
+        except ModelError as error:
+            logger.error("%s", error)
+            raise _ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
         except (DataError, ConfigError) as error:
             # Our own sentences name files, lines and keys, never text.
             logger.error("%s", error)

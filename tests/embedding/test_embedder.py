@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -53,28 +52,6 @@ def test_equal_to_sentence_transformers(minilm: Embedder, texts: list[str]) -> N
     assert got.shape == (len(texts), 384) == (len(texts), minilm.dimension)
     np.testing.assert_allclose(got, expected, atol=2e-6)
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["minilm", "bfloat16"])
-def test_a_text_has_the_same_bits_in_any_company(
-    name: str, texts: list[str], request: pytest.FixtureRequest
-) -> None:
-    embedder: Embedder = request.getfixturevalue(name)
-    together = embedder.embed(texts)
-    order = list(range(len(texts)))
-    random.Random(1).shuffle(order)
-    shuffled = embedder.embed([texts[index] for index in order])
-    assert (shuffled == together[order]).all()
-    # Six nodes with one user each, two nodes with three: parts of any size.
-    for size in (1, 7):
-        parts = [embedder.embed(texts[at : at + size]) for at in range(0, len(texts), size)]
-        assert (np.concatenate(parts) == together).all()
-
-
-def test_batch_size_does_not_move_a_bit(minilm: Embedder, texts: list[str]) -> None:
-    other = load_embedder(batch_size=5)
-    assert (other.embed(texts) == minilm.embed(texts)).all()
-    assert other.fingerprint == minilm.fingerprint
 
 
 def test_another_process_with_other_threads_gives_the_same_bits(
@@ -275,7 +252,6 @@ def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"precision": "float16"}, "embedding-precision must be one of float32, bfloat16"),
         ({"precision": "int8"}, "got 'int8'"),
-        ({"batch_size": 0}, "batch-size must be at least 1, got 0"),
         ({"max_tokens": 2}, "max-tokens must be at least 8, got 2"),
     ],
 )

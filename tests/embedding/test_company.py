@@ -1,0 +1,238 @@
+"""A text's vector is the same bits in any company: how that is built, and how it is asked.
+
+What is built (`TestPasses`) holds on every machine. That a row's place in a pass of that shape and
+the number of threads move no bit (`TestTheModel`) is a fact about a processor and its libraries: so
+it was on AMD with AVX-512 and, with passes of 32 rows, on Intel with AMX, in both precisions with
+one and two threads. A machine where these fail is one that `check_company` refuses to run on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from flower_privsyn.embedding import (
+    EmbeddingCache,
+    SentenceTransformerEmbedder,
+    check_company,
+    company,
+    load_embedder,
+    require_company,
+)
+from flower_privsyn.embedding.company import companies, moved_by_company, probe_texts
+from flower_privsyn.embedding.embedder import ROWS
+from flower_privsyn.errors import ModelError
+from flower_privsyn.testing import HashEmbedder
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def models() -> Callable[[str], SentenceTransformerEmbedder]:
+    loaded: dict[str, Any] = {}
+
+    def load(precision: Any) -> SentenceTransformerEmbedder:
+        if precision not in loaded:
+            loaded[precision] = load_embedder(precision=precision)
+        return loaded[precision]
+
+    return load
+
+
+@pytest.fixture(params=[1, 2, 4], ids=lambda count: f"{count} threads")
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+class TestTheModel:
+    _reference: ClassVar[dict[str, NDArray[np.float32]]] = {}
+
+    def test_every_company(
+        self, precision: str, models: Callable[[str], SentenceTransformerEmbedder]
+    ) -> None:
+        moved = moved_by_company(models(precision))
+        assert moved == dict.fromkeys(moved, 0)
+        assert len(moved) == 5
+
+    def test_every_number_of_threads(
+        self, precision: str, threads: int, models: Callable[[str], SentenceTransformerEmbedder]
+    ) -> None:
+        del threads
+        texts = [*probe_texts(3, words=(1, 12, 20)), "", "word " * 400]
+        vectors = models(precision).embed(texts)[::-1]
+        again = models(precision).embed(texts[::-1])
+        assert np.array_equal(again.view(np.uint32), vectors.view(np.uint32))
+        first = self._reference.setdefault(precision, vectors)
+        assert np.array_equal(first.view(np.uint32), vectors.view(np.uint32))
+
+
+class TestPasses:
+    def test_have_one_shape_a_mask_with_a_zero_and_one_thread(
+        self, threads: int, models: Callable[[str], SentenceTransformerEmbedder]
+    ) -> None:
+        embedder = models("float32")
+        seen: list[tuple[tuple[int, ...], bool, int]] = []
+
+        def look(module: Any, arguments: Any) -> None:
+            mask = arguments[0]["attention_mask"]
+            seen.append((tuple(mask.shape), bool(mask.all()), torch.get_num_threads()))
+
+        hook = embedder.model[0].register_forward_pre_hook(look)
+        # Lengths around a multiple of the step, and eight texts longer than the model takes.
+        texts = [" ".join(["apple"] * count) for count in (1, 13, 14, 15, 21, 22, 23)]
+        try:
+            embedder.embed([*texts, *["apple " * 300] * 8])
+        finally:
+            hook.remove()
+        assert {shape[0] for shape, _, _ in seen} == {ROWS}
+        assert [shape[1] for shape, _, _ in sorted(seen)] == [16, 24, 32, 256, 256]
+        assert not any(full for _, full, _ in seen)
+        assert {used for _, _, used in seen} == {1}
+        assert torch.get_num_threads() == threads
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [threads]
+
+    def test_a_widths_text_is_its_own(
+        self, models: Callable[[str], SentenceTransformerEmbedder]
+    ) -> None:
+        passes = models("float32")._passes([3, 15, 16, 40, 255, 256, 3, *[256] * 9])
+        widths = {row: width for rows, width in passes for row in rows}
+        assert [widths[row] for row in range(7)] == [16, 16, 24, 48, 256, 256, 16]
+        assert max(len(rows) for rows, width in passes if width == 256) == ROWS - 1
+
+    def test_other_forms_of_a_pass_are_other_embeddings(
+        self, monkeypatch: pytest.MonkeyPatch, models: Callable[[str], SentenceTransformerEmbedder]
+    ) -> None:
+        monkeypatch.setattr("flower_privsyn.embedding.embedder.ROWS", 16)
+        assert load_embedder().fingerprint != models("float32").fingerprint
+
+
+class Swayed(HashEmbedder):
+    """A text's vector moves by one bit with what a function says of its company."""
+
+    def __init__(self, sway: Callable[[Sequence[str], int], bool], name: str = "swayed") -> None:
+        super().__init__(8)
+        self.fingerprint = name
+        self.calls = 0
+        self._sway = sway
+
+    def embed(
+        self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None
+    ) -> NDArray[np.float32]:
+        self.calls += 1
+        vectors = super().embed(texts, progress=progress)
+        for row in range(len(texts)):
+            if self._sway(texts, row):
+                vectors[row, 0] = np.nextafter(vectors[row, 0], np.float32(9))
+        return vectors
+
+
+SWAYS: dict[str, Callable[[Sequence[str], int], bool]] = {
+    "alone": lambda texts, row: len(texts) == 1,
+    "few": lambda texts, row: len(texts) < 8,
+    "left over": lambda texts, row: row >= len(texts) // 4 * 4,
+    "the last place": lambda texts, row: row % 8 == 7,
+    "the second place": lambda texts, row: row == 1,
+    "a neighbour": lambda texts, row: row > 0 and texts[row - 1] > texts[row],
+    "the longest": lambda texts, row: len(texts[row]) < max(map(len, texts)),
+}
+
+
+class TestTheCheck:
+    @pytest.mark.parametrize("name", SWAYS)
+    def test_finds_what_depends_on_company(self, name: str) -> None:
+        with pytest.raises(ModelError) as caught:
+            check_company(Swayed(SWAYS[name]))
+        sentence = str(caught.value)
+        assert sentence.startswith("On this machine the embedder Swayed gives a text other bits")
+        assert sentence.endswith(".")
+        assert "\n" not in sentence
+
+    def test_takes_an_embedder_without(self) -> None:
+        check_company(HashEmbedder())
+        check_company(Swayed(lambda texts, row: False))
+
+    def test_zeros_of_either_sign_differ(self) -> None:
+        class Signed(HashEmbedder):
+            def embed(self, texts: Any, *, progress: Any = None) -> NDArray[np.float32]:
+                return np.full((len(texts), 32), -0.0 if len(texts) == 1 else 0.0, np.float32)
+
+        with pytest.raises(ModelError, match="6 alone"):
+            check_company(Signed())
+
+    def test_brings_every_probe_to_every_place(self) -> None:
+        calls = dict(companies(16, 8))["in every place"]
+        for text in range(8):
+            places = {call.index(text) for call in calls if text in call}
+            assert places == set(range(8)) - {text}  # where it is among all texts
+
+    def test_refuses_other_shapes(self) -> None:
+        class Wide(HashEmbedder):
+            def embed(self, texts: Any, *, progress: Any = None) -> NDArray[np.float32]:
+                return np.zeros((len(texts), 5), np.float32)
+
+        with pytest.raises(ModelError, match=r"must return shape \(16, 32\), got \(16, 5\)"):
+            check_company(Wide())
+
+
+class TestOnce:
+    @pytest.fixture(autouse=True)
+    def fresh(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(company, "_passed", set())
+
+    def test_a_machine_is_asked_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = Swayed(lambda texts, row: False)
+        require_company(first, tmp_path)
+        asked = first.calls
+        assert asked > 10
+        require_company(first, tmp_path)
+        company._passed.clear()  # as in another process
+        require_company(first, tmp_path)
+        assert first.calls == asked
+        # Another model, other kernels and another number of threads are asked anew.
+        require_company(other := Swayed(lambda texts, row: False, "other"), tmp_path)
+        assert other.calls == asked
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        require_company(first, tmp_path)
+        assert first.calls == 2 * asked
+        monkeypatch.setattr(company, "threads", lambda: 77)
+        require_company(first, tmp_path)
+        assert first.calls == 3 * asked
+
+    def test_failure_is_not_remembered(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            with pytest.raises(ModelError):
+                require_company(Swayed(SWAYS["alone"]), tmp_path)
+
+    def test_a_directory_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        require_company(embedder := Swayed(lambda texts, row: False), tmp_path / "file")
+        assert embedder.calls > 10
+        with pytest.raises(ModelError):
+            require_company(Swayed(SWAYS["few"], "few"), tmp_path / "file")
+
+
+def test_vectors_of_other_libraries_are_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whose text was embedded before an upgrade would move a bit of who comes after."""
+    cache = EmbeddingCache(tmp_path)
+    cache.put_many("model", ["a text"], np.ones((1, 4), dtype=np.float32))
+    assert cache.get_many("model", ["a text"], dimension=4)[1].all()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert not cache.get_many("model", ["a text"], dimension=4)[1].any()
+    assert cache.missing("model", ["a text"], dimension=4) == ["a text"]

@@ -1,0 +1,210 @@
+"""What one user adds to a sum is theirs alone, to the bit, whoever else is on the node.
+
+These hold on any machine with IEEE 754 arithmetic, and that they do is not left to its libraries:
+`TestExactProducts` shows that nothing is rounded where a library chooses the order, and every other
+sum is made of elementwise additions. The cohorts below would have found the failures of AVX-512
+machines with OpenBLAS, where products of few rows and of left-over rows round differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from flower_privsyn.privacy import clip_rows, squared_norms
+from flower_privsyn.queries import (
+    Cohort,
+    KernelMean,
+    MeanSimilarity,
+    ModelDelta,
+    NearestNeighborHistogram,
+    Query,
+)
+from flower_privsyn.queries import kernel_mean as kernels
+from flower_privsyn.queries.exact_product import RightFactor, exact_product
+from flower_privsyn.queries.user_means import user_means
+from flower_privsyn.testing import random_cohort
+
+DIMENSION, CANDIDATES = 48, 60
+QUERIES: list[Query] = [
+    NearestNeighborHistogram(max_samples=3),
+    NearestNeighborHistogram(max_samples=5, clip="l2"),
+    *(
+        MeanSimilarity(answer_space="span", centre=centre, scale=scale)
+        for centre in ("prompt", "all", "none")
+        for scale in ("clip", "unit")
+    ),
+    MeanSimilarity(answer_space="span", max_samples=2),
+    KernelMean(num_features=102, bandwidth=0.7),
+    KernelMean(num_features=64, embedding_weight=0.3),
+    ModelDelta(clip_to=0.8),
+    ModelDelta(clip_to=1.1, bit_share=0.2),
+]
+
+
+def cohort_for(query: Query, users: int, seed: int) -> Cohort:
+    most = 1 if isinstance(query, ModelDelta) else 6
+    return random_cohort(num_users=users, max_records=most, dimension=DIMENSION, seed=seed)
+
+
+def broadcast_for(query: Query) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(7)
+    candidates = generator.standard_normal((CANDIDATES, DIMENSION)).astype(np.float32)
+    candidates[30:40] = candidates[:10]  # equal candidates are ties for every record
+    candidates[40:50] = candidates[:10] * np.float32(1 + 2**-20)  # and these are nearly so
+    if isinstance(query, KernelMean):
+        return query.broadcast(DIMENSION)
+    if isinstance(query, ModelDelta):
+        return {"parameters": np.zeros(DIMENSION, dtype=np.float32)}
+    if isinstance(query, MeanSimilarity) and query.centre == "prompt":
+        return {"candidates": candidates, "prompt": np.arange(CANDIDATES) // 7}
+    return {"candidates": candidates}
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    with threadpool_limits(limits=request.param):
+        yield request.param
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.name}-{query.to_wire()}")
+def test_a_user_adds_what_they_would_answer_alone(query: Query) -> None:
+    broadcast = broadcast_for(query)
+    generator = np.random.default_rng(3)
+    for users in (2, 3, 8, 17, 33, 70):
+        everyone = cohort_for(query, users, seed=users)
+        total = query.answer(everyone, broadcast)
+        rows = query.contribution(everyone, broadcast)
+        for user in generator.choice(users, size=2, replace=False):
+            mask = np.arange(users) != user
+            alone = query.answer(everyone.select(~mask), broadcast)
+            assert np.array_equal(total - query.answer(everyone.select(mask), broadcast), alone)
+            own = query.contribution(everyone.select(~mask), broadcast)[0]
+            assert np.array_equal(rows[user], own)
+
+
+def test_an_expanded_sum_moves_by_the_clip_norm_at_most() -> None:
+    # The expansion to candidates is one function of the exact sum: not additive to the bit, but
+    # never longer.
+    query = MeanSimilarity(answer_space="candidates")
+    broadcast = broadcast_for(query)
+    for users in (2, 9, 40):
+        everyone = cohort_for(query, users, seed=users)
+        rest = everyone.select(np.arange(users) > 0)
+        difference = query.answer(everyone, broadcast) - query.answer(rest, broadcast)
+        assert np.linalg.norm(difference) <= query.clip_norm
+
+
+class TestExactProducts:
+    @pytest.mark.parametrize("length", [1e-30, 0.5, 1.0 - 2**-53, 1.0, 1.5, 3e30])
+    def test_no_partial_sum_passes_what_float64_holds(self, length: float) -> None:
+        """The reason why no order, shape or processor matters."""
+        generator = np.random.default_rng(0)
+        for dimension in (1, 7, 384, 4096):
+            rows = generator.standard_normal((20, dimension))
+            rows[0] = 1.0  # all of one sign, and all equal
+            rows *= length / np.linalg.norm(rows, axis=1, keepdims=True)
+            right = RightFactor.of(rows)
+            assert np.array_equal(right.integers, np.rint(right.integers))
+            left = rows * 2.0 ** (27 - right.exponent)
+            largest = np.abs(np.rint(left)) @ np.abs(right.integers)
+            assert largest.max() < 2.0**53
+            expected = rows @ rows.T
+            assert (
+                np.abs(exact_product(rows, right) - expected).max()
+                <= dimension**0.5 * 2**-25 * length**2
+            )
+
+    def test_equals_whole_numbers_multiplied_by_python(self) -> None:
+        generator = np.random.default_rng(1)
+        rows, columns = generator.standard_normal((5, 30)), generator.standard_normal((4, 30))
+        right = RightFactor.of(columns)
+        exponents = [int(np.frexp(np.linalg.norm(row))[1]) for row in rows]
+        result = exact_product(rows, right)
+        for n, exponent in enumerate(exponents):
+            left = [round(float(x) * 2.0 ** (27 - exponent)) for x in rows[n]]
+            for k in range(4):
+                exact = sum(a * int(b) for a, b in zip(left, right.integers[:, k], strict=True))
+                assert result[n, k] == float(exact) * 2.0 ** (exponent + right.exponent - 53)
+
+    @pytest.mark.usefixtures("threads")
+    def test_a_row_is_the_same_in_every_shape_and_place(self) -> None:
+        generator = np.random.default_rng(2)
+        right = RightFactor.of(generator.standard_normal((130, 96)))
+        rows = generator.standard_normal((70, 96))
+        together = exact_product(rows, right)
+        for count in range(1, 71):
+            assert np.array_equal(exact_product(rows[-count:], right), together[-count:])
+        assert np.array_equal(exact_product(rows[::-1], right), together[::-1])
+
+    def test_zeros_and_nothing(self) -> None:
+        right = RightFactor.of(np.zeros((3, 4)))
+        assert not exact_product(np.ones((2, 4)), right).any()
+        assert exact_product(np.ones((0, 4)), right).shape == (0, 3)
+        assert not exact_product(np.zeros((2, 4)), RightFactor.of(np.ones((3, 4)))).any()
+
+
+class TestRows:
+    def test_a_norm_is_the_same_in_every_place(self) -> None:
+        generator = np.random.default_rng(4)
+        for columns in (1, 2, 3, 10, 385, 70_000):
+            rows = generator.standard_normal((9 if columns > 1000 else 400, columns))
+            together = squared_norms(rows)
+            assert np.allclose(together, (rows**2).sum(axis=1), rtol=1e-12)
+            alone = np.concatenate([squared_norms(row[None]) for row in rows])
+            assert np.array_equal(alone, together)
+            padded = np.zeros((len(rows), columns + 1), dtype=np.float64)
+            padded[:, 1:] = rows
+            assert np.array_equal(squared_norms(padded[:, 1:]), together)
+        assert squared_norms(np.ones((0, 3))).shape == (0,)
+        assert squared_norms(np.ones((3, 0))).tolist() == [0, 0, 0]
+
+    def test_a_clipped_row_is_the_same_in_every_place(self) -> None:
+        generator = np.random.default_rng(5)
+        rows = generator.standard_normal((300, 37)) * generator.choice([0.01, 1, 1e200], (300, 1))
+        rows[7, 3] = np.nan
+        together = clip_rows(rows, norm=1.0)
+        alone = np.concatenate([clip_rows(row[None], norm=1.0) for row in rows])
+        assert np.array_equal(alone, together)
+
+    def test_a_mean_is_the_same_in_every_company(self) -> None:
+        generator = np.random.default_rng(6)
+        counts = np.array([3, 1, 2500, 0, 9, 17, 1024, 1, 40])
+        owners = np.repeat(np.arange(len(counts)), counts)
+        records = generator.standard_normal((len(owners), 21)).astype(np.float32)
+        cohort = Cohort(records, owners, len(counts))
+        together = user_means(cohort, lambda part: part, width=21)
+        for user, count in enumerate(counts):
+            alone = user_means(
+                cohort.select(np.arange(len(counts)) == user), lambda part: part, width=21
+            )
+            assert np.array_equal(alone[0], together[user])
+            if count:
+                mean = records[owners == user].astype(np.float64).mean(axis=0)
+                assert np.allclose(together[user], mean, atol=1e-12)
+
+
+class TestKernelFeatures:
+    def test_cosines_and_sines(self) -> None:
+        turns = np.concatenate(
+            (np.linspace(-3, 3, 40_001), [0.0, 0.25, 0.5, 0.75, 1e9 + 0.125, 2.0**51])
+        )[None]
+        cosines, sines = np.empty((2, 1, turns.size), dtype=np.float32)
+        kernels._cosines_and_sines(turns, cosines, sines)
+        angles = 2 * np.pi * (turns - np.rint(turns))
+        assert np.abs(cosines - np.cos(angles)).max() < 2e-7
+        assert np.abs(sines - np.sin(angles)).max() < 2e-7
+
+    def test_are_the_same_bits_on_every_machine(self) -> None:
+        embeddings = np.random.default_rng(8).standard_normal((5, 48)).astype(np.float32)
+        rows = kernels.features(embeddings, query=KernelMean(num_features=200, bandwidth=0.9))
+        assert hashlib.sha256(rows.astype("<f4").tobytes()).hexdigest() == FROZEN_FEATURES
+
+
+#: Computed on an AVX-512 machine; additions and multiplications of IEEE 754 give it on any.
+FROZEN_FEATURES = "ec90142d0baf67d118cb1a9e4b88f5483e76b575c7e8edaa80bcd2e909316ccc"
