@@ -165,8 +165,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the cohort form forgets to clip",
         file=SIMILARITY,
-        before="total += self._clip(self._scaled(_in_span(users, root), m)).sum(axis=0)",
-        after="total += self._scaled(_in_span(users, root), m).sum(axis=0)",
+        before="total += self._clip(self._scaled(exact_product(users, root), m)).sum(axis=0)",
+        after="total += self._scaled(exact_product(users, root), m).sum(axis=0)",
         tests=(f"{SIMILARITY_TESTS}::TestTheBound", f"{SIMILARITY_TESTS}::TestTheCohortForm"),
     ),
     Mutation(
@@ -603,13 +603,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="        if array.flags.writeable or not array.flags.owndata:\n",
         after="        if False:\n",
         tests=("tests/queries/test_once_per_array.py",),
-    ),
-    Mutation(
-        name="a user's score depends on who shares the node",
-        file=SIMILARITY,
-        before="    missing = -len(users) % _EVEN_ROWS\n",
-        after="    missing = 0\n",
-        tests=(SIMILARITY_TESTS,),
     ),
     Mutation(
         name="a late reply is handed out as another question's",

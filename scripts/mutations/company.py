@@ -1,0 +1,113 @@
+"""Mistakes by which one user's presence moves what another user adds to a sum."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+EMBEDDER = "flower_privsyn/embedding/embedder.py"
+EMBEDDING_TESTS = "tests/embedding/test_company.py"
+QUERY_TESTS = "tests/queries/test_company.py"
+LOCAL = "flower_privsyn/training/local.py"
+LOCAL_TESTS = "tests/training/test_local.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="a forward pass has as many rows as there are texts",
+        file=EMBEDDER,
+        before="*[self._filler] * (ROWS - len(rows))",
+        after="",
+        tests=(f"{EMBEDDING_TESTS}::TestPasses",),
+    ),
+    Mutation(
+        name="a pass of full rows has no mask",
+        file=EMBEDDER,
+        before="(np.asarray(lengths, dtype=np.int64) + 1)",
+        after="(np.asarray(lengths, dtype=np.int64) + 0)",
+        tests=(f"{EMBEDDING_TESTS}::TestPasses",),
+    ),
+    Mutation(
+        name="a pass computes with all threads",
+        file=EMBEDDER,
+        before="    torch.get_num_threads()\n    torch.set_num_threads(1)\n",
+        after="    torch.get_num_threads()\n",
+        tests=(f"{EMBEDDING_TESTS}::TestPasses",),
+    ),
+    Mutation(
+        name="the form of a pass is not in the fingerprint",
+        file=EMBEDDER,
+        before='{"rows": ROWS, "width_step": _WIDTH_STEP, "threads": 1}',
+        after="{}",
+        tests=(f"{EMBEDDING_TESTS}::TestPasses",),
+    ),
+    Mutation(
+        name="a machine that breaks company is not asked",
+        file="flower_privsyn/client_apps/records.py",
+        before="        require_company(self.embedder, self.cache_directory)\n",
+        after="",
+        tests=("tests/client_apps/test_company.py",),
+    ),
+    Mutation(
+        name="probes keep their places",
+        file="flower_privsyn/embedding/company.py",
+        before="[first[at:] + first[:at] for at in range(1, per_width)]",
+        after="[first for at in range(1, per_width)]",
+        tests=(f"{EMBEDDING_TESTS}::TestTheCheck",),
+    ),
+    Mutation(
+        name="vectors from before an upgrade are found",
+        file="flower_privsyn/embedding/cache.py",
+        before='f"{fingerprint} {environment()}"',
+        after='f"{fingerprint}"',
+        tests=(f"{EMBEDDING_TESTS}::test_vectors_of_other_libraries_are_not_found",),
+    ),
+    Mutation(
+        name="products round what a library's order decides",
+        file="flower_privsyn/queries/exact_product.py",
+        before="    np.rint(scaled, out=scaled)\n    result",
+        after="    result",
+        tests=(QUERY_TESTS,),
+    ),
+    Mutation(
+        name="a product may pass what float64 holds",
+        file="flower_privsyn/queries/exact_product.py",
+        before="_RIGHT_BITS = 26\n",
+        after="_RIGHT_BITS = 32\n",
+        tests=(f"{QUERY_TESTS}::TestExactProducts",),
+    ),
+    Mutation(
+        name="a norm adds up in another order for few rows",
+        file="flower_privsyn/privacy/rows.py",
+        before="half = width // 2\n",
+        after="half = width // 2 if count > 3 else 1\n",
+        tests=(f"{QUERY_TESTS}::TestRows",),
+    ),
+    Mutation(
+        name="nearly equal candidates are told apart by a float32 product",
+        file="flower_privsyn/queries/nearest_neighbor.py",
+        before="    doubtful = ~(top - second > tolerance)",
+        after="    doubtful = (top - second > tolerance) & False",
+        tests=("tests/queries/test_nearest_neighbor.py", QUERY_TESTS),
+    ),
+    Mutation(
+        name="a library's cosine",
+        file="flower_privsyn/queries/kernel_mean.py",
+        before="cosines[start : start + rows], sines[start : start + rows] = first, second",
+        after="cosines[start : start + rows] = np.cos(2 * np.pi * turns[start : start + rows])\n"
+        "        sines[start : start + rows] = second",
+        tests=(f"{QUERY_TESTS}::TestKernelFeatures",),
+    ),
+    Mutation(
+        name="random numbers go on from the user before",
+        file=LOCAL,
+        before="            torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))\n",
+        after="            torch.rand(len(usable))\n",
+        tests=(LOCAL_TESTS,),
+    ),
+    Mutation(
+        name="a buffer that was put in another's place stays",
+        file=LOCAL,
+        before="            module._buffers[name] = buffer\n",
+        after="",
+        tests=(LOCAL_TESTS,),
+    ),
+)
