@@ -195,7 +195,6 @@ class NodeAccount:
         return charge.noise == "central" and any(
             (old.server, old.run, old.node, old.partition, old.question)
             == (charge.server, charge.run, charge.node, charge.partition, charge.question)
-            and old.noise == "central"
             for old in self.charges
         )
 

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.node.account import Charge, NodeAccount, NodeLedger, datasets, ledger_folder
+from flower_privsyn.node.account import (
+    Charge,
+    NodeAccount,
+    NodeLedger,
+    datasets,
+    ledger_folder,
+    run_name,
+)
 from flower_privsyn.node.models import model_digest
 from flower_privsyn.node.policy import (
     DEFAULTS,
@@ -158,32 +165,22 @@ def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:
 
 
 def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"data set {entry['dataset']}", title_justify="left")
-    columns = ("run", "rounds", "query", "noise multiplier", "sampling", "noise", "epsilon alone")
-    for name in columns:
-        table.add_column(name, overflow="fold")
+    print(f"data set {entry['dataset']}")
     for run in entry["runs"]:
-        table.add_row(
-            f"{run['run']}" + (f" of {run['server']}" if run["server"] else ""),
-            f"{len(run['rounds'])} of {run['num_rounds']}",
-            ", ".join(run["queries"]),
-            ", ".join(f"{value:.4g}" for value in run["noise_multipliers"]),
-            ", ".join(run["sampling"]),
-            ", ".join(run["noise"]),
-            _number(run["epsilon_alone"]),
+        multipliers = ", ".join(f"{value:.4g}" for value in run["noise_multipliers"])
+        print(
+            f"  {run_name(run['server'], run['run'])}\n"
+            f"    {len(run['rounds'])} of {run['num_rounds']} rounds: {', '.join(run['queries'])}, "
+            f"noise multiplier {multipliers}, sampling {', '.join(run['sampling'])}\n"
+            f"    noise {', '.join(run['noise'])}; epsilon {_number(run['epsilon_alone'])} by "
+            "itself"
         )
-    Console().print(table)
     print(
-        f"epsilon {_number(entry['epsilon'])} of {_number(entry['limit'])} in total at delta "
+        f"  together epsilon {_number(entry['epsilon'])} of {_number(entry['limit'])} at delta "
         f"{entry['delta']:g} ({entry['relation']}), {_number(entry['left'])} left; limits from "
-        f"{policy.source}"
-    )
-    print(
-        "Server trusted: this node cannot see the noise that a server adds; the account is as good "
-        "as the servers' word.\n"
+        f"{policy.source}\n"
+        "  server trusted: a node cannot see the noise that a server adds, so the account is as "
+        "good as its word\n"
     )
 
 

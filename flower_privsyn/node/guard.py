@@ -24,7 +24,8 @@ from flower_privsyn.node.policy import (
 )
 from flower_privsyn.privacy import NeighboringRelation, Sampling
 
-logger = logging.getLogger("flower_privsyn.client")
+#: Flower shows what this logger says in the log of a SuperNode.
+logger = logging.getLogger("flwr.privsyn")
 
 _simulated = contextvars.ContextVar("simulated", default=False)
 _told: set[str] = set()

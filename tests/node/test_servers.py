@@ -159,7 +159,7 @@ def test_the_log_says_once_which_policy_is_in_force(
     grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any], owner: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    caplog.set_level(logging.INFO, "flower_privsyn.client")
+    caplog.set_level(logging.INFO, "flwr.privsyn")
     run_of("north").start(grid_of("north", 1111))
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("node policy")]
     assert len(lines) == 1
