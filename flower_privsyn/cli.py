@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
-from flower_privsyn.node import cli as node
 
 _FAILED, _REFUSED, _INTERRUPTED = 1, 2, 130
 
@@ -904,8 +903,57 @@ def _parser() -> argparse.ArgumentParser:
     budget.add_argument("--json", action="store_true", help="print JSON")
     budget.set_defaults(command=_budget)
 
-    node.add_parser(commands)
+    _add_node(commands)
     return parser
+
+
+def _add_node(commands: Any) -> None:
+    node = commands.add_parser(
+        "node",
+        help="say what this node allows, and see what its users have spent",
+        description="For the owner of a node: the policy that bounds what servers may ask, and "
+        "the node's own account of what was answered.",
+    )
+    actions = node.add_subparsers(required=True, metavar="ACTION")
+
+    policy = actions.add_parser(
+        "policy",
+        help="show the policy in force, or write a file to start from",
+        description="Show the policy in force: PATH, else the file that PRIVSYN_NODE_POLICY names, "
+        "else node-policy.toml in ~/.config/flower-privsyn, else the defaults.",
+    )
+    policy.add_argument("path", nargs="?", metavar="PATH", help="a policy file")
+    policy.add_argument(
+        "--init", action="store_true", help="write a commented file with the defaults"
+    )
+    policy.set_defaults(command=_node("policy"))
+
+    ledger = actions.add_parser(
+        "ledger",
+        help="show what was answered from each data set, and what is left",
+        description="What every run of every server was answered, from the noise multipliers they "
+        "stated, and the epsilon of all of them together at the owner's delta.",
+    )
+    ledger.add_argument("--dataset", metavar="NAME", help="one data set (default: all)")
+    ledger.add_argument("--policy", metavar="PATH", help="a policy file (default: that in force)")
+    ledger.add_argument("--json", action="store_true", help="print JSON")
+    ledger.set_defaults(command=_node("ledger"))
+
+    digest = actions.add_parser(
+        "digest", help="print the SHA-256 of a model folder, as a policy states it"
+    )
+    digest.add_argument("folder", metavar="FOLDER", help="the model")
+    digest.set_defaults(command=_node("digest"))
+
+
+def _node(action: str) -> Callable[[argparse.Namespace], int]:
+    def run(arguments: argparse.Namespace) -> int:
+        from flower_privsyn.node import cli as node
+
+        command: Callable[[argparse.Namespace], int] = getattr(node, action)
+        return command(arguments)
+
+    return run
 
 
 if __name__ == "__main__":

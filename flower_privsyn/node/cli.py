@@ -29,52 +29,13 @@ from flower_privsyn.node.policy import (
 )
 
 
-def add_parser(commands: Any) -> None:
-    """Add `node` and what it can do to the commands of `privsyn`."""
-    node = commands.add_parser(
-        "node",
-        help="say what this node allows, and see what its users have spent",
-        description="For the owner of a node: the policy that bounds what servers may ask, and "
-        "the node's own account of what was answered.",
-    )
-    actions = node.add_subparsers(required=True, metavar="ACTION")
-
-    policy = actions.add_parser(
-        "policy",
-        help="show the policy in force, or write a file to start from",
-        description=f"Show the policy in force: PATH, else the file that {NODE_POLICY} names, else "
-        f"the one in the default place ({policy_file()}), else the defaults.",
-    )
-    policy.add_argument("path", nargs="?", metavar="PATH", help="a policy file")
-    policy.add_argument(
-        "--init", action="store_true", help="write a commented file with the defaults"
-    )
-    policy.set_defaults(command=_policy)
-
-    ledger = actions.add_parser(
-        "ledger",
-        help="show what was answered from each data set, and what is left",
-        description="What every run of every server was answered, from the noise multipliers they "
-        "stated, and the epsilon of all of them together at the owner's delta.",
-    )
-    ledger.add_argument("--dataset", metavar="NAME", help="one data set (default: all)")
-    ledger.add_argument("--policy", metavar="PATH", help="a policy file (default: that in force)")
-    ledger.add_argument("--json", action="store_true", help="print JSON")
-    ledger.set_defaults(command=_ledger)
-
-    digest = actions.add_parser(
-        "digest", help="print the SHA-256 of a model folder, as a policy states it"
-    )
-    digest.add_argument("folder", metavar="FOLDER", help="the model")
-    digest.set_defaults(command=_digest)
-
-
-def _policy(arguments: argparse.Namespace) -> int:
+def policy(arguments: argparse.Namespace) -> int:
+    """Show the policy in force, or write a file to start from."""
     named = None if arguments.path is None else Path(arguments.path).expanduser().absolute()
     if not arguments.init:
-        policy = _in_force(named)
-        print(f"# {policy.source if policy.source != DEFAULTS else _nowhere()}\n")
-        print(policy_text(policy), end="")
+        found = _in_force(named)
+        print(f"# {found.source if found.source != DEFAULTS else _nowhere()}\n")
+        print(policy_text(found), end="")
         return 0
     path = named or (Path(os.environ[NODE_POLICY]) if os.environ.get(NODE_POLICY) else None)
     path = path or policy_file()
@@ -98,25 +59,26 @@ def _in_force(path: Path | None) -> NodePolicy:
     return find_policy({}) if path is None else NodePolicy.read(path)
 
 
-def _ledger(arguments: argparse.Namespace) -> int:
-    policy = _in_force(None if arguments.policy is None else Path(arguments.policy).expanduser())
+def ledger(arguments: argparse.Namespace) -> int:
+    """Show what was answered from each data set, and what is left."""
+    limits = _in_force(None if arguments.policy is None else Path(arguments.policy).expanduser())
     names = datasets() if arguments.dataset is None else [arguments.dataset]
     found = []
     for name in names:
-        ledger = NodeLedger(name)
-        if not ledger.path.exists():
+        kept = NodeLedger(name)
+        if not kept.path.exists():
             raise ConfigError(
                 f'There is no ledger of data set "{name}" in {ledger_folder()}; it holds '
                 f"{', '.join(datasets()) or 'none'}."
             )
-        found.append(describe(ledger.account(), policy))
+        found.append(describe(kept.account(), limits))
     if arguments.json:
-        print(json.dumps({"policy": policy.source, "datasets": found}, indent=2))
+        print(json.dumps({"policy": limits.source, "datasets": found}, indent=2))
         return 0
     if not found:
         print(f"No data set has an account in {ledger_folder()}: nothing was answered.")
     for entry in found:
-        _show(entry, policy)
+        _show(entry, limits)
     return 0
 
 
@@ -184,7 +146,8 @@ def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
     )
 
 
-def _digest(arguments: argparse.Namespace) -> int:
+def digest(arguments: argparse.Namespace) -> int:
+    """Print the SHA-256 of a model folder."""
     folder = Path(arguments.folder).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder.")

@@ -191,9 +191,21 @@ class TestLimit:
             ledger.charge(asked(number, run=8), policy)
         with pytest.raises(NotAllowedError):
             ledger.charge(asked(6, run=8), policy)
-        tighter = NodePolicy(max_epsilon=policy.max_epsilon / 2)
-        with pytest.raises(NotAllowedError):
-            ledger.charge(asked(20, run=7, question="other"), tighter)
+
+    def test_rounds_that_fitted_under_one_limit_are_checked_under_another(
+        self, asked: Asked
+    ) -> None:
+        ledger = NodeLedger("people")
+        for number in (1, 2, 3):
+            ledger.charge(asked(number), NodePolicy(max_epsilon=100.0))
+        spent = ledger.account().epsilon(NodePolicy())
+        for tighter in (
+            NodePolicy(max_epsilon=spent),
+            NodePolicy(max_epsilon=spent, delta=1e-9),
+            NodePolicy(max_epsilon=spent, relation=NeighboringRelation.REPLACE_ONE),
+        ):
+            with pytest.raises(NotAllowedError):
+                ledger.charge(asked(4), tighter)
 
     def test_the_same_question_is_charged_once_and_another_again(self, asked: Asked) -> None:
         ledger = NodeLedger("people")

@@ -122,6 +122,24 @@ def test_the_noise_of_a_fixed_size_cohort_is_learnt_with_the_first_question(
     assert not NodeLedger("people").path.exists()
 
 
+def test_a_resumed_run_plans_what_is_left_of_it(
+    grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any]
+) -> None:
+    """Else a run that was interrupted near the limit could not be finished."""
+
+    def stop(number: int, arrays: Any) -> None:
+        if number == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_of("north").start(grid_of("north", 1111, max_epsilon=1.5), evaluate_fn=stop)
+    grid = grid_of("north", 2222, max_epsilon=1.5)
+    run_of("north", resume=True).start(grid)
+    plan = wire.unpack_prepare(grid.requests[0])[1]
+    assert (plan.releases, plan.num_rounds) == (1, 2)
+    assert [c.round_number for c in NodeLedger("people").account().charges] == [1, 2]
+
+
 def test_a_policy_that_cannot_be_read_answers_nothing(
     grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any], owner: Path,
     caplog: pytest.LogCaptureFixture,
