@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import _checks
+from flower_privsyn.privacy.mixture import mixture_loss_distribution
 from flower_privsyn.privacy.participation import CyclicSampling
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import (
@@ -36,6 +37,7 @@ from flower_privsyn.privacy.sampling import (
 
 LEAST_MULTIPLIER = 1e-3
 LARGEST_MULTIPLIER = 1e6
+MOST_NODES_PER_USER = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +46,23 @@ class Release:
 
     Args:
         noise_multiplier: Standard deviation of the noise over the norm bound of one user's
-            contribution, at least 0; zero is not private and makes every epsilon infinite.
+            contribution on all nodes together, at least 0; zero is not private and makes every
+            epsilon infinite. Who may be on k nodes has k contributions, and k times the bound.
         sampling: How the cohort was drawn.
         relation: Which collections of users are neighbours.
+        max_nodes_per_user: On how many nodes one user may be, k >= 1. Where users flip coins the
+            k coins of one user are independent.
 
     Raises:
-        ConfigError: A value is out of range, or fixed-size sampling meets add-remove: the size of
-            the population is public there, so neighbours must have equal sizes.
+        ConfigError: A value is out of range; fixed-size sampling meets add-remove: the size of
+            the population is public there, so neighbours must have equal sizes; or k > 1 meets
+            fixed-size sampling, or coins under replace-one, for which there is no bound here.
     """
 
     noise_multiplier: float
     sampling: Sampling
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+    max_nodes_per_user: int = 1
 
     def __post_init__(self) -> None:
         multiplier = _checks.real(
@@ -83,13 +90,32 @@ class Release:
                 'relation must be "zero-out" or "replace-one" for fixed-size sampling, '
                 'got "add-remove".'
             )
+        nodes = _checks.whole(
+            "max_nodes_per_user", self.max_nodes_per_user, low=1, high=MOST_NODES_PER_USER
+        )
+        object.__setattr__(self, "max_nodes_per_user", nodes)
+        if nodes > 1 and isinstance(self.sampling, FixedSizeSampling):
+            raise ConfigError(
+                "max_nodes_per_user must be 1 for fixed-size sampling, where somebody who is drawn "
+                f"on several nodes is not accounted for, got {nodes}."
+            )
+        if nodes > 1 and self._flips_coins and self.relation is NeighboringRelation.REPLACE_ONE:
+            raise ConfigError(
+                "max_nodes_per_user must be 1 for Poisson sampling under the relation "
+                f'"replace-one", got {nodes}.'
+            )
+
+    @property
+    def _flips_coins(self) -> bool:
+        return isinstance(self.sampling, PoissonSampling) and self.sampling.rate < 1.0
 
 
 Releases: TypeAlias = Sequence[Release] | Mapping[Release, int]
 
 # What a release costs, with everything that costs the same made equal: (kind, effective noise
-# multiplier, rate). The kinds are "gaussian", "poisson", "poisson-replace" and "fixed".
-_Cost: TypeAlias = tuple[str, float, float]
+# multiplier, rate, coins of one user). The kinds are "gaussian", "poisson", "poisson-replace",
+# "poisson-nodes" and "fixed".
+_Cost: TypeAlias = tuple[str, float, float, int]
 _Costs: TypeAlias = tuple[tuple[_Cost, int], ...]
 
 
@@ -122,7 +148,7 @@ class Accountant(ABC):
         costs = _grouped(releases)
         if not costs:
             return 0.0
-        if any(multiplier == 0.0 for (_, multiplier, _), _ in costs):
+        if any(multiplier == 0.0 for (_, multiplier, *_), _ in costs):
             return math.inf
         amplified = self._epsilon(costs, delta)
         # Nobody learns more without the cohorts than with them. Matters for large fixed-size
@@ -146,7 +172,7 @@ class Accountant(ABC):
         costs = _grouped(releases)
         if not costs:
             return 0.0
-        if any(multiplier == 0.0 for (_, multiplier, _), _ in costs):
+        if any(multiplier == 0.0 for (_, multiplier, *_), _ in costs):
             return 1.0
         amplified = self._delta(costs, epsilon)
         return min(1.0, amplified, self._delta(_unsampled(releases), epsilon))
@@ -171,6 +197,14 @@ class PLDAccountant(Accountant):
     Poisson-sampled pair (+2 C, -2 C) at rate n/N: replace-one at half the noise multiplier. This
     is ``dp_accounting``'s truncated Poisson event with sampling probability 1.
 
+    A user on k nodes who flips a coin on each is in the sum J ~ Bin(k, q) times: a mixture of
+    Gaussians with shifts up to J C, against none. It is no sampled Gaussian of sensitivity k C: one
+    of k coins is likelier to fall than one coin of rate q. The mixture of the vectors' Gaussians is
+    dominated by that of the scalar shifts j C: the likelihood ratio is sum p_S exp(G_S - Var G_S /
+    2) with jointly normal G_S, both divergences are means of convex functions of it, and those grow
+    with every covariance (Kahane's inequality), which are largest where all vectors are parallel
+    and as long as they may be.
+
     References:
         Balle and Wang 2018, "Improving the Gaussian Mechanism for Differential Privacy", theorem
         8. Doroshenko et al. 2022, "Connect the Dots", algorithm 1. Lebeda et al. 2024, "Avoiding
@@ -183,7 +217,7 @@ class PLDAccountant(Accountant):
         return _pld_epsilon(costs, delta)
 
     def _delta(self, costs: _Costs, epsilon: float) -> float:
-        if all(kind == "gaussian" for (kind, _, _), _ in costs):
+        if all(kind == "gaussian" for (kind, *_), _ in costs):
             return _gaussian_delta(_gaussian_multiplier(costs), epsilon)
         return float(_pld(costs, _interval(costs, 1e-5)).get_delta_for_epsilon(epsilon))
 
@@ -242,23 +276,37 @@ def accountant(name: str) -> Accountant:
     raise ConfigError(f'accountant must be "pld" or "rdp", got {name!r}.')
 
 
-def supports(sampling: Sampling, relation: NeighboringRelation, *, accountant: str) -> bool:
+def supports(
+    sampling: Sampling,
+    relation: NeighboringRelation,
+    *,
+    accountant: str,
+    max_nodes_per_user: int = 1,
+) -> bool:
     """Say whether an accountant has a bound for a sampling under a relation.
 
     Args:
         sampling: How the cohort is drawn.
         relation: Which collections of users are neighbours.
         accountant: "pld" or "rdp".
+        max_nodes_per_user: On how many nodes one user may be, at least 1.
 
     Returns:
-        False for Poisson sampling under replace-one with "rdp", else True.
+        False with "rdp" for Poisson sampling under replace-one, or of users on several nodes; else
+        True.
 
     Raises:
         ConfigError: The name is neither, or the sampling has no meaning under the relation.
     """
     chosen = _accountant(accountant)
-    kind, _, _ = _cost(Release(noise_multiplier=1.0, sampling=sampling, relation=relation))
-    return not (isinstance(chosen, RDPAccountant) and kind == "poisson-replace")
+    release = Release(
+        noise_multiplier=1.0,
+        sampling=sampling,
+        relation=relation,
+        max_nodes_per_user=max_nodes_per_user,
+    )
+    without_rdp = ("poisson-replace", "poisson-nodes")
+    return not (isinstance(chosen, RDPAccountant) and _cost(release)[0] in without_rdp)
 
 
 def release_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
@@ -386,24 +434,27 @@ def _cost(release: Release) -> _Cost:
     sampling, multiplier = release.sampling, release.noise_multiplier
     replaced = release.relation is NeighboringRelation.REPLACE_ONE
     # Every cohort is everyone, whatever the method; or whose turn it is, is public.
+    # A user on several nodes is in the same cohorts on all: a longer vector, and nothing else.
     if sampling.rate == 1.0 or isinstance(sampling, CyclicSampling):
-        return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0)
+        return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0, 1)
     if isinstance(sampling, PoissonSampling):
-        return ("poisson-replace" if replaced else "poisson", multiplier, sampling.rate)
+        if release.max_nodes_per_user > 1:
+            return ("poisson-nodes", multiplier, sampling.rate, release.max_nodes_per_user)
+        return ("poisson-replace" if replaced else "poisson", multiplier, sampling.rate, 1)
     if isinstance(sampling, FixedSizeSampling):
-        return ("fixed", multiplier / 2.0, sampling.rate)
+        return ("fixed", multiplier / 2.0, sampling.rate, 1)
     raise ConfigError(f"sampling {type(sampling).__name__} has no accounting.")
 
 
 def _gaussian_multiplier(costs: Iterable[tuple[_Cost, int]]) -> float:
     """Return the noise multiplier of the one Gaussian release equal to all of these."""
-    precision = math.fsum(count / multiplier**2 for (_, multiplier, _), count in costs)
+    precision = math.fsum(count / multiplier**2 for (_, multiplier, *_), count in costs)
     return 1.0 / math.sqrt(precision)
 
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(costs: _Costs, delta: float, coarser: float = 1.0) -> float:
-    if all(kind == "gaussian" for (kind, _, _), _ in costs):
+    if all(kind == "gaussian" for (kind, *_), _ in costs):
         import dp_accounting
 
         return float(dp_accounting.get_epsilon_gaussian(_gaussian_multiplier(costs), delta))
@@ -428,7 +479,7 @@ _RELATIVE_INTERVAL = 5e-6
 def _interval(costs: _Costs, delta: float) -> float:
     """Return the discretisation: 1e-4 up to an epsilon of 20, then in proportion to it."""
     widest = 0.0
-    for (kind, multiplier, _), _ in costs:
+    for (kind, multiplier, *_), _ in costs:
         shift = 2.0 if kind == "poisson-replace" else 1.0
         widest = max(widest, 10.0 * shift / multiplier + 0.5 * (shift / multiplier) ** 2)
     # The losses of one release spread that wide even where epsilon is small, because the rate or
@@ -466,7 +517,9 @@ def _single_pld(cost: _Cost, interval: float) -> Any:
     from dp_accounting import NeighboringRelation as Neighbors
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    kind, multiplier, rate = cost
+    kind, multiplier, rate, coins = cost
+    if kind == "poisson-nodes":
+        return mixture_loss_distribution(multiplier * coins, coins, rate, interval=interval)
     return pld.from_gaussian_mechanism(
         multiplier,
         sampling_prob=rate,
@@ -505,7 +558,7 @@ def _single_rdp_curve(cost: _Cost) -> tuple[Any, Any]:
     from dp_accounting import NeighboringRelation as Neighbors
     from dp_accounting.rdp import RdpAccountant
 
-    kind, multiplier, rate = cost
+    kind, multiplier, rate, _ = cost
     gaussian = dp_accounting.GaussianDpEvent(multiplier)
     neighbors, event = Neighbors.REPLACE_SPECIAL, gaussian
     if kind == "poisson":
@@ -519,6 +572,11 @@ def _single_rdp_curve(cost: _Cost) -> tuple[Any, Any]:
         raise ConfigError(
             'accountant must be "pld" for Poisson sampling under the relation "replace-one", '
             'got "rdp".'
+        )
+    elif kind == "poisson-nodes":
+        raise ConfigError(
+            'accountant must be "pld" for Poisson sampling of users on several nodes '
+            '(max_nodes_per_user above 1), got "rdp".'
         )
     backend = RdpAccountant(neighboring_relation=neighbors).compose(event)
     # The library offers no public way to add curves of different sampling methods.
