@@ -339,6 +339,7 @@ def _budget(arguments: argparse.Namespace) -> int:
         rounds=arguments.rounds,
         sampling=sampling,
         relation=NeighboringRelation(arguments.relation),
+        max_nodes_per_user=arguments.max_nodes_per_user,
     )
     if population is not None and arguments.delta >= 1 / population:
         sys.stderr.write(
@@ -899,6 +900,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=("zero-out", "add-remove", "replace-one"),
         default="zero-out",
         help="which collections of users are neighbours (default: zero-out)",
+    )
+    budget.add_argument(
+        "--max-nodes-per-user",
+        type=int,
+        default=1,
+        metavar="K",
+        help="one user may be on K nodes (default 1); Z is then over K times the clip norm",
     )
     budget.add_argument("--json", action="store_true", help="print JSON")
     budget.set_defaults(command=_budget)

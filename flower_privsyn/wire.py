@@ -63,6 +63,7 @@ class ClientErrorCode(IntEnum):
     EMBEDDER_UNAVAILABLE = 1003
     UNKNOWN_QUERY = 1004
     NOT_ALLOWED = 1005
+    USER_ON_SEVERAL_NODES = 1006
 
 
 #: The fixed sentence of each code: the only error text that leaves a client.
@@ -73,6 +74,7 @@ CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
     ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's model could not be loaded",
     ClientErrorCode.UNKNOWN_QUERY: "the client app does not answer every question of the run",
     ClientErrorCode.NOT_ALLOWED: "the node's owner does not allow this question",
+    ClientErrorCode.USER_ON_SEVERAL_NODES: "a user is on more nodes than max-nodes-per-user says",
 }
 
 
@@ -98,6 +100,7 @@ class DataRequest:
         held_out_fraction: share of users kept out of the run for evaluation.
         seed: public seed of the cap's subset, of the held-out split and of the order in which a
             user's samples are trained on.
+        max_nodes_per_user: on how many nodes one user may be.
         trains: the language model whose updates are the records, cut by its own tokenizer; None
             where embeddings are, and the embedding model has the tokenizer.
     """
@@ -109,6 +112,7 @@ class DataRequest:
     newer_than: str
     held_out_fraction: float
     seed: int
+    max_nodes_per_user: int = 1
     trains: TrainableModel | None = None
 
 
@@ -531,6 +535,7 @@ def _data_request(record: ConfigRecord) -> DataRequest:
             newer_than=str(record["newer-than"]),
             held_out_fraction=float(record["held-out-fraction"]),  # type: ignore[arg-type]
             seed=int(record["seed"]),  # type: ignore[arg-type]
+            max_nodes_per_user=int(record["max-nodes-per-user"]),  # type: ignore[arg-type]
             trains=None if trains is None else TrainableModel.from_dict(trains),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -27,6 +27,7 @@ from flwr.clientapp import ClientApp
 from flower_privsyn import quarantine, wire
 from flower_privsyn.client_apps.answers import answer_of, report
 from flower_privsyn.client_apps.cpu_time import counted
+from flower_privsyn.client_apps.deal import check_deal
 from flower_privsyn.client_apps.records import (
     Embeddings,
     EmbeddingSource,
@@ -368,12 +369,34 @@ class _Node:
         guard = _guard(context)
         guard.check_plan(plan, context.run_id)
         prepared = self._prepared(data, context, guard)
+        self._check_deal(prepared.user_ids, data, context)
         roster = wire.Roster(
             num_users=len(prepared.user_ids),
             embedder=prepared.fingerprint,
             dimension=prepared.dimension,
         )
         return wire.reply(wire.pack_roster(roster), message)
+
+    def _check_deal(
+        self, user_ids: Sequence[str], data: wire.DataRequest, context: Context
+    ) -> None:
+        """In a simulation: refuse a recipe that puts a user on more nodes than declared."""
+        own = context.node_config
+        if "num-partitions" not in own or context.run_id < _DRAWN_RUN_IDS:
+            return
+        if self._load is users_of_node and "data" not in own:
+            return  # dealt, and each to one
+        try:
+            check_deal(
+                self.cache_directory,
+                run_id=context.run_id,
+                node_id=context.node_id,
+                user_ids=user_ids,
+                max_nodes=data.max_nodes_per_user,
+            )
+        except DataError as error:
+            logger.error("%s", error)
+            raise _ClientError(wire.ClientErrorCode.USER_ON_SEVERAL_NODES) from None
 
     def _known_queries(self) -> set[str]:
         """Names of the questions this app answers; updates of models only where it trains."""

@@ -4,6 +4,7 @@ Knows no messages, no models and no text. The accountant library is imported on 
 """
 
 from flower_privsyn.privacy.accounting import (
+    MOST_NODES_PER_USER,
     Accountant,
     PLDAccountant,
     RDPAccountant,
@@ -41,6 +42,7 @@ from flower_privsyn.privacy.sampling import (
 from flower_privsyn.privacy.trees import TreeAggregation
 
 __all__ = [
+    "MOST_NODES_PER_USER",
     "Accountant",
     "BandedToeplitz",
     "BufferedLinearToeplitz",

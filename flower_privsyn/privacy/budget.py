@@ -23,6 +23,7 @@ def budget_report(
     rounds: int,
     sampling: Sampling,
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+    max_nodes_per_user: int = 1,
 ) -> dict[str, Any]:
     """Return noise multiplier and epsilons of a plan, by both accountants.
 
@@ -33,6 +34,8 @@ def budget_report(
         rounds: Releases, at least 1.
         sampling: How every cohort is drawn.
         relation: Which collections of users are neighbours.
+        max_nodes_per_user: On how many nodes one user may be, k >= 1. The noise multiplier is over
+            k times the norm bound on one node.
 
     Returns:
         A JSON-able dict: ``noise_multiplier``, ``epsilon_release`` and ``epsilon_known_cohorts``,
@@ -61,7 +64,9 @@ def budget_report(
     seen: dict[str, Any] = {}
     by_count: dict[str, dict[str, float | None]] = {str(count): {} for count in counts}
     for name in _ACCOUNTANTS:
-        supported = accounting.supports(sampling, relation, accountant=name)
+        supported = accounting.supports(
+            sampling, relation, accountant=name, max_nodes_per_user=max_nodes_per_user
+        )
         multiplier = noise_multiplier
         if supported and epsilon is not None:
             multiplier = calibrate_noise_multiplier(
@@ -71,6 +76,7 @@ def budget_report(
                 sampling=sampling,
                 accountant=name,
                 relation=relation,
+                max_nodes_per_user=max_nodes_per_user,
             )
         multipliers[name] = multiplier
         if multiplier is None:
@@ -78,7 +84,12 @@ def budget_report(
             for count in counts:
                 by_count[str(count)][name] = None
             continue
-        release = Release(noise_multiplier=multiplier, sampling=sampling, relation=relation)
+        release = Release(
+            noise_multiplier=multiplier,
+            sampling=sampling,
+            relation=relation,
+            max_nodes_per_user=max_nodes_per_user,
+        )
         released[name] = (
             _finite(accounting.release_epsilon({release: rounds}, delta=delta, accountant=name))
             if supported
@@ -101,6 +112,7 @@ def budget_report(
             "rounds": rounds,
             "sampling": sampling.to_dict(),
             "relation": relation.value,
+            "max_nodes_per_user": max_nodes_per_user,
         },
     }
 

@@ -25,6 +25,7 @@ def calibrate_noise_multiplier(
     sampling: Sampling,
     accountant: str = "pld",
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+    max_nodes_per_user: int = 1,
 ) -> float:
     """Return the smallest noise multiplier that keeps equal rounds within a budget.
 
@@ -40,10 +41,12 @@ def calibrate_noise_multiplier(
         sampling: How every cohort is drawn.
         accountant: "pld" or "rdp".
         relation: Which collections of users are neighbours.
+        max_nodes_per_user: On how many nodes one user may be, at least 1.
 
     Returns:
-        The noise multiplier: standard deviation over the norm bound of one user. At most 1e-4
-        (relative) above the smallest that keeps the budget; the same for the same arguments.
+        The noise multiplier: standard deviation over the norm bound of one user on all nodes
+        together. At most 1e-4 (relative) above the smallest that keeps the budget; the same for the
+        same arguments.
 
     Raises:
         ConfigError: A value is out of range, or no noise multiplier between 0.004 and 250,000
@@ -58,13 +61,21 @@ def calibrate_noise_multiplier(
     rounds = _checks.whole("rounds", rounds, low=1)
     chosen = accounting.accountant(accountant)
 
+    def release_with(multiplier: float) -> Release:
+        return Release(
+            noise_multiplier=multiplier,
+            sampling=sampling,
+            relation=relation,
+            max_nodes_per_user=max_nodes_per_user,
+        )
+
     def spent(multiplier: float) -> float:
-        release = Release(noise_multiplier=multiplier, sampling=sampling, relation=relation)
-        return chosen.epsilon({release: rounds}, delta=delta)
+        return chosen.epsilon({release_with(multiplier): rounds}, delta=delta)
 
     def roughly_spent(multiplier: float) -> float:
-        release = Release(noise_multiplier=multiplier, sampling=sampling, relation=relation)
-        return accounting.rough_epsilon({release: rounds}, delta=delta, accountant=accountant)
+        return accounting.rough_epsilon(
+            {release_with(multiplier): rounds}, delta=delta, accountant=accountant
+        )
 
     if sampling.rate == 1.0 and accountant == "pld":
         return _closed_form(spent, epsilon, delta, rounds, relation)

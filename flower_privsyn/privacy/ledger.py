@@ -48,6 +48,7 @@ class _Planned:
     shares_required: int | None
     secure_randomness: bool
     correlation: Correlation | None = None
+    max_nodes_per_user: int = 1
 
     @property
     def private(self) -> bool:
@@ -73,7 +74,12 @@ class _Planned:
         """This release with another noise multiplier; what is next to no noise counts as none."""
         if multiplier < accounting.LEAST_MULTIPLIER:
             multiplier = 0.0
-        return Release(noise_multiplier=multiplier, sampling=self.sampling, relation=self.relation)
+        return Release(
+            noise_multiplier=multiplier,
+            sampling=self.sampling,
+            relation=self.relation,
+            max_nodes_per_user=self.max_nodes_per_user,
+        )
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -82,6 +88,7 @@ class _Planned:
             **self.mechanism.to_dict(),
             "relation": self.relation.value,
             "sampling": self.sampling.to_dict(),
+            "max_nodes_per_user": self.max_nodes_per_user,
             "planned_users": self.planned_users,
             "noise": self.noise,
             "shares_required": self.shares_required,
@@ -102,6 +109,9 @@ class _Planned:
             mechanism=mechanism_from_dict(line),
             relation=NeighboringRelation(line["relation"]),
             sampling=Sampling.from_dict(line["sampling"]),
+            max_nodes_per_user=_checks.whole(
+                "max_nodes_per_user", line.get("max_nodes_per_user", 1), low=1
+            ),
             planned_users=_checks.whole("planned_users", line["planned_users"], low=1),
             noise=str(line["noise"]),
             shares_required=None if shares is None else _checks.whole("shares", shares, low=1),
@@ -313,6 +323,7 @@ class PrivacyLedger:
         shares_required: int | None = None,
         secure_randomness: bool = True,
         correlation: Correlation | None = None,
+        max_nodes_per_user: int = 1,
     ) -> dict[str, Any]:
         """Announce a release, before any user is asked for it.
 
@@ -320,8 +331,8 @@ class PrivacyLedger:
             round: The round, at least 0. The same round may be started again once it is closed;
                 every start that is charged costs.
             query: The name of the query.
-            mechanism: The noise. Its ``l2_sensitivity`` is the norm bound of one user whatever
-                the relation: the accountant doubles it under replace-one.
+            mechanism: The noise. Its ``l2_sensitivity`` is the norm bound of one user, on all
+                nodes together, whatever the relation: the accountant doubles it under replace-one.
             sampling: How the cohort is drawn.
             planned_users: Users expected to answer, at least 1: what an interrupted round is
                 charged with.
@@ -334,6 +345,8 @@ class PrivacyLedger:
             correlation: For correlated noise, the rounds that this one belongs to. The noise
                 multiplier of ``mechanism`` is then that of the innovations, the same in all of
                 these rounds; its ``l2_sensitivity`` may change.
+            max_nodes_per_user: On how many nodes one user may be, k >= 1: that norm bound is k
+                times the clip norm.
 
         Returns:
             The line written.
@@ -365,6 +378,7 @@ class PrivacyLedger:
             else _checks.whole("shares_required", shares_required, low=1),
             secure_randomness=secure_randomness,
             correlation=correlation,
+            max_nodes_per_user=_checks.whole("max_nodes_per_user", max_nodes_per_user, low=1),
         )
         if planned.round in self._pending:
             raise LedgerError(f"Round {planned.round} is already started in {self._path}.")
@@ -562,6 +576,7 @@ class PrivacyLedger:
         mechanism: GaussianMechanism,
         sampling: Sampling,
         relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+        max_nodes_per_user: int = 1,
     ) -> int | None:
         """Return how many more such releases the budget allows; None without a budget.
 
@@ -569,6 +584,7 @@ class PrivacyLedger:
             mechanism: The noise of each.
             sampling: How each cohort is drawn.
             relation: Which collections of users are neighbours.
+            max_nodes_per_user: On how many nodes one user may be, at least 1.
 
         Returns:
             The number, at least 0; counting stops at 2^20.
@@ -579,7 +595,10 @@ class PrivacyLedger:
         if self._epsilon_budget is None:
             return None
         release = Release(
-            noise_multiplier=mechanism.noise_multiplier, sampling=sampling, relation=relation
+            noise_multiplier=mechanism.noise_multiplier,
+            sampling=sampling,
+            relation=relation,
+            max_nodes_per_user=max_nodes_per_user,
         )
         spent = self._committed()
 
@@ -671,6 +690,7 @@ class PrivacyLedger:
             first.correlation != correlation
             or first.mechanism.noise_multiplier != planned.mechanism.noise_multiplier
             or _turns(first.sampling) != _turns(planned.sampling)
+            or first.max_nodes_per_user != planned.max_nodes_per_user
         ):
             raise LedgerError(
                 f"Round {planned.round} does not have the noise and the sampling that its "
@@ -722,6 +742,7 @@ class PrivacyLedger:
             "l2_sensitivity": planned.mechanism.l2_sensitivity,
             "relation": planned.relation.value,
             "sampling": planned.sampling.to_dict(),
+            "max_nodes_per_user": planned.max_nodes_per_user,
             # The size of a Poisson cohort is part of what its amplification assumes unseen.
             "num_users": None if _secret_size(planned.sampling) else num_users,
             "expected_users": planned.planned_users,

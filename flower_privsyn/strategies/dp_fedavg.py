@@ -189,7 +189,9 @@ class DPFedAvg(FederatedTraining):
         super().summary()
         query = self.query
         if query.bit_share:
-            updates, bits = query.noise_split(self.noise_multiplier)
+            # Over the clip norm of one node, which is what the split is about.
+            multiplier = self.noise_multiplier * self.config.max_nodes_per_user
+            updates, bits = query.noise_split(multiplier)
             logger.info(
                 "\tadaptive clipping: noise multiplier %.5g on the updates, standard deviation "
                 "%.5g on the count of updates within the clip norm",

@@ -68,6 +68,7 @@ _PRIVATE_PATH = (
     "aggregate_evaluate",
     "_release",
     "_correlation_of",
+    "_mechanism_of",
     "_noise_multiplier",
     "_settle_noise",
     "_open_noise",
@@ -101,13 +102,14 @@ class PrivateSumStrategy(Strategy):
     `keep` and `finish`.
 
     Formal guarantee:
-        Unit: user. Relation: `config.relation`. In every round each user's contribution has L2
-        norm at most `query.clip_norm`; Gaussian noise of standard deviation noise multiplier x
-        clip norm is added once to the sum. The rounds compose to (epsilon, delta) as accounted by
-        `config.accountant` for the sampling in use; a round is written to the ledger and synced
-        to disk before its release is used, and a round that was interrupted is charged. Where
-        `factorisation` correlates the noise, all rounds are one Gaussian mechanism, charged with
-        the first of them (`flower_privsyn.privacy.Correlation`). Two
+        Unit: user, one `client_id` on at most `config.max_nodes_per_user` nodes. Relation:
+        `config.relation`. In every round each user's contribution has L2 norm at most
+        `query.clip_norm` on each node; Gaussian noise of standard deviation noise multiplier x
+        clip norm x `max_nodes_per_user` is added once to the sum. The rounds compose to (epsilon,
+        delta) as accounted by `config.accountant` for the sampling in use; a round is written to
+        the ledger and synced to disk before its release is used, and a round that was interrupted
+        is charged. Where `factorisation` correlates the noise, all rounds are one Gaussian
+        mechanism, charged with the first of them (`flower_privsyn.privacy.Correlation`). Two
         epsilons are kept: for those who see only what is released, with the sampling secret, and
         for those who also know who took part. With central noise the server itself sees the raw
         sums of the nodes, and is trusted with them.
@@ -264,7 +266,9 @@ class PrivateSumStrategy(Strategy):
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise standard deviation over the clip norm; available from `start` on.
+        """Noise standard deviation over the sensitivity; available from `start` on.
+
+        The sensitivity is the clip norm, for each of the nodes that a user may be on.
 
         Of correlated noise, that of the fresh part of every round, which is what papers state.
         """
@@ -391,9 +395,7 @@ class PrivateSumStrategy(Strategy):
             return []
         # A method may ask another question in every round; noise and ledger follow its clip norm.
         query = self._asked_query = self.query
-        mechanism = self._mechanism = GaussianMechanism(
-            noise_multiplier=self.noise_multiplier, l2_sensitivity=query.clip_norm
-        )
+        mechanism = self._mechanism = self._mechanism_of(query, self.noise_multiplier)
         _refuse_large_sums(query, users=sum(self._roster.values()))
         number = self._rounds_before + server_round
         self._round_started = time.monotonic()
@@ -409,6 +411,7 @@ class PrivateSumStrategy(Strategy):
             shares_required=settings.shares_required or None,
             secure_randomness=self._random.secure,
             correlation=self._correlation,
+            max_nodes_per_user=settings.max_nodes_per_user,
         )
         self._sent = broadcast = wire.read_broadcast(arrays)
         self._traffic = wire.traffic(
@@ -667,9 +670,7 @@ class PrivateSumStrategy(Strategy):
         multiplier = self._planned_multiplier
         if multiplier is None:
             multiplier = self._settle_noise(self._sampling)
-        self._mechanism = GaussianMechanism(
-            noise_multiplier=multiplier, l2_sensitivity=self.query.clip_norm
-        )
+        self._mechanism = self._mechanism_of(self.query, multiplier)
         logger.info("%d users on %d nodes; noise multiplier %.5g", users, len(roster), multiplier)
         self._check_noise(self._sampling, multiplier)
 
@@ -680,6 +681,7 @@ class PrivateSumStrategy(Strategy):
             # Every user adds a share: more users than are required add more noise.
             shares = max(1.0, sampling.expected_users / settings.shares_required)
             multiplier *= float(np.sqrt(shares))
+        multiplier *= settings.max_nodes_per_user  # over the clip norm: a user's answer of one node
         against = NoiseAgainstUsers(users=sampling.expected_users, noise_multiplier=multiplier)
         if not settings.accept_noise and not self._all_released():
             against.refuse(self.queries)
@@ -771,6 +773,14 @@ class PrivateSumStrategy(Strategy):
         return roster, problems
 
     @final
+    def _mechanism_of(self, query: Query, noise_multiplier: float) -> GaussianMechanism:
+        """The noise on a question's sum: every node clips, so a user counts once on each."""
+        return GaussianMechanism(
+            noise_multiplier=noise_multiplier,
+            l2_sensitivity=self._settings.max_nodes_per_user * query.clip_norm,
+        )
+
+    @final
     def _noise_multiplier(self, sampling: Sampling) -> float:
         """The noise multiplier that was given, or the one the budget asks for."""
         settings, correlation = self._settings, self._correlation
@@ -784,6 +794,7 @@ class PrivateSumStrategy(Strategy):
             sampling=sampling if correlation is None else FullParticipation(),
             accountant=settings.accountant,
             relation=NeighboringRelation(settings.relation),
+            max_nodes_per_user=settings.max_nodes_per_user,
         )
         return multiplier if correlation is None else correlation.round_multiplier(multiplier)
 
@@ -894,6 +905,7 @@ class PrivateSumStrategy(Strategy):
             newer_than=settings.newer_than,
             held_out_fraction=settings.held_out_fraction,
             seed=settings.seed,
+            max_nodes_per_user=settings.max_nodes_per_user,
             trains=self.trains,
         )
 

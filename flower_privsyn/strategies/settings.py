@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from flower_privsyn.data import parse_cutoff
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
+    MOST_NODES_PER_USER,
     FixedSizeSampling,
     FullParticipation,
     NeighboringRelation,
@@ -69,8 +70,8 @@ class PrivateSumConfig:
 
     Attributes:
         epsilon: privacy budget of the whole run, > 0; the noise multiplier follows from it.
-        noise_multiplier: noise standard deviation over the clip norm, >= 0, in place of
-            `epsilon`. 0 means no noise and no privacy; the ledger says so.
+        noise_multiplier: noise standard deviation over the clip norm (times `max_nodes_per_user`),
+            >= 0, in place of `epsilon`. 0 means no noise and no privacy; the ledger says so.
         delta: target delta, in (0, 1); should stay below 1 / num_users.
         num_rounds: rounds of the private query, >= 1.
         num_users: users that must be on the nodes before the first round, or 0 for as many as
@@ -79,6 +80,8 @@ class PrivateSumConfig:
         sampling: "full", "poisson" (every user flips a coin in every round) or "fixed-size".
         sampling_rate: the coin's probability, in (0, 1], for "poisson".
         sample_size: users per round, >= 1, for "fixed-size".
+        max_nodes_per_user: on how many nodes one `client_id` may be, >= 1. Every node clips by
+            itself, so the noise grows by this factor. In a deployment nobody can check it.
         relation: neighbouring relation, "zero-out" (default), "add-remove" or "replace-one".
         accountant: "pld" (default) or "rdp" (as in the papers).
         noise: "central": the server adds the noise to the sum. "shares": every user adds a share,
@@ -119,6 +122,7 @@ class PrivateSumConfig:
     sampling: Literal["full", "poisson", "fixed-size"] = "full"
     sampling_rate: float = 1.0
     sample_size: int = 0
+    max_nodes_per_user: int = 1
     relation: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
     accountant: Literal["pld", "rdp"] = "pld"
     noise: Literal["central", "shares"] = "central"
@@ -180,6 +184,7 @@ class PrivateSumConfig:
                 f'sample-size >= 1 and sampling = "fixed-size" go together, got sample-size = '
                 f'{self.sample_size} and sampling = "{self.sampling}"'
             )
+        check_integer("max-nodes-per-user", self.max_nodes_per_user, low=1)
         check_choice("relation", self.relation, [r.value for r in NeighboringRelation])
         check_choice("accountant", self.accountant, ("pld", "rdp"))
         check_choice("noise", self.noise, ("central", "shares"))
@@ -220,6 +225,7 @@ class PrivateSumConfig:
                 'sampling = "fixed-size" needs relation = "zero-out" or "replace-one", got '
                 '"add-remove": a fixed number of users cannot be drawn from one fewer'
             )
+        self._check_nodes_per_user()
         if (
             self.sampling == "poisson"
             and self.relation == "replace-one"
@@ -229,6 +235,33 @@ class PrivateSumConfig:
                 'sampling = "poisson" with relation = "replace-one" needs accountant = "pld", got '
                 '"rdp"'
             )
+
+    def _check_nodes_per_user(self) -> None:
+        """Refuse what is not accounted for a user on several nodes."""
+        nodes = self.max_nodes_per_user
+        if nodes > MOST_NODES_PER_USER:
+            raise ConfigError(
+                f"max-nodes-per-user must be at most {MOST_NODES_PER_USER}, got {nodes}"
+            )
+        if nodes == 1:
+            return
+        given = f"max-nodes-per-user = {nodes} needs"
+        if self.sampling == "fixed-size":
+            raise ConfigError(
+                f'{given} another sampling than "fixed-size": who is on several nodes is drawn on '
+                "each of them, and there is no bound for that"
+            )
+        if self.sampling == "poisson" and self.sampling_rate < 1:
+            if self.relation == "replace-one":
+                raise ConfigError(
+                    f'{given} relation = "zero-out" or "add-remove" with sampling = "poisson", got '
+                    '"replace-one"'
+                )
+            if self.accountant != "pld":
+                raise ConfigError(
+                    f'{given} accountant = "pld" with sampling = "poisson", where a user flips a '
+                    f'coin on every node, got "{self.accountant}"'
+                )
 
     @classmethod
     def from_run_config(

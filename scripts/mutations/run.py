@@ -150,9 +150,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the noise keeps the first round's clip norm",
         file=STRATEGY,
-        before="noise_multiplier=self.noise_multiplier, l2_sensitivity=query.clip_norm",
-        after="noise_multiplier=self.noise_multiplier, "
-        "l2_sensitivity=self._mechanism.l2_sensitivity",
+        before="mechanism = self._mechanism = self._mechanism_of(query, self.noise_multiplier)",
+        after="mechanism = self._mechanism",
         tests=(f"{SUM_TESTS}::TestSampling",),
     ),
     Mutation(
