@@ -1,0 +1,106 @@
+"""A simulation refuses a recipe that puts one user on more nodes than the run declares."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_privsyn import wire
+from flower_privsyn.client_apps import create_client_app, users_of_node
+from flower_privsyn.client_apps.deal import check_deal
+from flower_privsyn.data import Users
+from flower_privsyn.errors import DataError
+from flower_privsyn.testing import hash_embedder
+from tests.conftest import make_users
+from tests.test_wire import DATA
+
+RUN = 2**62 + 11
+DEALS = {1: ["a", "b"], 2: ["c", "shared"], 3: ["shared", "d"]}
+
+
+def where(node: int, *, run: int = RUN, nodes: int | None = 3) -> Context:
+    own = {} if nodes is None else {"partition-id": node - 1, "num-partitions": nodes}
+    return Context(run_id=run, node_id=node, node_config=own, state=RecordDict(), run_config={})
+
+
+def deal(context: Context) -> Users:
+    return Users.from_rows((user, "court judge") for user in DEALS[context.node_id])
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Callable[..., Message]:
+    app = create_client_app(deal, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+
+    def send(context: Context, *, most: int = 1, to: ClientApp = app) -> Message:
+        content = wire.pack_prepare(replace(DATA, max_nodes_per_user=most, held_out_fraction=0.0))
+        return to(Message(content, context.node_id, wire.PREPARE), context)
+
+    return send
+
+
+def test_a_user_on_two_nodes_is_refused(
+    prepare: Callable[..., Message], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    replies = [prepare(where(node)) for node in (1, 2, 3)]
+    assert [reply.has_error() for reply in replies] == [False, False, True]
+    assert replies[2].error.code == wire.ClientErrorCode.USER_ON_SEVERAL_NODES
+    assert wire.unexpected_records(replies[2]) == []
+    assert caplog.messages == [
+        "the app's recipe puts 1 users of this node on 2 nodes, where max-nodes-per-user = 1: give "
+        "every node users of its own, or set max-nodes-per-user, for more noise."
+    ]
+    # Another process of the node, and the same node again, find what was noted.
+    assert prepare(where(3)).has_error()
+    assert not prepare(where(1)).has_error()
+    folder = tmp_path / "cache" / "deals"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert b"shared" not in next(folder.glob("*.sqlite")).read_bytes()
+
+
+def test_a_user_on_as_many_nodes_as_declared(prepare: Callable[..., Message]) -> None:
+    assert not any(prepare(where(node), most=2).has_error() for node in (1, 2, 3))
+
+
+def test_another_run_deals_anew(prepare: Callable[..., Message]) -> None:
+    assert not prepare(where(2)).has_error()
+    assert not prepare(where(3, run=RUN + 1)).has_error()
+
+
+def test_a_deployment_cannot_tell(prepare: Callable[..., Message]) -> None:
+    assert not any(prepare(where(node, nodes=None)).has_error() for node in (2, 3))
+
+
+def test_the_default_recipe_deals_every_user_to_one_node(
+    prepare: Callable[..., Message], tmp_path: Path
+) -> None:
+    everyone = make_users(50)
+    dealt = [everyone.deal(partition_id=node, num_partitions=7).user_ids for node in range(7)]
+    assert sorted(user for own in dealt for user in own) == sorted(everyone.user_ids)
+    path = tmp_path / "users.jsonl"
+    path.write_text('{"client_id": "a", "text": "x"}\n{"client_id": "b", "text": "y"}\n')
+    app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "default")
+    for node in (1, 2):
+        context = where(node, nodes=2)
+        context.run_config["data"] = str(path)
+        assert not prepare(context, to=app).has_error()
+    assert not (tmp_path / "default" / "deals").exists()
+    # A file of its own for every node is a recipe like another one.
+    own = create_client_app(users_of_node, embedder=hash_embedder, cache_directory=tmp_path / "own")
+    answers = []
+    for node in (1, 2):
+        context = where(node)
+        context.node_config["data"] = str(path)
+        answers.append(prepare(context, to=own).has_error())
+    assert answers == [False, True]
+
+
+def test_a_list_that_cannot_be_kept_is_no_permission(tmp_path: Path) -> None:
+    (tmp_path / "deals").write_text("a file in the way")
+    with pytest.raises(DataError, match="nobody can tell on how many nodes a user is"):
+        check_deal(tmp_path, run_id=RUN, node_id=1, user_ids=["a"], max_nodes=1)
