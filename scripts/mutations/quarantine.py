@@ -8,6 +8,8 @@ ANSWERS = "tests/client_apps/test_answers.py"
 SAME_SUM = f"{ANSWERS}::test_the_others_sum_is_the_same_to_the_bit"
 LIMITS = "tests/data/test_limits.py"
 LOAD = "tests/data/test_load.py"
+NODES = "tests/privacy/test_several_nodes.py"
+NODES_RUN = "tests/strategies/test_several_nodes.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -103,5 +105,48 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="    if not simulated:\n",
         after="    if True:\n",
         tests=(f"{ANSWERS}::test_the_nodes_own_log_counts_and_quotes_nothing",),
+    ),
+    Mutation(
+        name="a user on two nodes has the noise of one",
+        file="flower_privsyn/strategies/private_sum.py",
+        before="l2_sensitivity=self._settings.max_nodes_per_user * query.clip_norm",
+        after="l2_sensitivity=query.clip_norm",
+        tests=(f"{NODES_RUN}::test_the_noise_is_k_times_that_of_one_node",),
+    ),
+    Mutation(
+        name="coins on several nodes accounted as one coin",
+        file="flower_privsyn/privacy/accounting.py",
+        before="        if release.max_nodes_per_user > 1:\n",
+        after="        if False:\n",
+        tests=(f"{NODES}::test_sensitivity_k_at_rate_q_is_no_bound",),
+    ),
+    Mutation(
+        name="one coin too few",
+        file="flower_privsyn/privacy/mixture.py",
+        before="heads = binom.pmf(np.arange(coins + 1), coins, rate)",
+        after="heads = binom.pmf(np.arange(coins + 1), coins, rate / coins)",
+        tests=(f"{NODES}::test_delta_is_that_of_the_integral",),
+    ),
+    Mutation(
+        name="the budget is calibrated for one node",
+        file="flower_privsyn/strategies/private_sum.py",
+        before="            max_nodes_per_user=settings.max_nodes_per_user,\n        )\n"
+        "        return multiplier if",
+        after="        )\n        return multiplier if",
+        tests=(f"{NODES_RUN}::test_coins_are_accounted_as_a_mixture",),
+    ),
+    Mutation(
+        name="the ledger forgets on how many nodes a user may be",
+        file="flower_privsyn/privacy/ledger.py",
+        before='                "max_nodes_per_user", line.get("max_nodes_per_user", 1), low=1\n',
+        after='                "max_nodes_per_user", 1, low=1\n',
+        tests=(f"{NODES}::test_the_ledger_states_and_charges_it",),
+    ),
+    Mutation(
+        name="a simulation's deal is not looked at",
+        file="flower_privsyn/client_apps/deal.py",
+        before="    if users:\n",
+        after="    if False:\n",
+        tests=("tests/client_apps/test_deal.py",),
     ),
 )

@@ -41,6 +41,7 @@ def test_from_an_epsilon() -> None:
         "rounds": 20,
         "sampling": {"method": "poisson", "rate": 0.1, "population": None},
         "relation": "zero-out",
+        "max_nodes_per_user": 1,
     }
     json.dumps(report, allow_nan=False)
 

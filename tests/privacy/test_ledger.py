@@ -93,6 +93,7 @@ def test_a_round_is_two_lines_with_everything_an_auditor_needs(tmp_path: Path) -
         "l2_sensitivity": 8.0,
         "relation": "zero-out",
         "sampling": {"method": "full", "rate": 1.0, "population": 1000},
+        "max_nodes_per_user": 1,
         "num_users": 990,
         "expected_users": 1000,
         "delta": DELTA,
