@@ -205,7 +205,8 @@ def to_flower_event(release: Release) -> GaussianPrivacyEvent:
         release: A release whose sampling knows its population, with a noise multiplier above 0.
 
     Raises:
-        ConfigError: The population is not known or the release adds no noise.
+        ConfigError: The population is not known, the release adds no noise, or users are sampled on
+            several nodes, which the event cannot say.
     """
     from flwr.serverapp import GaussianPrivacyEvent
 
@@ -213,6 +214,11 @@ def to_flower_event(release: Release) -> GaussianPrivacyEvent:
     if sampling.population is None:
         raise ConfigError("population must be given to describe a release as a Flower event.")
     _checks.positive("noise_multiplier", release.noise_multiplier)
+    if release.max_nodes_per_user > 1 and sampling.rate < 1.0:
+        raise ConfigError(
+            "max_nodes_per_user must be 1 to describe a sampled release as a Flower event, got "
+            f"{release.max_nodes_per_user}."
+        )
     exact = sampling.expected_users
     # 0.1 of 10,000 is 1000.0000000000001 in floating point.
     size = round(exact) if abs(exact - round(exact)) < 1e-9 * exact else math.ceil(exact)
