@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.processes import descendants, is_alive
+from flower_privsyn.superlink import write_secret
 from tests.integration.federation_app import write_app
 from tests.integration.test_federations import SCRIPTS, free_port, ledger, simulate, sums
 from tests.strategies.test_private_evolution import lines
@@ -30,6 +32,14 @@ ROUNDS = 3
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     return write_app(tmp_path / "app", num_users=24)
+
+
+@pytest.fixture(autouse=True)
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster asks for a token, as docs/ray_cluster.md has it."""
+    write_secret(tmp_path / "token", secrets.token_hex(32))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
 
 
 @contextmanager
@@ -108,8 +118,15 @@ def wait_for(holds: object, log: Path) -> None:
         time.sleep(0.2)
 
 
-def test_a_cluster_of_two_gives_the_histograms_of_one_machine(app: Path, tmp_path: Path) -> None:
+def test_a_cluster_of_two_gives_the_histograms_of_one_machine(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with cluster(tmp_path / "c") as (address, _):
+        with monkeypatch.context() as stranger:
+            stranger.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "guess"))
+            write_secret(tmp_path / "guess", secrets.token_hex(32))
+            assert simulate(app, tmp_path / "no", num_nodes=8, num_rounds=2, ray_address=address)
+            assert "AuthenticationError" in (tmp_path / "no" / "flower.log").read_text()
         below = descendants(os.getpid())
         run = tmp_path / "run"
         error = simulate(app, run, num_nodes=8, num_rounds=2, ray_address=address)
