@@ -139,7 +139,9 @@ def _ending_signals() -> list[signal.Signals]:
 
 
 def _report(outcome: Any) -> int:
-    log = outcome.path / "flower.log"
+    from flower_privsyn.owner import OwnerFolder
+
+    log = OwnerFolder(outcome.path).log_file
     if outcome.error is not None:
         sys.stderr.write(f"Run directory: {outcome.path}\n")
         if not outcome.unexpected:
@@ -202,6 +204,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         a run recorded as running while no process works on it.
 
     Raises:
+        LedgerError: The ledger is damaged, or lacks a line that another file states.
         RunDirectoryError: The folder holds no run, or one of its files is damaged.
     """
     from flower_privsyn.files import read_json_lines
@@ -211,7 +214,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     status = run.status
     if status == "running" and run.running_process() is None:
         status = "interrupted"
-    lines = list(read_json_lines(run.ledger_file))
+    lines = run.ledger_lines()
     opened: dict[str, Any] = next((line for line in lines if line.get("event") == "opened"), {})
     releases = [line for line in lines if line.get("event") == "release"]
     last: dict[str, Any] = releases[-1] if releases else {}

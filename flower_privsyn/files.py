@@ -9,7 +9,6 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +139,3 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy arrays and scalars, without importing numpy
         return plain(value.tolist())
     raise TypeError(f"A value of type {type(value).__name__} cannot be stored as JSON.")
-
-
-def now() -> str:
-    """The time in UTC, ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -3,6 +3,9 @@
 The ServerApp runs in a process that has no terminal, so it cannot draw bars. It writes
 `progress.json` in the run directory; the command that follows the run draws from that file.
 Without such a command the same information goes to Flower's log, a line every few seconds.
+
+The file counts steps and holds no time: how long a stage takes may depend on private text, and a
+run directory says nothing of that.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from flower_privsyn import clock
 from flower_privsyn.processes import SUPERVISOR_PID
 
 _WRITES_PER_SECOND = 5
@@ -40,8 +43,8 @@ class Stage:
         name: What is being done, a few words.
         total: Number of steps, or None when it is not known.
         done: Steps done so far.
-        started: Seconds since the epoch.
-        finished: Seconds since the epoch; None while the stage runs.
+        finished: Whether the stage has ended.
+        seconds: How long it took; None while it runs, and never in the file.
         failed: Whether the stage was left by an exception.
         note: Whether this is no work at all but a sentence to pass on.
     """
@@ -50,8 +53,9 @@ class Stage:
         self.name = name
         self.total = total
         self.done = 0
-        self.started = time.time()
-        self.finished: float | None = None
+        self.finished = False
+        self.seconds: float | None = None
+        self._begun = clock.seconds()
         self.failed = False
         self.note = False
         self._owner = owner
@@ -63,13 +67,17 @@ class Stage:
         else:
             self._owner._advance(self, steps)
 
+    def end(self) -> None:
+        """Say that the stage has ended."""
+        self.seconds = clock.seconds() - self._begun
+        self.finished = True
+
     def to_dict(self) -> dict[str, Any]:
         """The stage as it stands in `progress.json`."""
         return {
             "name": self.name,
             "total": self.total,
             "done": self.done,
-            "started": self.started,
             "finished": self.finished,
             "failed": self.failed,
             "note": self.note,
@@ -83,10 +91,18 @@ class Progress:
         path: The file to write, `<run-dir>/progress.json`.
         log: Write a line to Flower's log every few seconds; None does so exactly when no
             supervising command reads the file.
+        ended: Told of every stage that has ended; None for nobody.
     """
 
-    def __init__(self, path: Path, *, log: bool | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        log: bool | None = None,
+        ended: Callable[[Stage], None] | None = None,
+    ) -> None:
         self._path = path
+        self._ended = ended
         self._log = SUPERVISOR_PID not in os.environ if log is None else log
         self._stages: list[Stage] = []
         # Re-entrant: a stage may be updated from a callback that runs inside another update.
@@ -116,16 +132,18 @@ class Progress:
             raise
         finally:
             with self._lock:
-                stage.finished = time.time()
+                stage.end()
                 self._write()
                 if self._log:
                     self._say(stage)
+                if self._ended is not None:
+                    self._ended(stage)
 
     def note(self, sentence: str) -> None:
         """Pass a sentence, such as a warning, on to whoever follows the run."""
         stage = Stage(sentence, None)
         stage.note = True
-        stage.finished = stage.started
+        stage.finished = True
         with self._lock:
             self._stages.append(stage)
             self._write()
@@ -133,14 +151,14 @@ class Progress:
     def _advance(self, stage: Stage, steps: int) -> None:
         with self._lock:
             stage.done += steps
-            now = time.monotonic()
+            now = clock.seconds()
             if now - self._written >= 1 / _WRITES_PER_SECOND:
                 self._write()
             if self._log and now - self._logged >= _LOG_EVERY_SECONDS:
                 self._say(stage)
 
     def _write(self) -> None:
-        self._written = time.monotonic()
+        self._written = clock.seconds()
         text = json.dumps({"stages": [stage.to_dict() for stage in self._stages]})
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         # Progress is for people: a full disk must stop the run where it matters, not here.
@@ -149,9 +167,9 @@ class Progress:
             temporary.replace(self._path)
 
     def _say(self, stage: Stage) -> None:
-        self._logged = time.monotonic()
+        self._logged = clock.seconds()
         # Flower's own logger, by name: it already has a handler, and no import is needed.
-        logging.getLogger("flwr").info("%s", describe(stage.to_dict()))
+        logging.getLogger("flwr").info("%s", describe(stage.to_dict(), stage.seconds))
 
 
 class ShownProgress(Progress):
@@ -166,7 +184,7 @@ class ShownProgress(Progress):
         self._follow = follow
 
     def _write(self) -> None:
-        self._written = time.monotonic()
+        self._written = clock.seconds()
         self._follow([stage.to_dict() for stage in self._stages])
 
 
@@ -188,17 +206,23 @@ def read_progress(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def describe(stage: Mapping[str, Any]) -> str:
-    """One line about a stage: its name, how far it is and how long it took."""
+def describe(stage: Mapping[str, Any], seconds: float | None = None) -> str:
+    """One line about a stage: its name, how far it is and, where that is known, how long it took.
+
+    Args:
+        stage: As in `progress.json`.
+        seconds: How long it took, by the clock of whoever followed it.
+    """
     words = [str(stage["name"])]
     if stage.get("note"):
         return words[0]
     total, done = stage.get("total"), stage.get("done", 0)
-    if stage.get("finished") is not None:
+    if stage.get("finished"):
         words.append("stopped" if stage.get("failed") else "done")
         if done:
             words.append(f"({done:,})")
-        words.append(f"in {stage['finished'] - stage['started']:.1f} s")
+        if seconds is not None:
+            words.append(f"in {seconds:.1f} s")
     elif total:
         words.append(f"{done:,}/{total:,} ({100 * done // total} %)")
     elif done:

@@ -2,6 +2,7 @@
 
 ```
 <run-dir>/config.json      what was asked for, and what a resumed run changed; makes a folder a run
+          .flower/         what `privsyn run` was asked to start
           state.json       running, finished or failed, with the sentence that says why
           ledger.jsonl     one line per private release
           metrics.jsonl    one line per round
@@ -14,6 +15,15 @@
           refinement/0001/ the same without a release, where rounds follow one release
           models/
 ```
+
+Beside it, for the owner alone, is `<run-dir>.owner/` with the log and with all times: nothing in
+the run directory says when or for how long anything was done after the run was created
+(`config.json`), and when work on it ends all files get that date. See `flower_privsyn.owner`.
+
+`config.json` states the format, 2. A run of format 1 (flower-privsyn 0.1) is refused until
+`privsyn migrate` has converted it. Every `state.json` and every line of `metrics.jsonl`, and the
+report, state the digest of what was the ledger's last line, so that a ledger from which lines are
+missing is refused.
 
 Files are replaced as a whole (temporary file, fsync, rename), so a process that is killed at any
 moment leaves the old file or the new one, never half of one. A round counts only once its
@@ -31,28 +41,37 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from flower_privsyn import clock
 from flower_privsyn.errors import PrivsynError, RunDirectoryError
 from flower_privsyn.files import (
     append_json_lines,
-    now,
     plain,
     read_json_lines,
     replacing,
     write_json,
 )
+from flower_privsyn.ledger_chain import Chain, header, read_chain, refuse_cut
+from flower_privsyn.owner import OwnerFolder
 from flower_privsyn.processes import (
     SUPERVISOR_PID,
     SUPERVISOR_STARTED,
     is_alive,
     process_info,
 )
-from flower_privsyn.progress import Progress
+from flower_privsyn.progress import Progress, Stage
+from flower_privsyn.run_format import (
+    FORMAT,
+    LEDGER_KEY,
+    hide_dates,
+    refuse_other_format,
+    stated_digests,
+)
 
 RUNS_FOLDER = "PRIVSYN_RUNS"
 """Environment variable: where runs go that were given no run directory."""
@@ -95,10 +114,13 @@ class RunDirectory:
 
     Attributes:
         path: The folder, absolute.
+        owner: The owner's folder beside it, where the times are.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.owner = OwnerFolder(path)
+        self._ledger_digest: Callable[[], str] | None = None
         self._lock_file: IO[str] | None = None
         self._progress: Progress | None = None
 
@@ -133,15 +155,17 @@ class RunDirectory:
                 # Again: another process may have made a run before the lock was ours.
                 run.refuse_existing()
                 document: dict[str, Any] = {
+                    "format": FORMAT,
                     "strategy": strategy,
                     "config": plain(config),
                     "versions": _versions(),
-                    "created": now(),
+                    "created": clock.now(),
                 }
                 with contextlib.suppress(FileNotFoundError):  # a run of plain `flwr run`
                     launch = run.path / LAUNCH_FILE
                     document["launch"] = json.loads(launch.read_text(encoding="utf-8"))
-                run._write_state({"status": "running", "error": None, "started": now()})
+                run.owner.begin_times()
+                run._write_state({"status": "running", "error": None})
                 write_json(run.config_file, document)
             except BaseException:
                 run.unlock()
@@ -157,14 +181,14 @@ class RunDirectory:
         """Open an existing run without locking it.
 
         Raises:
-            RunDirectoryError: The folder does not exist or holds no run.
+            RunDirectoryError: The folder does not exist, holds no run or one of another format.
         """
         run = cls(Path(path).expanduser().absolute())
         if not run.path.exists():
             raise RunDirectoryError(f"There is no run directory {run.path}.")
         if not run.config_file.is_file():
             raise RunDirectoryError(f"{run.path} is not a run directory: it holds no config.json.")
-        _ = run.document
+        refuse_other_format(run.path, run.document)
         return run
 
     @classmethod
@@ -293,8 +317,49 @@ class RunDirectory:
     def progress(self) -> Progress:
         """The reporter that writes this run's `progress.json`; always the same one."""
         if self._progress is None:
-            self._progress = Progress(self.progress_file)
+            self._progress = Progress(self.progress_file, ended=self._time_stage)
         return self._progress
+
+    def _time_stage(self, stage: Stage) -> None:
+        self.owner.record("stage", name=stage.name, seconds=stage.seconds)
+
+    def follow_ledger(self, digest: Callable[[], str]) -> None:
+        """State the ledger's last line in whatever is recorded from now on.
+
+        Args:
+            digest: Gives the digest of that line; see `PrivacyLedger.digest`.
+        """
+        self._ledger_digest = digest
+
+    def _stated(self) -> dict[str, str]:
+        return {} if self._ledger_digest is None else {LEDGER_KEY: self._ledger_digest()}
+
+    def stated_digests(self) -> dict[str, str]:
+        """Digests of ledger lines that the run's files state, and for each the name of a file."""
+        return stated_digests(self.path)
+
+    def ledger_lines(self) -> list[dict[str, Any]]:
+        """The lines of the ledger, without a torn last one; none before the first.
+
+        Raises:
+            LedgerError: The ledger is damaged, of another version, or lacks a line that another
+                file of the run states.
+        """
+        return list(self._chain().lines)
+
+    def last_digest(self) -> str | None:
+        """The digest of the ledger's last line; None before the first. Raises as `ledger_lines`."""
+        return next(reversed(self._chain().digests), None)
+
+    def _chain(self) -> Chain:
+        stated = self.stated_digests()
+        if not self.ledger_file.exists():
+            refuse_cut(self.ledger_file, (), stated)
+            return Chain(lines=(), digests=(), torn=b"")
+        chain = read_chain(self.ledger_file)
+        header(self.ledger_file, chain.lines)
+        refuse_cut(self.ledger_file, chain.digests, stated)
+        return chain
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add one line to `metrics.jsonl`; it is on disk when the method returns.
@@ -302,7 +367,7 @@ class RunDirectory:
         A line torn by an earlier crash is cut off first. Values that JSON cannot say (NaN,
         infinity) become null.
         """
-        append_json_lines(self.metrics_file, [metrics])
+        append_json_lines(self.metrics_file, [{**metrics, **self._stated()}])
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, without a torn last one."""
@@ -357,7 +422,7 @@ class RunDirectory:
             number: Round number.
             state: What a resumed run needs beside the other files, as plain JSON values.
         """
-        record = {**(state or {}), "round": number, "status": "finished", "time": now()}
+        record = {**(state or {}), "round": number, "status": "finished", **self._stated()}
         write_json(self.round_dir(number) / "state.json", record)
 
     def reopen_round(self, number: int) -> None:
@@ -423,21 +488,18 @@ class RunDirectory:
     def mark_running(self) -> None:
         """Record that this process works on the run."""
         state = self.state
-        own = process_info(os.getpid())
         self._write_state(
             {
                 "status": "running",
                 "error": None,
-                "started": state.get("started", now()),
                 "starts": int(state.get("starts", 0)) + 1,
-                "pid": os.getpid(),
-                "pid_started": own.started if own else None,
+                **{key: state[key] for key in (LEDGER_KEY,) if key in state},
             }
         )
 
     def clear_failure(self) -> None:
         """Forget why the run stopped, before it is started again."""
-        self._write_state({**self.state, "status": "running", "error": None, "pid": None})
+        self._write_state({**self.state, "status": "running", "error": None})
 
     def mark_failed(self, error: str | BaseException) -> None:
         """Record that the run ended without a result.
@@ -462,7 +524,12 @@ class RunDirectory:
         )
 
     def _write_state(self, state: Mapping[str, Any]) -> None:
-        write_json(self.state_file, {**state, "updated": now()})
+        self.owner.record("state", status=state["status"])
+        write_json(self.state_file, {**state, **self._stated()})
+
+    def hide_dates(self) -> None:
+        """Give all files the date of the run's creation; call it when work on the run has ended."""
+        hide_dates(self.path, str(self.document.get("created", "")))
 
     # ---------------------------------------------------------------- one process at a time
 
@@ -483,8 +550,12 @@ class RunDirectory:
             )
 
     def unlock(self) -> None:
-        """Let another process work on the run."""
+        """Let another process work on the run; its files get the date of its creation."""
         if self._lock_file is not None:
+            forget_holder(self._lock_file)
+            if self.config_file.exists():
+                with contextlib.suppress(RunDirectoryError):  # a damaged one is named elsewhere
+                    self.hide_dates()
             self._lock_file.close()
             self._lock_file = None
 
@@ -645,6 +716,11 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
     file.write(json.dumps({"pid": os.getpid(), "started": own.started if own else ""}) + "\n")
     file.flush()
     return file
+
+
+def forget_holder(file: IO[str]) -> None:
+    """Forget who held a lock, and when that process began; the lock is still held."""
+    file.truncate(0)
 
 
 def _read_holder(path: Path) -> tuple[int, str] | None:

@@ -33,14 +33,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from flower_privsyn import superlink
+from flower_privsyn import clock, superlink
 from flower_privsyn.errors import (
     ConfigError,
     FederationError,
     MissingExtraError,
     RunDirectoryError,
 )
-from flower_privsyn.files import WORKING_DIRECTORY, now, write_json
+from flower_privsyn.files import WORKING_DIRECTORY, write_json
+from flower_privsyn.owner import OwnerFolder
 from flower_privsyn.processes import (
     RUN_MARK,
     ProcessInfo,
@@ -55,6 +56,7 @@ from flower_privsyn.runs import (
     RESUME,
     RUN_DIRECTORY,
     RunDirectory,
+    forget_holder,
     lock_file,
 )
 
@@ -373,7 +375,6 @@ def run_app(
         "run-config": dict(values),
         "federation-config": _federation(app, values),
         "working-directory": str(Path.cwd()),
-        "time": now(),
     }
     return _launch(app, run_path, launch, resume=False, follow=follow)
 
@@ -513,15 +514,17 @@ def _launch(
     _require_simulation()
     if address := _ray_address(launch["run-config"]):
         _require_cluster(address)
-    private = run_path / _PRIVATE
+    owner = OwnerFolder(run_path)
     try:
-        private.mkdir(parents=True, exist_ok=True)
+        (run_path / _PRIVATE).mkdir(parents=True, exist_ok=True)
+        owner.make()
     except OSError as error:
         raise RunDirectoryError(
-            f"The run directory {run_path} cannot be written: {error.strerror or error}."
+            f"The run directory {run_path}, or the folder {owner.path} for its log beside it, "
+            f"cannot be written: {error.strerror or error}."
         ) from error
     wait = _RESUME_WAIT_SECONDS if resume else 0.0
-    with lock_file(private / "lock", what=f"the run in {run_path}", wait_seconds=wait):
+    with _held(run_path, wait_seconds=wait):
         # Processes of a killed run end within a second or so; until then they hold the run.
         with lock_file(
             run_path / ".lock", what=f"the run in {run_path}", wait_seconds=_RESUME_WAIT_SECONDS
@@ -538,20 +541,33 @@ def _launch(
             values["run-dir"] = str(run_path)
         if "resume" in values:
             values["resume"] = resume
-        begun = time.time()
 
         def show(extra: Mapping[str, Any]) -> None:
             if follow is not None:
                 follow([extra, *read_progress(run_path / "progress.json")])
 
-        starting: dict[str, Any] = {"name": "start Flower", "started": begun, "finished": None}
+        starting: dict[str, Any] = {"name": "start Flower", "finished": False}
         show(starting)
         with _flower(run_path, {**launch, "resume": resume}) as flower:
             flower.submit(app, values, launch["federation-config"])
-            starting["finished"] = time.time()
+            starting["finished"] = True
             status = flower.wait(run_path, lambda: show(starting))
         show(starting)
         return _judge(app, run_path, status, _tail(flower.log, flower.log_start))
+
+
+@contextlib.contextmanager
+def _held(run_path: Path, *, wait_seconds: float) -> Iterator[None]:
+    """Hold the lock of a run's supervisor; at the end the files get the date of the creation."""
+    lock = run_path / _PRIVATE / "lock"
+    with lock_file(lock, what=f"the run in {run_path}", wait_seconds=wait_seconds) as held:
+        try:
+            yield
+        finally:
+            forget_holder(held)
+            if (run_path / "config.json").is_file():
+                with contextlib.suppress(RunDirectoryError):  # damaged: said by whoever reads it
+                    RunDirectory(run_path).hide_dates()
 
 
 def _require_simulation() -> None:
@@ -577,19 +593,18 @@ class _Flower:
 
     def __init__(self, run_path: Path, launch: Mapping[str, Any]) -> None:
         self.run_path = run_path
-        self.log = run_path / "flower.log"
-        self.private = run_path / _PRIVATE
-        self.home = self.private / "home"
+        # Flower's log and state hold the time of everything that happened.
+        owner = OwnerFolder(run_path)
+        self.log = owner.log_file
+        self.home = owner.path / "home"
         # Neutral: Flower puts the SuperLink's folder on the path of every ClientApp.
-        self.folder = self.private / "empty"
-        self.private.mkdir(exist_ok=True)
-        self.private.chmod(0o700)  # also one that an older version has made
-        for path in (self.home, self.folder, self.private / "keys"):
+        self.folder = owner.path / "empty"
+        self.keys = owner.path / "keys"
+        for path in (self.home, self.folder, self.keys):
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True, mode=0o700)
         # Ray needs a short path for its sockets, so this cannot be inside the run directory.
         self.temporary = Path(tempfile.mkdtemp(prefix="privsyn-", dir=_short_folder()))
-        self.keys = self.private / "keys"
         superlink.write_keys(self.keys)
         superlink.write_secret(self.keys / _RAY_TOKEN, secrets.token_hex(32))
         self.mark = secrets.token_hex(16)
@@ -676,7 +691,7 @@ class _Flower:
         )
         self.log.touch(mode=0o600)  # what an app prints is its owner's business
         with self.log.open("ab") as log:
-            log.write(f"---- {now()} privsyn starts Flower on port {port}\n".encode())
+            log.write(f"---- {clock.now()} privsyn starts Flower on port {port}\n".encode())
             log.flush()
             offset = log.tell()
             self.guard = self._guarded(command, log, remove=self.temporary)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from flower_privsyn import clock
 from flower_privsyn.progress import describe
 
 if TYPE_CHECKING:
@@ -14,6 +15,26 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 Stages = Sequence[Mapping[str, Any]]
+
+
+class _Watch:
+    """How long stages take, by when they are first seen and when they are seen to have ended.
+
+    The progress of a run says nothing about time, so whoever looks on uses a clock of their own.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {}
+
+    def look(self, stages: Stages) -> None:
+        for number, stage in enumerate(stages):
+            if not stage.get("finished"):
+                self._seen.setdefault(number, clock.seconds())
+
+    def seconds(self, number: int) -> float | None:
+        """Since a stage was first seen to run; None if it never was."""
+        begun = self._seen.get(number)
+        return None if begun is None else clock.seconds() - begun
 
 
 class Lines:
@@ -26,6 +47,7 @@ class Lines:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._tenths: dict[int, int] = {}
+        self._watch = _Watch()
 
     def __enter__(self) -> Lines:
         return self
@@ -40,14 +62,15 @@ class Lines:
 
     def __call__(self, stages: Stages) -> None:
         """Show what is new; the stages of earlier calls come first, in the same order."""
+        self._watch.look(stages)
         for number, stage in enumerate(stages):
             shown = self._tenths.get(number, 0)
             if shown > 10:
                 continue
-            tenths = 11 if stage.get("finished") is not None else _tenths(stage)
+            tenths = 11 if stage.get("finished") else _tenths(stage)
             if tenths > shown:
                 self._tenths[number] = tenths
-                self._stream.write(describe(stage) + "\n")
+                self._stream.write(describe(stage, self._watch.seconds(number)) + "\n")
                 self._stream.flush()
 
 
@@ -85,7 +108,7 @@ class Bars:
             refresh_per_second=4,
         )
         self._tasks: dict[int, TaskID] = {}
-        self._ended = 0
+        self._watch = _Watch()
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -101,19 +124,22 @@ class Bars:
 
     def __call__(self, stages: Stages) -> None:
         """Show what is new; the stages of earlier calls come first, in the same order."""
+        self._watch.look(stages)
         for number, stage in enumerate(stages):
             if number not in self._tasks:
                 self._tasks[number] = self._progress.add_task(
                     str(stage["name"]), total=stage.get("total")
                 )
             task = self._tasks[number]
-            if stage.get("finished") is None:
+            if not stage.get("finished"):
                 self._progress.update(
                     task, completed=stage.get("done", 0), total=stage.get("total")
                 )
             elif self._progress.tasks and task in self._progress.task_ids:
                 self._progress.remove_task(task)
-                self._progress.console.print(describe(stage), markup=False, highlight=False)
+                self._progress.console.print(
+                    describe(stage, self._watch.seconds(number)), markup=False, highlight=False
+                )
 
 
 def follower() -> Lines | Bars:

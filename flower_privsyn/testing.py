@@ -358,7 +358,6 @@ def train_words(
         pairs=len(pairs),
         too_long=(),
         losses=(0.0,),
-        seconds=0.0,
     )
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from flower_privsyn import clock
 from flower_privsyn.client_apps.cpu_time import CPU_TIME_FILE
 from flower_privsyn.comparison.methods import REFERENCES
 from flower_privsyn.comparison.picture import Picture
@@ -39,11 +40,11 @@ from flower_privsyn.errors import (
     PrivsynError,
     RunDirectoryError,
 )
-from flower_privsyn.evaluation.costs import client_costs, run_costs
+from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import TRAINED_MODEL, TextComparison, compare_texts
-from flower_privsyn.files import located, now, read_json_lines, replacing, write_json
+from flower_privsyn.files import located, read_json_lines, replacing, write_json
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.progress import ShownProgress
 from flower_privsyn.runs import RunDirectory, lock_file
@@ -426,7 +427,7 @@ class Comparison:
         document: dict[str, Any] = {
             "stamp": STAMP,
             "created": self._created(),
-            "finished": now() if complete else None,
+            "finished": clock.now() if complete else None,
             "command": self.command,
             "versions": _versions(),
             "machine": _machine(),
@@ -462,7 +463,7 @@ class Comparison:
         try:
             created = json.loads(self.document_file.read_text(encoding="utf-8"))["created"]
         except (OSError, ValueError, KeyError):
-            return now()
+            return clock.now()
         return str(created)
 
     def _embedding_seconds(self) -> float | None:
@@ -607,7 +608,7 @@ def _expanded(values: Mapping[str, Any], folder: Path, progress: ShownProgress) 
 
 def _privacy(run: RunDirectory) -> dict[str, Any]:
     """What the run's ledger says was spent."""
-    lines = [line for line in read_json_lines(run.ledger_file) if line.get("event") == "release"]
+    lines = [line for line in run.ledger_lines() if line.get("event") == "release"]
     last: Mapping[str, Any] = lines[-1] if lines else {}
     return {
         "epsilon_release": last.get("epsilon_release"),
@@ -618,7 +619,7 @@ def _privacy(run: RunDirectory) -> dict[str, Any]:
 
 
 def _costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
-    costs = run_costs(run)
+    costs, times = run_costs(run), run_times(run)
     try:
         # Answers alone: which run of a comparison finds the users' text already embedded, by the
         # one before it, says nothing about a method.
@@ -634,7 +635,7 @@ def _costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
         "floats_down": round(share * costs.floats_down),
         "bytes_down": round(share * costs.bytes_down),
         "client_cpu_seconds": seconds,
-        "server_seconds": costs.seconds_server,
+        "server_seconds": None if times is None else times.seconds_server,
     }
 
 

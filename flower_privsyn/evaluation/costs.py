@@ -198,9 +198,6 @@ class RunCosts:
         bytes_down: of the packed messages one user receives.
         bytes_up: of the packed messages one user sends.
         participation: share of rounds that a user is in, on average, by the sampling.
-        seconds_server: wall time the server worked before, between and after the rounds.
-        seconds_feedback: wall time the server waited for replies, whole seconds per round. In a
-            simulation this is the nodes' work.
         per_round: for each round its number and the four counts.
     """
 
@@ -211,8 +208,6 @@ class RunCosts:
     bytes_down: int
     bytes_up: int
     participation: float
-    seconds_server: float
-    seconds_feedback: float
     per_round: tuple[dict[str, int], ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,23 +232,46 @@ def run_costs(run: RunDirectory) -> RunCosts:
     lines = [line for line in run.metrics() if all(key in line for key in _COUNTS)]
     if not lines:
         raise DataError(f"the run in {run.path} recorded no round with its communication")
-    before = run.round_state(0) or {}
-    summary = run.state.get("summary") or {}
-    outside = [before.get("seconds_server"), summary.get("seconds_finish")]
     lost = run.rounds_with_outcome("interrupted")
     counted = {int(line["round"]) for line in lines}
     return RunCosts(
         rounds=len(lines),
         lost_rounds=len([number for number in lost if number not in counted]),
         participation=_participation(run),
-        seconds_server=sum(float(value) for value in outside if value)
-        + sum(float(line.get("seconds_server") or 0.0) for line in lines),
-        seconds_feedback=sum(float(line.get("seconds_feedback") or 0.0) for line in lines),
         per_round=tuple(
             {"round": int(line["round"]), **{key: int(line[key]) for key in _COUNTS}}
             for line in lines
         ),
         **{key: sum(int(line[key]) for line in lines) for key in _COUNTS},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTimes(NotPrivate):
+    """How long a run took: it depends on what the users wrote, and is no part of the run directory.
+
+    Attributes:
+        seconds_server: wall time the server worked before, between and after the rounds.
+        seconds_feedback: wall time the server waited for replies. In a simulation this is the
+            nodes' work.
+    """
+
+    seconds_server: float
+    seconds_feedback: float
+
+
+def run_times(run: RunDirectory) -> RunTimes | None:
+    """Add up the times in the owner's folder beside a run; None where they are not there.
+
+    Raises:
+        RunDirectoryError: the file of the times is damaged.
+    """
+    lines = [line for line in run.owner.times() if "seconds_server" in line]
+    if not lines:
+        return None
+    return RunTimes(
+        seconds_server=sum(float(line["seconds_server"] or 0.0) for line in lines),
+        seconds_feedback=sum(float(line.get("seconds_feedback") or 0.0) for line in lines),
     )
 
 
@@ -283,7 +301,7 @@ def roster_size(run: RunDirectory) -> int:
     Raises:
         DataError: the run has asked nobody.
     """
-    for line in read_json_lines(run.ledger_file):
+    for line in run.ledger_lines():
         if line.get("event") == "started":
             population = Sampling.from_dict(line["sampling"]).population
             if population:
@@ -330,7 +348,7 @@ def _participation(run: RunDirectory) -> float:
     """Expected share of rounds a user is in: public, from the ledger's own description."""
     shares = [
         Sampling.from_dict(line["sampling"]).rate
-        for line in read_json_lines(run.ledger_file)
+        for line in run.ledger_lines()
         if line.get("event") == "started"
     ]
     return sum(shares) / len(shares) if shares else 1.0

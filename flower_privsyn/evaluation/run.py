@@ -21,9 +21,11 @@ from flower_privsyn.evaluation.copies import CopyRates, copy_rates
 from flower_privsyn.evaluation.costs import (
     ClientCosts,
     RunCosts,
+    RunTimes,
     client_costs,
     roster_size,
     run_costs,
+    run_times,
 )
 from flower_privsyn.evaluation.distribution import (
     FrechetDistance,
@@ -108,6 +110,7 @@ class RunEvaluation(NotPrivate):
         held_out_users: how many users the figures are about.
         held_out_texts: their samples.
         costs: what the run counted; None if it counted nothing.
+        times: how long it took; None if the owner's folder is not beside it.
         client_costs: what its nodes counted on themselves; None if they were not told to.
         texts: None for a run without synthetic text.
         downstream: None unless it was asked for.
@@ -118,6 +121,7 @@ class RunEvaluation(NotPrivate):
     held_out_users: int
     held_out_texts: int
     costs: RunCosts | None
+    times: RunTimes | None
     client_costs: ClientCosts | None
     texts: TextComparison | None
     downstream: Downstream | None
@@ -213,6 +217,7 @@ def evaluate_run(
         held_out_users=len(held_out),
         held_out_texts=len(samples),
         costs=costs,
+        times=run_times(run),
         client_costs=spent,
         texts=comparison,
         downstream=tuned,

@@ -80,8 +80,12 @@ def rows(record: RunEvaluation) -> list[tuple[str, str]]:
             ("rounds", f"{costs.rounds}"),
             ("down to one user", f"{costs.floats_down:,} floats, {costs.bytes_down:,} bytes"),
             ("up from one user", f"{costs.floats_up:,} floats, {costs.bytes_up:,} bytes"),
-            ("server", f"{costs.seconds_server:.1f} s, and {costs.seconds_feedback:.0f} s waiting"),
         ]
+    if record.times is not None:
+        times = record.times
+        found.append(
+            ("server", f"{times.seconds_server:.1f} s, and {times.seconds_feedback:.0f} s waiting")
+        )
     if record.client_costs is not None:
         seconds = record.client_costs.cpu_seconds_per_user
         found.append(("one user's node", f"{seconds:.3g} CPU seconds in the whole run"))

@@ -7,22 +7,22 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
+from flower_privsyn.ledger_chain import VERSION, damaged, refuse_cut
+from flower_privsyn.ledger_chain import header as header_of
 from flower_privsyn.privacy import _checks, accounting, ledger_file
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.correlated_noise import Correlation
-from flower_privsyn.privacy.ledger_file import LedgerFile, damaged
+from flower_privsyn.privacy.ledger_file import LedgerFile
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
 from flower_privsyn.privacy.participation import participation_of
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
-_VERSION = 1
 # The accountants and the calibration are deterministic; the room is for other platforms.
 _BUDGET_TOLERANCE = 1e-6
 
@@ -155,9 +155,12 @@ class PrivacyLedger:
     started twice, not even after it was discarded or interrupted: the second answer of a user would
     be one more than the sensitivity allows for.
 
-    The file is JSON, one object per line, mode 0600, locked while it is in use. Every line holds
-    the SHA-256 of the line before, so an edit in the middle is found. Cutting whole lines off the
-    end is not: keep the file where only the server can write.
+    The file is JSON, one object per line, mode 0600, locked while it is in use, and holds no time:
+    how long a round took may say what somebody wrote. Every line holds the SHA-256 of the line
+    before, so an edit in the middle is found. The :attr:`digest` of the last line stands in every
+    file of the run that is written after it, and a ledger that lacks a line which such a file
+    states is refused, so cutting lines off the end is found as well. Who can write all files of
+    the run can still cut them consistently: keep the directory where only the server can write.
 
     Events: ``opened`` (the first line), ``started``, ``release``, ``discarded``, ``repaired``.
 
@@ -207,12 +210,12 @@ class PrivacyLedger:
         budget = None if epsilon_budget is None else _checks.positive("epsilon", epsilon_budget)
         header = {
             "event": "opened",
-            "version": _VERSION,
+            "version": VERSION,
             "delta": _checks.probability("delta", delta),
             "epsilon_budget": budget,
             "accountant": accounting.accountant(accountant).name,
         }
-        return cls(LedgerFile.create(path, _timed(header)), header)
+        return cls(LedgerFile.create(path, header), header)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> PrivacyLedger:
@@ -244,6 +247,7 @@ class PrivacyLedger:
         delta: float | None = None,
         epsilon_budget: float | _Unset | None = _UNSET,
         accountant: str | None = None,
+        stated: Mapping[str, str] | None = None,
     ) -> PrivacyLedger:
         """Continue a ledger.
 
@@ -256,10 +260,13 @@ class PrivacyLedger:
             delta: When given, what the ledger must state.
             epsilon_budget: When given, what the ledger must state; None for no limit.
             accountant: When given, what the ledger must state.
+            stated: Digests of its lines that stand in other files of the run, and for each the
+                name of such a file.
 
         Raises:
-            LedgerError: The file is missing, in use, damaged before its last line, or states
-                other values than the arguments.
+            LedgerError: The file is missing, in use, of another version, damaged before its last
+                line, states other values than the arguments, or lacks a stated line. Nothing was
+                written.
         """
         path = Path(path)
         file, lines, torn = LedgerFile.open(path)
@@ -281,6 +288,7 @@ class PrivacyLedger:
             ledger = cls(file, header)
             for number, line in enumerate(lines, start=1):
                 ledger._replay(number, line)
+            refuse_cut(path, file.digests, stated or {})
             if torn:
                 file.cut_off(torn)
                 ledger._write({"event": "repaired", "torn_bytes": len(torn)})
@@ -486,6 +494,11 @@ class PrivacyLedger:
     def path(self) -> Path:
         """Where the ledger is."""
         return self._path
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the last line, 64 hexadecimal digits, for files that are written next."""
+        return self._file.digest
 
     @property
     def delta(self) -> float:
@@ -789,7 +802,7 @@ class PrivacyLedger:
 
     def _write(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """Append one line and return when it is on the disk."""
-        return self._file.append(_timed(line))
+        return self._file.append(line)
 
     def _replay(self, number: int, line: dict[str, Any]) -> None:
         """Take over one line of an existing file."""
@@ -818,10 +831,6 @@ class PrivacyLedger:
             raise damaged(self._path, number, "a field is missing or out of range") from error
 
 
-def _timed(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {**line, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-
-
 def _turns(sampling: Sampling) -> dict[str, Any]:
     """Who takes part when; users who come or go change nothing for the others."""
     return {**sampling.to_dict(), "population": None}
@@ -832,13 +841,7 @@ def _secret_size(sampling: Sampling) -> bool:
 
 
 def _checked_header(path: Path, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    if not lines or lines[0].get("event") != "opened":
-        raise LedgerError(f"{path} is not a privacy ledger: its first line is no header.")
-    header = lines[0]
-    if header.get("version") != _VERSION:
-        raise LedgerError(
-            f"{path} has version {header.get('version')!r} where this package reads {_VERSION}."
-        )
+    header = header_of(path, lines)
     try:
         _checks.probability("delta", header["delta"])
         if header["epsilon_budget"] is not None:

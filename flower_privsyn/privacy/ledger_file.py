@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import LedgerError
+from flower_privsyn.ledger_chain import damaged as damaged
+from flower_privsyn.ledger_chain import digest, read_chain, split
 
 
 class LedgerFile:
@@ -26,16 +27,35 @@ class LedgerFile:
         path: Where the file is.
         descriptor: Of the open and locked file; None for a file that is only read.
         size: Bytes of its complete lines.
-        previous: SHA-256 of the last of them; None before the first.
+        digests: SHA-256 of each of them, oldest first.
+
+    Attributes:
+        digests: The same, also of lines appended since.
     """
 
     def __init__(
-        self, path: Path, descriptor: int | None, *, size: int = 0, previous: str | None = None
+        self,
+        path: Path,
+        descriptor: int | None,
+        *,
+        size: int = 0,
+        digests: tuple[str, ...] = (),
     ) -> None:
         self.path = path
+        self.digests = list(digests)
         self._descriptor = descriptor
         self._size = size
-        self._previous = previous
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the last line, 64 hexadecimal digits.
+
+        Raises:
+            LedgerError: There is no line.
+        """
+        if not self.digests:
+            raise LedgerError(f"{self.path} holds no line.")
+        return self.digests[-1]
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any]) -> LedgerFile:
@@ -97,12 +117,13 @@ class LedgerFile:
             _lock(descriptor, path, wait=wait)
             with os.fdopen(os.dup(descriptor), "rb") as stream:
                 data = stream.read()
-            lines, torn, previous = _lines(path, data)
+            chain = split(path, data)
         except BaseException:
             os.close(descriptor)
             raise
-        size = len(data) - len(torn)
-        return cls(path, descriptor, size=size, previous=previous), lines, torn
+        size = len(data) - len(chain.torn)
+        file = cls(path, descriptor, size=size, digests=chain.digests)
+        return file, list(chain.lines), chain.torn
 
     def append(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """Append one line and return it when it is on the disk.
@@ -114,7 +135,8 @@ class LedgerFile:
         if self._descriptor is None:
             raise LedgerError(f"{self.path} is closed.")
         try:
-            raw = json.dumps({**line, "previous": self._previous}, allow_nan=False).encode()
+            previous = self.digests[-1] if self.digests else None
+            raw = json.dumps({**line, "previous": previous}, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise LedgerError(f"A ledger line cannot be written as JSON: {error}.") from error
         data = raw + b"\n"
@@ -130,7 +152,7 @@ class LedgerFile:
             self.close()
             raise unwritable(self.path, error) from error
         self._size += len(data)
-        self._previous = hashlib.sha256(raw).hexdigest()
+        self.digests.append(digest(raw))
         parsed: dict[str, Any] = json.loads(raw)
         return parsed
 
@@ -165,44 +187,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     Raises:
         LedgerError: The file is missing or damaged before its last line.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise LedgerError(f"{path} does not exist.") from error
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return _lines(path, data)[0]
-
-
-def damaged(path: Path, number: int, what: str) -> LedgerError:
-    """The error of a line that cannot be what was written."""
-    return LedgerError(f"{path} line {number} is damaged: {what}.")
+    return list(read_chain(path).lines)
 
 
 def unwritable(path: Path, error: OSError) -> LedgerError:
     """The error of a file that the operating system refuses."""
     return LedgerError(f"{path} cannot be written: {error.strerror or error}.")
-
-
-def _lines(path: Path, data: bytes) -> tuple[list[dict[str, Any]], bytes, str | None]:
-    """Complete lines, what a torn last write left behind, and the digest of the last line."""
-    *complete, tail = data.split(b"\n")
-    lines: list[dict[str, Any]] = []
-    previous: str | None = None
-    for number, raw in enumerate(complete, start=1):
-        try:
-            parsed = json.loads(raw)
-        except ValueError as error:
-            if number == len(complete) and not tail and number > 1:
-                return lines, raw + b"\n", previous
-            raise damaged(path, number, "not JSON") from error
-        if not isinstance(parsed, dict):
-            raise damaged(path, number, "not a JSON object")
-        if parsed.get("previous") != previous:
-            raise damaged(path, number, "the chain is broken: it does not follow the line before")
-        lines.append(parsed)
-        previous = hashlib.sha256(raw).hexdigest()
-    return lines, tail, previous
 
 
 def _lock(descriptor: int, path: Path, *, wait: bool) -> None:

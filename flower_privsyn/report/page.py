@@ -16,6 +16,7 @@ from pathlib import Path
 from flower_privsyn.files import replacing
 from flower_privsyn.report.scales import NOTHING
 from flower_privsyn.report.style import STYLE
+from flower_privsyn.run_format import ledger_meta
 
 #: HTML elements that have no content and no end tag.
 _VOID = frozenset({"br", "hr", "img", "meta", "link", "col", "wbr"})
@@ -234,7 +235,13 @@ def shortened(text: str, length: int) -> str:
     return f"{head if space and len(head) > length // 2 else cut} …"
 
 
-def document(title: str, *content: Child, description: str, footer: Child = None) -> Html:
+def document(
+    title: str,
+    *content: Child,
+    description: str,
+    footer: Child = None,
+    ledger: str | None = None,
+) -> Html:
     """The whole page.
 
     Args:
@@ -242,6 +249,7 @@ def document(title: str, *content: Child, description: str, footer: Child = None
         content: of `<main>`.
         description: for whoever lists the page.
         footer: its last lines.
+        ledger: digest of the ledger's last line, for `run_format.stated_digests`.
     """
     head = element(
         "head",
@@ -250,6 +258,7 @@ def document(title: str, *content: Child, description: str, footer: Child = None
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="description", content=description),
+        None if ledger is None else Html(ledger_meta(ledger)),
         element("title", title),
         element("style", Html(STYLE)),
     )

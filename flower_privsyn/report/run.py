@@ -61,7 +61,6 @@ from flower_privsyn.report.scales import (
     finite,
     linear_scale,
     number,
-    seconds_text,
     time_text,
     whole,
 )
@@ -114,7 +113,7 @@ class _Page:
         self.state = run.state
         summary = self.state.get("summary")
         self.summary: Mapping[str, Any] = summary if isinstance(summary, Mapping) else {}
-        self.ledger = list(read_json_lines(run.ledger_file))
+        self.ledger = run.ledger_lines()
         self.metrics = run.metrics()
         self.releases = [line for line in self.ledger if line.get("event") == "release"]
         self.stamp = self._stamp()
@@ -147,9 +146,6 @@ class _Page:
                     self._strategy() or self._query(),
                     None if app is None else f"app {app}",
                     f"begun {time_text(self.document.get('created'))}",
-                    f"last written {time_text(self.state['updated'])}"
-                    if "updated" in self.state
-                    else None,
                 )
                 if text
             ],
@@ -176,6 +172,7 @@ class _Page:
             self._training(),
             self._settings(),
             description=self.stamp or f"{heading}, {self.status}",
+            ledger=self.run.last_digest(),
             footer=element(
                 "p",
                 "Made by ",
@@ -398,8 +395,6 @@ class _Page:
                         "Rounds a user is in, on average",
                         f"{100 * costs.participation:.3g} %",
                     ),
-                    ("Server's own work", seconds_text(costs.seconds_server)),
-                    ("Waiting for nodes", seconds_text(costs.seconds_feedback)),
                     (
                         "Rounds lost to an interruption",
                         str(costs.lost_rounds) if costs.lost_rounds else None,
@@ -439,8 +434,6 @@ class _Page:
                         _figure(line.get("epsilon_known_cohorts")),
                         _bytes(line.get("bytes_down")),
                         _bytes(line.get("bytes_up")),
-                        _seconds(line.get("seconds_feedback")),
-                        _seconds(line.get("seconds_server")),
                     )
                 )
         inner = table(
@@ -454,14 +447,12 @@ class _Page:
                 "ε server",
                 "Down",
                 "Up",
-                "Waiting",
-                "Server",
             ),
             rows,
             text_columns=(0, 1),
-            note="Down and up: packed messages of one user who is alone on a node. Waiting and "
-            "server: wall time. Where a round's users are secret, as when they are drawn by "
-            "coin, their number is not recorded.",
+            note="Down and up: packed messages of one user who is alone on a node. Where a "
+            "round's users are secret, as when they are drawn by coin, their number is not "
+            "recorded.",
         )
         return details(counted(len(numbers), "round"), inner, open_=len(rows) <= 12)
 
@@ -693,7 +684,6 @@ class _Page:
                 _figure(record.get("loss")),
                 _figure(record.get("margin")),
                 _figure(record.get("accuracy")),
-                _seconds(record.get("seconds")),
             )
             for n, record in sorted(records.items())
         ]
@@ -703,7 +693,7 @@ class _Page:
                 counted(len(rows), "round"),
                 table(
                     "Training by round",
-                    ("Round", "Pairs", "Steps", "Loss", "Margin", "Accuracy", "Time"),
+                    ("Round", "Pairs", "Steps", "Loss", "Margin", "Accuracy"),
                     rows,
                     note="Pairs are chosen by released scores. Accuracy: share of pairs whose "
                     "chosen text the trained generator prefers more than its reference does.",
@@ -756,8 +746,3 @@ def _figure(value: Any) -> str | None:
 def _bytes(value: Any) -> str | None:
     found = finite(value)
     return None if found is None else bytes_text(found)
-
-
-def _seconds(value: Any) -> str | None:
-    found = finite(value)
-    return None if found is None else seconds_text(found)

@@ -767,7 +767,7 @@ class PreferenceRounds:
 
         Returns:
             What was done: `pairs`, `dropped`, and where training ran its `steps`, `loss`,
-            `margin`, `accuracy`, `too_long` and `seconds`. Also in `training.json`, which is
+            `margin`, `accuracy` and `too_long`. Also in `training.json`, which is
             written last; a round that has it is not learned from again.
 
         Raises:
@@ -826,7 +826,6 @@ class PreferenceRounds:
                 "margin": report.margin,
                 "accuracy": report.accuracy,
                 "too_long": len(report.too_long),
-                "seconds": round(report.seconds, 3),
             }
         write_json(self._record_file(number), record)
         return record

@@ -6,6 +6,7 @@ the released sum. Everything that touches private answers is here and is the sam
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from abc import abstractmethod
@@ -20,7 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from flower_privsyn import wire
+from flower_privsyn import clock, wire
 from flower_privsyn.errors import ConfigError, FederationError, LedgerError
 from flower_privsyn.files import leftovers, replacing, user_path
 from flower_privsyn.node import Plan
@@ -324,6 +325,8 @@ class PrivateSumStrategy(Strategy):
             path, config=settings.to_dict(), strategy=type(self).__name__, resume=resume
         )
         with self._run.session():
+            if resume:
+                self._run.ledger_lines()  # a cut ledger is refused before anybody is asked
             changes = self._changes() if resume else {}
             self._progress = self._run.progress()
             logger.info("run directory: %s", self._run.path)
@@ -349,9 +352,8 @@ class PrivateSumStrategy(Strategy):
                     )
                 self._forget_noise()
                 self._refuse_to_end_empty_handed()
-                started = time.monotonic()
-                summary = {**self.finish(), **self._spent(), **self._stamped()}
-                summary["seconds_finish"] = round(time.monotonic() - started, 3)
+                with self._timed("finish"):
+                    summary = {**self.finish(), **self._spent(), **self._stamped()}
                 self._run.mark_finished(summary)
             logger.info(
                 "epsilon of the release %s, for one who knows the cohorts %s, at delta = %g",
@@ -398,7 +400,7 @@ class PrivateSumStrategy(Strategy):
         mechanism = self._mechanism = self._mechanism_of(query, self.noise_multiplier)
         _refuse_large_sums(query, users=sum(self._roster.values()))
         number = self._rounds_before + server_round
-        self._round_started = time.monotonic()
+        self._round_started = clock.seconds()
         recipients = self._recipients(sampling)
         self._ledger.begin(
             round=number,
@@ -475,7 +477,7 @@ class PrivateSumStrategy(Strategy):
         released = self._release(number, replies, counts)
         if self._grid is not None and (late := self._grid.take_late()):
             counts["rejected: late reply"] = late
-        answered = time.monotonic()
+        answered = clock.seconds()
         last = number >= self._settings.num_rounds
         arrays = None
         if released is None:
@@ -496,9 +498,13 @@ class PrivateSumStrategy(Strategy):
         metrics |= {**self._spent(), **self._stamped()}
         if self._traffic is not None:
             metrics |= asdict(self._traffic)
-        # Whole seconds: finer ones would say something about the nodes' data.
-        metrics["seconds_feedback"] = round(answered - self._round_started)
-        metrics["seconds_server"] = round(time.monotonic() - answered, 3)
+        # How long it took may say how much somebody wrote: that is for the owner alone.
+        self.run.owner.record(
+            "round",
+            round=number,
+            seconds_feedback=answered - self._round_started,
+            seconds_server=clock.seconds() - answered,
+        )
         self.run.append_metrics(metrics)
         self._attendance.check(consequence=self._after_silence())
         return arrays, MetricRecord(
@@ -913,19 +919,30 @@ class PrivateSumStrategy(Strategy):
 
     def _open_ledger(self) -> PrivacyLedger:
         settings, path = self._settings, self.run.ledger_file
-        enter = PrivacyLedger.open if path.exists() else PrivacyLedger.create
-        self._ledger = enter(
-            path,
-            delta=settings.delta,
-            epsilon_budget=settings.epsilon,
-            accountant=settings.accountant,
-        )
-        return self._ledger
+        expected: dict[str, Any] = {
+            "delta": settings.delta,
+            "epsilon_budget": settings.epsilon,
+            "accountant": settings.accountant,
+        }
+        if path.exists():
+            ledger = PrivacyLedger.open(path, **expected, stated=self.run.stated_digests())
+        else:
+            ledger = PrivacyLedger.create(path, **expected)
+        self.run.follow_ledger(lambda: ledger.digest)
+        self._ledger = ledger
+        return ledger
+
+    @contextlib.contextmanager
+    def _timed(self, event: str) -> Iterator[None]:
+        """Record for the owner how long the server works on something."""
+        begun = clock.seconds()
+        yield
+        self.run.owner.record(event, seconds_server=clock.seconds() - begun)
 
     def _begin(self) -> Broadcast:
-        started = time.monotonic()
-        broadcast = self.first_broadcast()
-        self.run.finish_round(0, {"seconds_server": round(time.monotonic() - started, 3)})
+        with self._timed("begin"):
+            broadcast = self.first_broadcast()
+        self.run.finish_round(0)
         return broadcast
 
     def _continue(self) -> Broadcast | None:

@@ -197,7 +197,6 @@ class FineTuning:
         first_loss: Loss of the first step, nats per token.
         loss: Mean loss of the last tenth of the steps, nats per token.
         losses: The loss of every step.
-        seconds: Wall time of this call.
     """
 
     steps: int
@@ -207,7 +206,6 @@ class FineTuning:
     first_loss: float
     loss: float
     losses: tuple[float, ...]
-    seconds: float
 
 
 def fine_tune(
@@ -251,7 +249,6 @@ def fine_tune(
         TrainingError: The loss is no longer finite; `output` is as it was.
         MissingExtraError: PyTorch or Transformers is not installed.
     """
-    started = time.monotonic()
     output = Path(output)
     texts = tuple(texts)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
@@ -286,7 +283,6 @@ def fine_tune(
         partial=partial,
         checkpoint=checkpoint,
         built=built,
-        started=started,
     )
     storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
     shutil.rmtree(partial)
@@ -376,7 +372,6 @@ def _train(
     partial: Path,
     checkpoint: Path | None,
     built: Path,
-    started: float,
 ) -> FineTuning:
     """Load, train from the checkpoint if there is one, and write the model to `built`."""
     try:
@@ -459,7 +454,6 @@ def _train(
         first_loss=losses[0],
         loss=sum(tail) / len(tail),
         losses=tuple(losses),
-        seconds=time.monotonic() - started,
     )
 
 

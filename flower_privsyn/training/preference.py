@@ -19,7 +19,6 @@ import logging
 import math
 import random
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -201,7 +200,6 @@ class TrainingReport:
         pairs: Pairs trained on.
         too_long: Indices of the pairs left out because they exceed ``max_tokens``.
         losses: The loss of every step.
-        seconds: Wall time of the call that finished it.
     """
 
     steps: int
@@ -211,7 +209,6 @@ class TrainingReport:
     pairs: int
     too_long: tuple[int, ...]
     losses: tuple[float, ...]
-    seconds: float
 
 
 def train_preferences(
@@ -261,7 +258,6 @@ def train_preferences(
     References:
         Hou et al. 2025 (POPri), Algorithm 1: the preference optimisation at the end of a round.
     """
-    started = time.monotonic()
     output = Path(output)
     pairs = tuple(pairs)
     _check_pairs(pairs, settings)
@@ -288,7 +284,7 @@ def train_preferences(
         shutil.rmtree(built)
     if not pairs and adapter is not None:
         _copy_adapter(adapter, built)
-        report = _report([], 0, 0, (), settings, started)
+        report = _report([], 0, 0, (), settings)
     else:
         with _quiet(), _own_random_state():
             report = _train(
@@ -301,7 +297,6 @@ def train_preferences(
                 partial=partial,
                 checkpoint=checkpoint,
                 built=built,
-                started=started,
             )
     storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
     shutil.rmtree(partial)
@@ -394,7 +389,6 @@ def _train(
     partial: Path,
     checkpoint: Path | None,
     built: Path,
-    started: float,
 ) -> TrainingReport:
     """Load, train from the checkpoint if there is one, and write the adapter to ``built``."""
     base, tokenizer, bfloat16 = _load(model, device=settings.device, precision=settings.precision)
@@ -459,7 +453,7 @@ def _train(
         losses = [entry for entry in trainer.state.log_history if "privsyn/loss" in entry]
     storage.write_adapter(policy, built, base=_public_name(model))
     return _report(
-        losses, len(kept), math.ceil(len(kept) / settings.batch_size), too_long, settings, started
+        losses, len(kept), math.ceil(len(kept) / settings.batch_size), too_long, settings
     )
 
 
@@ -469,7 +463,6 @@ def _report(
     steps_per_epoch: int,
     too_long: tuple[int, ...],
     settings: PreferenceTraining,
-    started: float,
 ) -> TrainingReport:
     last = history[len(history) - steps_per_epoch :]
 
@@ -485,7 +478,6 @@ def _report(
         pairs=num_pairs,
         too_long=too_long,
         losses=tuple(entry["privsyn/loss"] for entry in history),
-        seconds=time.monotonic() - started,
     )
 
 

@@ -1,0 +1,114 @@
+"""The format of run directories: its number, what states the ledger's lines, and file dates."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.errors import RunDirectoryError
+from flower_privsyn.files import read_json_lines
+
+FORMAT = 2
+"""Of run directories. Format 1, of flower-privsyn 0.1, had none of these words and many times."""
+
+LEDGER_KEY = "ledger"
+"""Under which a JSON file states the digest of the ledger's last line."""
+
+_LEDGER_META = re.compile(r'<meta name="privsyn-ledger" content="([0-9a-f]{64})">')
+
+
+def refuse_other_format(path: Path, document: Mapping[str, Any]) -> None:
+    """Refuse a run directory of another format.
+
+    Args:
+        path: the run directory.
+        document: its `config.json`.
+
+    Raises:
+        RunDirectoryError: The format is not `FORMAT`; of an older one the command to convert it
+            is named.
+    """
+    found = document.get("format", 1)
+    if found == FORMAT:
+        return
+    if found == 1:
+        raise RunDirectoryError(
+            f"The run in {path} was written by flower-privsyn 0.1 (format 1): its releases are not "
+            "rounded and its files hold times that depend on private text; convert it with "
+            f"`privsyn migrate {path}`."
+        )
+    raise RunDirectoryError(
+        f"The run in {path} has format {found!r} where this package reads {FORMAT}: it was "
+        "written by a newer version."
+    )
+
+
+def ledger_meta(digest: str) -> str:
+    """The element by which a page states a line of the ledger."""
+    return f'<meta name="privsyn-ledger" content="{digest}">'
+
+
+def stated_digests(path: Path) -> dict[str, str]:
+    """The digests of ledger lines that other files of a run state, and the name of such a file.
+
+    Args:
+        path: the run directory.
+
+    Raises:
+        RunDirectoryError: `metrics.jsonl` is damaged.
+    """
+    found: dict[str, str] = {}
+
+    def state(record: Mapping[str, Any], file: str) -> None:
+        digest = record.get(LEDGER_KEY)
+        if isinstance(digest, str):
+            found.setdefault(digest, file)
+
+    for file in [*sorted(path.glob("rounds/*/state.json")), path / "state.json"]:
+        with contextlib.suppress(OSError, ValueError):
+            record = json.loads(file.read_text(encoding="utf-8"))
+            if isinstance(record, dict):
+                state(record, str(file.relative_to(path)))
+    for line in read_json_lines(path / "metrics.jsonl"):
+        state(line, "metrics.jsonl")
+    with (
+        contextlib.suppress(OSError),
+        (path / "report.html").open(encoding="utf-8", errors="replace") as page,
+    ):
+        # In the head of the page, before anything long.
+        for digest in _LEDGER_META.findall(page.read(100_000)):
+            found.setdefault(digest, "report.html")
+    return found
+
+
+def hide_dates(path: Path, created: str) -> None:
+    """Give every file and folder of a run the date of its creation.
+
+    The dates of files would say how long each round took. What the operating system keeps beyond
+    them (the time of a file's last change of status) cannot be set, and does not travel with a
+    copy.
+
+    Args:
+        path: the run directory.
+        created: the moment it was created, ISO 8601.
+    """
+    try:
+        moment = datetime.fromisoformat(created).timestamp()
+    except ValueError:
+        moment = 0.0
+    for entry in _entries(path):
+        with contextlib.suppress(OSError):
+            os.utime(entry, (moment, moment), follow_symlinks=False)
+
+
+def _entries(path: Path) -> Iterator[Path]:
+    """Everything below a folder and the folder itself, each folder after what is in it."""
+    for folder, _, files in os.walk(path, topdown=False):
+        yield from (Path(folder) / name for name in files)
+        yield Path(folder)
