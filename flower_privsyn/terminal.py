@@ -27,9 +27,10 @@ class _Watch:
         self._seen: dict[int, float] = {}
 
     def look(self, stages: Stages) -> None:
+        """Note which stages are new."""
         for number, stage in enumerate(stages):
-            if not stage.get("finished"):
-                self._seen.setdefault(number, clock.seconds())
+            if number not in self._seen and not stage.get("finished"):
+                self._seen[number] = clock.seconds()
 
     def seconds(self, number: int) -> float | None:
         """Since a stage was first seen to run; None if it never was."""

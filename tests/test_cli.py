@@ -13,6 +13,7 @@ import pytest
 from flower_privsyn import cli, simulation
 from flower_privsyn.runs import RunDirectory
 from tests.flower_app import write_app
+from tests.ledgers import write_chain
 
 
 def _release(number: int, **values: Any) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def run(tmp_path: Path) -> RunDirectory:
         {"event": "started", "round": 2},
         _release(2),
     ]
-    run.ledger_file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    write_chain(run.ledger_file, *lines, torn='{"torn')
     run.write_synthetic(
         [{"text": f"[b]text {n}[/b]", "round": 2, "parent": None, "source": "x"} for n in range(5)]
     )
@@ -96,7 +97,7 @@ def test_a_run_without_enough_noise_is_called_not_private(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = _release(3, epsilon_release=None, epsilon_known_cohorts=None)
-    run.ledger_file.write_text(json.dumps(line) + "\n")
+    write_chain(run.ledger_file, {"event": "opened"}, line)
     assert cli.main(["inspect", str(run.path)]) == 0
     assert "Not private: 1 releases" in capsys.readouterr().out
 

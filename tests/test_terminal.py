@@ -8,17 +8,25 @@ from typing import Any
 
 import pytest
 
+from flower_privsyn import clock
 from flower_privsyn.terminal import Bars, Lines, follower
 
 
 def _stage(name: str, done: int, total: int | None, finished: bool = False) -> dict[str, Any]:
-    end = 12.0 if finished else None
-    return {"name": name, "done": done, "total": total, "started": 10.0, "finished": end}
+    return {"name": name, "done": done, "total": total, "finished": finished}
+
+
+@pytest.fixture(autouse=True)
+def steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that stands still but for a second before every look."""
+    moments = iter(range(10, 10_000))
+    monkeypatch.setattr(clock, "seconds", lambda: float(next(moments)))
 
 
 def test_lines_show_every_tenth_and_the_end_once() -> None:
     stream = io.StringIO()
     with Lines(stream) as lines:
+        lines([_stage("start", 0, None)])
         for done in range(0, 101, 5):
             lines([_stage("start", 0, None, finished=True), _stage("vary", done, 100)])
         ended = [_stage("start", 0, None, finished=True), _stage("vary", 100, 100, finished=True)]
@@ -29,7 +37,13 @@ def test_lines_show_every_tenth_and_the_end_once() -> None:
     assert shown[1:11] == [f"vary {tenth}0/100 ({tenth}0 %)" for tenth in range(1, 10)] + [
         "vary 100/100 (100 %)"
     ]
-    assert shown[11:] == ["vary done (100) in 2.0 s"]
+    assert shown[11:] == ["vary done (100) in 12.0 s"]
+
+
+def test_the_time_of_a_stage_nobody_saw_begin_is_not_guessed() -> None:
+    stream = io.StringIO()
+    Lines(stream)([_stage("start", 0, None, finished=True)])
+    assert stream.getvalue() == "start done\n"
 
 
 def test_a_pipe_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from flower_privsyn.evaluation.costs import (
     popri_communication,
     private_evolution_communication,
     run_costs,
+    run_times,
 )
 from flower_privsyn.privacy.randomness import InsecureRandom
 from flower_privsyn.runs import RunDirectory
@@ -271,22 +273,31 @@ class TestCountedInARun:
         assert expected.floats_up == parameters + adaptive
         check(grid, strategy, expected)
 
-    def test_seconds_are_those_of_the_whole_run(
-        self, runs: Runs, settings: Builder, evolution: Builder
+    def test_seconds_are_those_of_the_whole_run_and_the_owner_s(
+        self, runs: Runs, settings: Builder, evolution: Builder, tmp_path: Path
     ) -> None:
         _, strategy = runs.private_evolution(settings, evolution)
         run = RunDirectory.open(strategy.run.path)
-        costs = run_costs(run)
-        before = run.round_state(0)
-        assert before is not None
-        between = [line["seconds_server"] for line in run.metrics()]
-        after = run.state["summary"]["seconds_finish"]
-        assert costs.seconds_server == pytest.approx(
-            before["seconds_server"] + sum(between) + after
+        lines = run.owner.times()
+        between = [line for line in lines if line["event"] == "round"]
+        assert [line["round"] for line in between] == [1, 2, 3]
+        outside = {line["event"]: line for line in lines if line["event"] in ("begin", "finish")}
+        times = run_times(run)
+        assert times is not None
+        assert times.to_dict()["stamp"] == STAMP
+        assert times.seconds_server == pytest.approx(
+            sum(line["seconds_server"] for line in [*between, *outside.values()])
         )
+        assert times.seconds_feedback == sum(line["seconds_feedback"] for line in between) > 0
+        assert min(outside["begin"]["seconds_server"], outside["finish"]["seconds_server"]) > 0
+        # A copy of the run directory alone knows everything but the times.
+        alone = RunDirectory.open(shutil.copytree(run.path, tmp_path / "shared"))
+        assert run_times(alone) is None
+        costs = run_costs(run)
+        assert run_costs(alone) == costs
+        assert "seconds" not in json.dumps(costs.to_dict())
         assert costs.participation == 1.0
         assert costs.lost_rounds == 0
-        json.dumps(costs.to_dict())
 
     def test_what_is_counted_says_nothing_about_who_took_part(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path

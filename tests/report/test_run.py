@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.errors import RunDirectoryError
+from flower_privsyn.errors import LedgerError
 from flower_privsyn.population import Population
 from flower_privsyn.report import write_run_page
 from flower_privsyn.report.rounds import principal_plane, read_round, round_files, spread_over
@@ -25,6 +25,7 @@ from flower_privsyn.strategies import (
     KernelSketchConfig,
 )
 from tests.evaluation.test_costs import Runs, runs
+from tests.ledgers import write_chain
 from tests.report.pages import Node, check
 from tests.strategies.test_dp_fedavg import federation as nodes
 from tests.strategies.test_dp_ftrl import people
@@ -231,7 +232,7 @@ def empty(tmp_path: Path) -> RunDirectory:
 
 def ledger(run: RunDirectory, *records: dict[str, Any]) -> None:
     opened = {"event": "opened", "delta": 3e-6, "epsilon_budget": 1.0, "accountant": "pld"}
-    run.ledger_file.write_text("".join(json.dumps(x) + "\n" for x in (opened, *records)))
+    write_chain(run.ledger_file, opened, *records)
 
 
 class TestWhateverBecameOfIt:
@@ -322,7 +323,16 @@ class TestWhateverBecameOfIt:
 
     def test_a_damaged_ledger_is_named(self, empty: RunDirectory) -> None:
         empty.ledger_file.write_text("{\n{}\n")
-        with pytest.raises(RunDirectoryError, match=r"ledger.jsonl line 1"):
+        with pytest.raises(LedgerError, match=r"ledger.jsonl line 1"):
+            run_page(empty)
+
+    def test_a_report_states_the_ledger_it_was_made_from(self, empty: RunDirectory) -> None:
+        opened = {"event": "opened", "delta": 3e-6, "epsilon_budget": 1.0, "accountant": "pld"}
+        digest = write_chain(empty.ledger_file, opened, RELEASE, {**RELEASE, "round": 2})
+        write_run_page(empty)
+        assert empty.stated_digests() == {digest: "report.html"}
+        ledger(empty, RELEASE)
+        with pytest.raises(LedgerError, match="lacks the line .* which report.html states"):
             run_page(empty)
 
     def test_texts_with_markup(self, empty: RunDirectory) -> None:
