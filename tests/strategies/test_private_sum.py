@@ -658,8 +658,17 @@ class TestResume:
         ]  # fmt: skip
         assert charged[-1]["epsilon_release"] <= 4.0 * (1 + 1e-6)
 
-    @pytest.mark.parametrize("damage", ["removed", "cut"])
-    def test_a_lost_ledger_stops_the_run(self, start: Builder, tmp_path: Path, damage: str) -> None:
+    @pytest.mark.parametrize(
+        ("damage", "sentence"),
+        [
+            ("removed", "lacks the line .* which rounds/0000/state.json states"),
+            ("cut", "lacks the line .* which rounds/0002/state.json states"),
+            ("cut by the round that died", "no line for round 3"),
+        ],
+    )
+    def test_a_lost_ledger_stops_the_run(
+        self, start: Builder, tmp_path: Path, damage: str, sentence: str
+    ) -> None:
         from flower_privsyn.errors import LedgerError
 
         def prepare(strategy: Probe) -> None:
@@ -672,12 +681,19 @@ class TestResume:
         with pytest.raises(Killed):
             start(prepare=prepare)
         path = tmp_path / "run" / "ledger.jsonl"
+        left = 0
         if damage == "removed":
             path.unlink()
         else:
-            path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
-        with pytest.raises(LedgerError, match="no line for round"):
+            left = 3 if damage == "cut" else 5
+            path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+        if left == 5:
+            # A killed process says nothing in state.json; only its release is on the disk.
+            (tmp_path / "run" / "state.json").unlink()
+        before = path.read_bytes() if path.exists() else None
+        with pytest.raises(LedgerError, match=sentence):
             start(resume=True)
+        assert (path.read_bytes() if path.exists() else None) == before
 
     def test_a_finished_run_is_not_resumed(self, start: Builder) -> None:
         from flower_privsyn.errors import RunDirectoryError
