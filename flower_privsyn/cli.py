@@ -299,6 +299,15 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _migrate(arguments: argparse.Namespace) -> int:
+    from flower_privsyn.migrate import migrate
+
+    done = migrate(arguments.run_dir)
+    for sentence in done or [f"{arguments.run_dir} needs no conversion."]:
+        print(sentence)
+    return 0
+
+
 # -------------------------------------------------------------------- budget
 
 
@@ -685,6 +694,16 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("run_dir", metavar="DIR", help="the run directory")
     inspect.add_argument("--json", action="store_true", help="print JSON")
     inspect.set_defaults(command=_inspect)
+
+    migrate = commands.add_parser(
+        "migrate",
+        help="convert a run directory of version 0.1",
+        description="Convert a run directory of flower-privsyn 0.1, finished or not, in place: its "
+        "releases are rounded, and the times in it go to the owner's folder <DIR>.owner. It may be "
+        "interrupted and begun again.",
+    )
+    migrate.add_argument("run_dir", metavar="DIR", help="the run directory")
+    migrate.set_defaults(command=_migrate)
 
     evaluate = commands.add_parser(
         "evaluate",

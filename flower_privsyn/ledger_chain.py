@@ -19,6 +19,7 @@ from flower_privsyn.errors import LedgerError
 VERSION = 2
 """Of the ledger's format. Version 1, of flower-privsyn 0.1, had a time in every line."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class Chain:
     """A ledger's complete lines, each following the one before.

@@ -552,10 +552,8 @@ class RunDirectory:
     def unlock(self) -> None:
         """Let another process work on the run; its files get the date of its creation."""
         if self._lock_file is not None:
-            forget_holder(self._lock_file)
-            if self.config_file.exists():
-                with contextlib.suppress(RunDirectoryError):  # a damaged one is named elsewhere
-                    self.hide_dates()
+            _forget_holder(self._lock_file)
+            _hide_dates(self)
             self._lock_file.close()
             self._lock_file = None
 
@@ -718,9 +716,35 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
     return file
 
 
-def forget_holder(file: IO[str]) -> None:
+@contextlib.contextmanager
+def supervisor_lock(run_path: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Be the only command that runs or changes a run; at the end its files get their date.
+
+    Args:
+        run_path: The run directory; the folder of `LAUNCH_FILE` must exist in it.
+        wait_seconds: How long to wait for another process to let go, >= 0.
+
+    Raises:
+        RunDirectoryError: Another process holds the lock.
+    """
+    file = (run_path / LAUNCH_FILE).with_name("lock")
+    with lock_file(file, what=f"the run in {run_path}", wait_seconds=wait_seconds) as held:
+        try:
+            yield
+        finally:
+            _forget_holder(held)
+            _hide_dates(RunDirectory(run_path))
+
+
+def _forget_holder(file: IO[str]) -> None:
     """Forget who held a lock, and when that process began; the lock is still held."""
     file.truncate(0)
+
+
+def _hide_dates(run: RunDirectory) -> None:
+    # What is missing or damaged is named by whoever reads it.
+    with contextlib.suppress(RunDirectoryError):
+        run.hide_dates()
 
 
 def _read_holder(path: Path) -> tuple[int, str] | None:

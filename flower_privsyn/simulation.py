@@ -56,8 +56,8 @@ from flower_privsyn.runs import (
     RESUME,
     RUN_DIRECTORY,
     RunDirectory,
-    forget_holder,
     lock_file,
+    supervisor_lock,
 )
 
 ConfigValue = bool | int | float | str
@@ -70,7 +70,6 @@ _READY_CLIENTS = (
     "flower_privsyn.client_apps.default:app",
     "flower_privsyn.client_apps.training:app",
 )
-_PRIVATE = ".flower"
 _LOOPBACK = "127.0.0.1"
 _RAY_TOKEN = "ray"
 _CONNECTION = "privsyn"
@@ -516,7 +515,7 @@ def _launch(
         _require_cluster(address)
     owner = OwnerFolder(run_path)
     try:
-        (run_path / _PRIVATE).mkdir(parents=True, exist_ok=True)
+        (run_path / LAUNCH_FILE).parent.mkdir(parents=True, exist_ok=True)
         owner.make()
     except OSError as error:
         raise RunDirectoryError(
@@ -524,7 +523,7 @@ def _launch(
             f"cannot be written: {error.strerror or error}."
         ) from error
     wait = _RESUME_WAIT_SECONDS if resume else 0.0
-    with _held(run_path, wait_seconds=wait):
+    with supervisor_lock(run_path, wait_seconds=wait):
         # Processes of a killed run end within a second or so; until then they hold the run.
         with lock_file(
             run_path / ".lock", what=f"the run in {run_path}", wait_seconds=_RESUME_WAIT_SECONDS
@@ -554,20 +553,6 @@ def _launch(
             status = flower.wait(run_path, lambda: show(starting))
         show(starting)
         return _judge(app, run_path, status, _tail(flower.log, flower.log_start))
-
-
-@contextlib.contextmanager
-def _held(run_path: Path, *, wait_seconds: float) -> Iterator[None]:
-    """Hold the lock of a run's supervisor; at the end the files get the date of the creation."""
-    lock = run_path / _PRIVATE / "lock"
-    with lock_file(lock, what=f"the run in {run_path}", wait_seconds=wait_seconds) as held:
-        try:
-            yield
-        finally:
-            forget_holder(held)
-            if (run_path / "config.json").is_file():
-                with contextlib.suppress(RunDirectoryError):  # damaged: said by whoever reads it
-                    RunDirectory(run_path).hide_dates()
 
 
 def _require_simulation() -> None:

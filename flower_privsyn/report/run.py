@@ -87,16 +87,20 @@ def write_run_page(run: RunDirectory, path: Path | None = None) -> Path:
 
     Args:
         run: of any strategy, finished or not; it is only read.
-        path: where to; by default `report.html` in the run directory. Replaced as a whole.
+        path: where to; by default `report.html` in the run directory, with the date of all files
+            there. Replaced as a whole.
 
     Returns:
         Where the page is.
 
     Raises:
+        LedgerError: the ledger is damaged, or lacks a line that another file states.
         RunDirectoryError: a file of the run is damaged.
     """
     target = run.path / "report.html" if path is None else path
     write_page(run_page(run), target)
+    if path is None and run.running_process() is None:
+        run.hide_dates()
     return target
 
 

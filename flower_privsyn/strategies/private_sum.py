@@ -1105,7 +1105,8 @@ class PrivateSumStrategy(Strategy):
                 f"{type(self).__name__}: a resumed run keeps its strategy"
             )
         return changes_of_resume(
-            self.run.config,
+            # A setting that is younger than the run had its default, whether it knew or not.
+            {**self._settings.defaults(), **self.run.config},
             self._settings.to_dict(),
             free=self.free_settings(all_released=self._all_released()),
             run=self.run.path,

@@ -303,6 +303,11 @@ class PrivateSumConfig:
         """The settings under their hyphenated keys."""
         return {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
 
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The default of every setting under its hyphenated key."""
+        return {field.name.replace("_", "-"): field.default for field in fields(cls)}
+
     def sampling_of(self, population: int) -> Sampling:
         """Who takes part in a round, given the size of the roster.
 
