@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from flower_privsyn.files import leftovers, read_json_lines, replacing, write_js
 from flower_privsyn.ledger_chain import VERSION, Chain, digest, header, read_chain, split
 from flower_privsyn.owner import write_times
 from flower_privsyn.privacy import PrivacyLedger
-from flower_privsyn.queries.query import GRID
+from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.run_format import FORMAT, LEDGER_KEY
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, supervisor_lock
 
@@ -169,7 +168,7 @@ def _keep_times(run: RunDirectory) -> None:
     summary = state.get("summary") or {}
     if "seconds_finish" in summary:
         lines.append({"event": "finish", "seconds_server": summary["seconds_finish"]})
-    with replacing(owner.times_file) as temporary:
+    with replacing(owner.times_file, for_the_owner=True) as temporary:
         write_times(temporary, lines)
 
 
@@ -208,8 +207,7 @@ def _round_releases(path: Path) -> int:
             values = np.load(stream)
             # A release has a header, public, with the noise's standard deviation and the users.
             rest = [np.load(stream)] if file.name == "release.npy" else []
-        with replacing(file) as temporary, temporary.open("wb") as stream:
-            os.fchmod(stream.fileno(), 0o600)
+        with replacing(file, for_the_owner=True) as temporary, temporary.open("wb") as stream:
             for array in (on_grid(values), *rest):
                 np.save(stream, array)
     tables = sorted([*path.glob("rounds/*/*.parquet"), *path.glob("refinement/*/*.parquet")])
@@ -245,8 +243,7 @@ def _write_ledger(run: RunDirectory, chain: Chain) -> Chain:
     if chain.torn:
         lines.append({"event": "repaired", "torn_bytes": len(chain.torn)})
     data = _chained([{**lines[0], "version": VERSION}, *lines[1:]])
-    with replacing(run.ledger_file) as temporary:
-        temporary.touch(mode=0o600)
+    with replacing(run.ledger_file, for_the_owner=True) as temporary:
         temporary.write_bytes(data)
         try:
             PrivacyLedger.read(temporary)  # says what is wrong before the old one is gone

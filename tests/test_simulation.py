@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +21,7 @@ from flower_privsyn.progress import read_progress
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
 from flower_privsyn.simulation import App, Outcome, load_app, resolve_config
 from tests.flower_app import write_app
+from tests.run_files import times_in
 from tests.sockets import addresses
 
 # -------------------------------------------------------------------- settings
@@ -146,7 +146,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_starts(
     RunDirectory.create(tmp_path / "run", config={}).unlock()
     with pytest.raises(RunDirectoryError, match="already holds a run; resume it with"):
         simulation.run_app(app, tmp_path / "run", resolve_config(app))
-    assert not (tmp_path / "run" / "flower.log").exists()
+    assert not (tmp_path / "run.owner" / "flower.log").exists()
 
 
 def test_what_cannot_be_resumed_is_named(app: App, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def _wait_for_stage(
     """Wait until a stage has begun after `since`, not one of an earlier start of the run."""
     deadline = time.monotonic() + 240
     while not any(
-        stage["name"] == name and stage["started"] > since
+        stage["name"] == name and (path / "progress.json").stat().st_mtime > since
         for stage in read_progress(path / "progress.json")
     ):
         assert process.poll() is None, process.communicate()
@@ -327,8 +327,8 @@ def _wait_for_stage(
 
 def _started_by(path: Path) -> dict[int, str]:
     """The processes of the run in a directory: all below the guard its ServerApp names."""
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
-    environment = Path(f"/proc/{state['pid']}/environ").read_bytes().decode().split("\0")
+    server = RunDirectory(path).running_process()
+    environment = Path(f"/proc/{server}/environ").read_bytes().decode().split("\0")
     guard = int(dict(line.split("=", 1) for line in environment if "=" in line)[SUPERVISOR_PID])
     info = process_info(guard)
     assert info is not None
@@ -343,7 +343,7 @@ def _belongs_to_its_owner(path: Path, pids: list[int]) -> None:
     address = next(
         f"127.0.0.1:{each.laddr.port}" for each in sockets if each.status == psutil.CONN_LISTEN
     )
-    token = path / ".flower" / "keys" / "ray"
+    token = path.with_name("run.owner") / "keys" / "ray"
     for mode, file, expected in (
         ("token", token, "answered"),
         ("token", path / "guess", "refused"),
@@ -415,11 +415,13 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     started = _started_by(path)
     with pytest.raises(RunDirectoryError, match=f"is in use by process {command.pid}; wait"):
         simulation.resume_run(path)
-    os.kill(run.state["pid"], signal.SIGKILL)
+    server = run.running_process()
+    assert server is not None
+    os.kill(server, signal.SIGKILL)
     errors = command.communicate(timeout=60)[1]
     assert command.returncode == 1
     assert "privsyn: The ServerApp was killed before the run was finished." in errors
-    assert f"The log is {path / 'flower.log'}" in errors
+    assert f"The log is {tmp_path / 'run.owner' / 'flower.log'}" in errors
     _wait_until_gone(started, seconds=5)
     assert run.status == "failed"
 
@@ -438,10 +440,12 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     metrics = run.metrics()
     assert [line["answers"] for line in metrics] == [1, 1, 1]
     # Neutral: neither the user's folder nor the app's decides which client code runs.
-    assert metrics[0]["folder"] == str(path / ".flower" / "empty")
+    assert metrics[0]["folder"] == str(tmp_path / "run.owner" / "empty")
     # Flower's own folder goes; the log stays.
     assert sorted(entry.name for entry in (path / ".flower").iterdir()) == ["launch.json", "lock"]
-    assert "Starting Flower Simulation" in (path / "flower.log").read_text()
+    assert times_in(path) == {"config.json": {run.document["created"]}}
+    assert len({entry.stat().st_mtime for entry in [path, *path.rglob("*")]}) == 1
+    assert "Starting Flower Simulation" in (tmp_path / "run.owner" / "flower.log").read_text()
 
 
 @needs_proc
@@ -491,5 +495,5 @@ def test_an_app_flower_refuses_is_named(tmp_path: Path) -> None:
     before = {info.pid for info in descendants(os.getpid())}
     with pytest.raises(FederationError, match=f"Flower refused the app {folder}: .*invalid"):
         simulation.run_app(app, tmp_path / "run", resolve_config(app))
-    assert "---- " in (tmp_path / "run" / "flower.log").read_text()
+    assert "---- " in (tmp_path / "run.owner" / "flower.log").read_text()
     assert not {info.pid for info in descendants(os.getpid())} - before

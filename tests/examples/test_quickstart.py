@@ -45,4 +45,4 @@ def test_survivors_come_nearer_to_held_out_text(tmp_path: Path) -> None:
 def test_an_existing_federation(tmp_path: Path, side: str) -> None:
     app = load_app(ROOT / "examples" / "existing-federation" / side)
     assert run_app(app, tmp_path / "run", resolve_config(app)).error is None
-    assert "trained model: (500, 500)" in (tmp_path / "run" / "flower.log").read_text()
+    assert "trained model: (500, 500)" in (tmp_path / "run.owner" / "flower.log").read_text()

@@ -19,6 +19,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from flower_privsyn.owner import OwnerFolder
 from flower_privsyn.processes import descendants, is_alive
 from flower_privsyn.superlink import write_secret
 from tests.integration.federation_app import write_app
@@ -130,7 +131,7 @@ def test_a_cluster_of_two_gives_the_histograms_of_one_machine(
         below = descendants(os.getpid())
         run = tmp_path / "run"
         error = simulate(app, run, num_nodes=8, num_rounds=2, ray_address=address)
-        assert error is None, (run / "flower.log").read_text()[-3000:]
+        assert error is None, OwnerFolder(run).log_file.read_text()[-3000:]
     assert not [info for info in below if is_alive(info.pid, info.started)]
     assert simulate(app, tmp_path / "alone", num_nodes=8, num_rounds=2) is None
     for one, other in zip(sums(run), sums(tmp_path / "alone"), strict=True):
@@ -155,7 +156,7 @@ def test_a_worker_killed_while_users_answer(app: Path, tmp_path: Path) -> None:
         error = simulate(
             app, run, num_nodes=8, num_rounds=ROUNDS, behaviour="slow", ray_address=address
         )
-        assert error is None, (run / "flower.log").read_text()[-3000:]
+        assert error is None, OwnerFolder(run).log_file.read_text()[-3000:]
         killer.join(timeout=60)
     assert not [info for info in below if is_alive(info.pid, info.started)]
     first, second, third = lines(run / "metrics.jsonl")
