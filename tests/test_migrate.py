@@ -187,7 +187,9 @@ def test_an_unfinished_run_goes_on(
     monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(public_file.parent))
     migrate.migrate(path)
     first = np.load(path / "rounds" / "0001" / "release.npy")
-    changes = {"num_candidates": 8, "expand_samples": 4, "public_text": "public.jsonl"}
+    # 0.1 had no default for min-users, and a resumed run keeps its settings.
+    changes: dict[str, Any] = {"num_candidates": 8, "expand_samples": 4, "min_users": 0}
+    changes["public_text"] = "public.jsonl"
     strategy = evolution(settings(run_dir=str(path), resume=True, **changes))
     strategy.start(federation())
     lines = strategy.run.ledger_lines()
@@ -213,6 +215,8 @@ def test_an_unfinished_run_of_correlated_noise_goes_on(old: Builder, federation:
         min_separation=2,
         max_samples=3,
         local_steps=0,
+        min_users=0,
+        accept_noise=True,
         noise_multiplier=1.5,
         server_momentum=0.0,
         run_dir=str(path),

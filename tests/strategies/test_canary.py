@@ -117,6 +117,7 @@ class Federation:
     def strategy(self, method: str) -> Any:
         common: dict[str, Any] = {
             "epsilon": 8.0,
+            "accept_noise": True,
             "num_nodes": 2,
             "num_rounds": 2,
             "run_dir": str(self.folder / "run"),
