@@ -49,6 +49,9 @@ POPRI_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "clip_norm": (0.01, 0.4),
 }
 
+#: The papers train on all of a user's samples, however many those are.
+_UNCAPPED: Final[Mapping[str, int]] = {"max_samples": 0, "local_steps": 0}
+
 
 @dataclass(frozen=True, kw_only=True)
 class DPFedAvgConfig(FederatedTrainingConfig):
@@ -116,7 +119,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
                     f"{key.replace('_', '-')} must be one of {allowed} in PrE-Text's grid, "
                     f"got {value!r}"
                 )
-        return cls(**{"local_batch_size": 4, **chosen, **overrides})
+        return cls(**{"local_batch_size": 4, **_UNCAPPED, **chosen, **overrides})
 
     @classmethod
     def popri(
@@ -131,7 +134,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
         for key, value in chosen.items():
             low, high = POPRI_RANGES[key]
             check_number(key.replace("_", "-"), value, low=low, high=high)
-        return cls(**{"num_rounds": 20, "local_batch_size": 2, **chosen, **overrides})
+        return cls(**{"num_rounds": 20, "local_batch_size": 2, **_UNCAPPED, **chosen, **overrides})
 
 
 @final

@@ -51,7 +51,8 @@ class FederatedTrainingConfig(PrivateSumConfig):
         broadcast_precision: how parameters travel; "float16" halves the download, and users train
             from the rounded parameters.
         max_samples: samples of one user that are trained on, a random subset fixed per user and
-            seed; 0 for all of them: the clip bounds a user whatever their number.
+            seed; 0 for all of them: the clip bounds a user whatever their number. The default
+            bounds the time a user's training takes, which nothing noises.
         model: causal language model to train; a bundled short name, a path, or a hub name.
         trainable: "full"; "lora": adapters on all linear layers but the output; or "layers": the
             parameters named by `trainable_layers`.
@@ -63,7 +64,8 @@ class FederatedTrainingConfig(PrivateSumConfig):
         local_learning_rate: of a user's stochastic gradient descent, > 0.
         local_epochs: passes over a user's samples in a round, >= 1.
         local_batch_size: samples per local step, >= 1.
-        local_steps: steps after which a user's training ends, or 0 for all of the epochs.
+        local_steps: steps after which a user's training ends, or 0 for all of the epochs. By
+            default as many as one pass over `max_samples` takes one by one.
         clip_norm: bound on the L2 norm of a user's whole update, > 0.
         server_learning_rate: step along the momentum, > 0.
         server_momentum: in [0, 1); 0 is plain averaging.
@@ -76,7 +78,7 @@ class FederatedTrainingConfig(PrivateSumConfig):
     delta: float = 3e-6
     num_rounds: int = 20
     broadcast_precision: Literal["float16", "float32"] = "float32"
-    max_samples: int = 0
+    max_samples: int = 64
     model: str = "privsyn-lm"
     trainable: Literal["full", "lora", "layers"] = "full"
     trainable_layers: str = ""
@@ -86,7 +88,7 @@ class FederatedTrainingConfig(PrivateSumConfig):
     local_learning_rate: float = 0.1
     local_epochs: int = 1
     local_batch_size: int = 4
-    local_steps: int = 0
+    local_steps: int = 64
     clip_norm: float = 0.1
     server_learning_rate: float = 1.0
     server_momentum: float = 0.9

@@ -92,6 +92,10 @@ class PreferenceConfig(PrivateSumConfig):
     """Settings of every strategy that trains a generator on preferences among its own texts.
 
     Attributes:
+        max_samples: samples of one user that count, a random subset fixed per user and seed; 0 for
+            all of them, as in the paper: the clip bounds a user whatever their number. The default
+            bounds the time a user's answer takes, which nothing noises: 64 samples of 64 tokens are
+            about 3,000 words, and the mean over so many has an eighth of one sample's spread.
         num_prompts: prompts per round (K), >= 1, each of three random public samples.
         responses_per_prompt: responses to each prompt (J), >= 2.
         rejected_rank: rank of the rejected response, 1-based, in [2, responses_per_prompt]; the
@@ -144,7 +148,7 @@ class PreferenceConfig(PrivateSumConfig):
     """
 
     delta: float = 3e-6
-    max_samples: int = 0
+    max_samples: int = 64
     num_prompts: int = 1800
     responses_per_prompt: int = 10
     rejected_rank: int = 5

@@ -591,4 +591,4 @@ class TestSettings:
     def test_defaults(self) -> None:
         ours = KernelSketchConfig(epsilon=1.0)
         assert (ours.num_rounds, ours.checkpoint, ours.objective) == (1, "sketch-mmd", "witness")
-        assert (ours.num_features, ours.max_samples) == (4096, 0)
+        assert (ours.num_features, ours.max_samples) == (4096, 64)

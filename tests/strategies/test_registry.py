@@ -1,10 +1,12 @@
 """The run configuration chooses the method."""
 
+from collections.abc import Callable
+
 import pytest
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.simulation import App, check_settings
-from flower_privsyn.strategies import STRATEGIES, configuration_of, strategy_of
+from flower_privsyn.strategies import STRATEGIES, DPFedAvgConfig, configuration_of, strategy_of
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -18,6 +20,26 @@ def test_the_named_strategy_gets_its_own_keys(name: str) -> None:
     assert type(found) is config
     assert (found.epsilon, found.num_rounds) == (2.0, 1)
     assert type(strategy_of(values)) is strategy
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_one_user_can_cost_is_bounded_unless_it_is_asked_for(name: str) -> None:
+    """The time a user's answer takes is noised by nobody."""
+    config, _ = STRATEGIES[name]
+    ours = config(epsilon=1.0)
+    assert 1 <= ours.max_samples <= 64
+    if "local-steps" in config.keys():  # noqa: SIM118 - a method, not a mapping's keys
+        assert 1 <= ours.local_steps <= 64
+        assert config(epsilon=1.0, max_samples=0, local_steps=0).question(0.1).max_steps == 0
+    elif name != "private-evolution":
+        assert config(epsilon=1.0, max_samples=0).max_samples == 0
+
+
+@pytest.mark.parametrize("settings", [DPFedAvgConfig.pre_text, DPFedAvgConfig.popri])
+def test_the_papers_settings_have_no_cap(settings: Callable[..., DPFedAvgConfig]) -> None:
+    ours = settings(epsilon=1.0)
+    assert (ours.max_samples, ours.local_steps) == (0, 0)
+    assert settings(epsilon=1.0, max_samples=8).max_samples == 8
 
 
 @pytest.mark.parametrize("name", [None, "pre-text", "", 3])
