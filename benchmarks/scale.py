@@ -194,7 +194,9 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 def measured(run_dir: Path, watch: Watch, wall: float) -> dict[str, Any]:
     """What one run tells about its rounds."""
-    clock = json_lines(run_dir / "clock.jsonl")
+    from flower_privsyn.owner import OwnerFolder
+
+    clock = OwnerFolder(run_dir).times()
     asked = {line["round"]: line["time"] for line in clock if line["event"] == "asked"}
     answered = {line["round"]: line["time"] for line in clock if line["event"] == "answered"}
     rounds = [(asked[number], answered[number]) for number in sorted(answered)]

@@ -69,9 +69,10 @@ class OwnerFolder:
 
         Args:
             event: what happened, such as "round".
-            figures: durations in seconds and what they belong to, as plain JSON values.
+            figures: durations in seconds and what they belong to, as plain JSON values; `time` in
+                place of the moment to the second.
         """
-        line = {"event": event, **figures, "time": clock.now()}
+        line = {"event": event, "time": clock.now(), **figures}
         with contextlib.suppress(OSError):
             self.make()
             write_times(self.times_file, [line])

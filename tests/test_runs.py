@@ -6,20 +6,25 @@ import enum
 import json
 import logging
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flower_privsyn import files, runs
-from flower_privsyn.errors import ConfigError, RunDirectoryError
+from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
+from flower_privsyn.owner import TIMES_STAMP
 from flower_privsyn.processes import SUPERVISOR_PID, SUPERVISOR_STARTED, process_info
 from flower_privsyn.progress import describe, read_progress
 from flower_privsyn.runs import RunDirectory
+from tests.ledgers import write_chain
 
 
 class Relation(enum.StrEnum):
@@ -338,3 +343,121 @@ def test_the_kernel_forgets_nothing_about_a_killed_writer(tmp_path: Path) -> Non
         document = json.loads(path.read_text())
         assert document["n"] == document["same"]
         path.unlink()
+
+
+# -------------------------------------------------------------------- the ledger's last line
+
+
+def _ledger(run: RunDirectory, releases: int) -> str:
+    return write_chain(
+        run.ledger_file,
+        {"event": "opened", "delta": 3e-6, "epsilon_budget": None, "accountant": "pld"},
+        *({"event": "release", "round": number} for number in range(1, releases + 1)),
+    )
+
+
+@pytest.fixture
+def stating(tmp_path: Path) -> RunDirectory:
+    """A run whose ledger has two releases, with a file of every kind that states them."""
+    run = RunDirectory.create(tmp_path / "run", config={})
+    digest = _ledger(run, 1)
+    run.follow_ledger(lambda: digest)
+    run.finish_round(1)
+    run.unlock()
+    return run
+
+
+@pytest.mark.parametrize("what", ["round", "metrics", "state"])
+def test_every_later_file_states_the_ledger_s_last_line(stating: RunDirectory, what: str) -> None:
+    last = _ledger(stating, 2)
+    stating.follow_ledger(lambda: last)
+    if what == "round":
+        stating.finish_round(2)
+    elif what == "metrics":
+        stating.append_metrics({"round": 2})
+    else:
+        stating.mark_finished()
+    again = RunDirectory.open(stating.path)
+    assert len(again.ledger_lines()) == 3
+    assert again.last_digest() == last
+    again.mark_running()  # by a process that has not opened the ledger yet
+    again.clear_failure()
+    file = {"round": "rounds/0002/state.json", "metrics": "metrics.jsonl", "state": "state.json"}
+    assert again.stated_digests()[last] == file[what]
+    _ledger(stating, 1)
+    for damage in ("cut", "removed"):
+        if damage == "removed":
+            stating.ledger_file.unlink()
+        for look in (again.ledger_lines, again.last_digest):
+            with pytest.raises(LedgerError, match="lacks the line .* and the run is refused"):
+                look()
+
+
+def test_before_the_first_line_there_is_nothing_to_state(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    run.finish_round(0)
+    run.unlock()
+    assert run.stated_digests() == {}
+    assert run.ledger_lines() == []
+    assert run.last_digest() is None
+
+
+# -------------------------------------------------------------------- no time but the creation's
+
+
+def test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    with run.session(), run.progress().stage("vote"):
+        pass
+    folder = tmp_path / "run.owner"
+    assert run.owner.path == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "times.jsonl").stat().st_mode) == 0o600
+    first, *rest = (folder / "times.jsonl").read_text().splitlines()
+    assert json.loads(first) == {"stamp": TIMES_STAMP}
+    assert [(line["event"], line.get("name")) for line in run.owner.times()] == [
+        ("state", None),
+        ("state", None),
+        ("stage", "vote"),
+        ("state", None),
+    ]
+    assert len(rest) == 4
+    # What an earlier run of this name took is not this run's.
+    shutil.rmtree(run.path)
+    RunDirectory.create(tmp_path / "run", config={}).unlock()
+    assert len(run.owner.times()) == 1
+
+
+def test_a_run_goes_on_where_no_times_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "run.owner").write_text("a file in the way")
+    run = RunDirectory.create(tmp_path / "run", config={})
+    with run.session():
+        pass
+    assert run.status == "finished"
+    assert run.owner.path.read_text() == "a file in the way"
+
+
+def test_files_get_the_date_of_the_creation(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    moment = datetime.fromisoformat(run.document["created"]).timestamp()
+    with pytest.raises(RuntimeError), run.session():
+        (run.round_dir(1) / "model").mkdir()
+        (run.round_dir(1) / "model" / "weights").touch()
+        os.utime(run.round_dir(1) / "model", (5, 5))
+        raise RuntimeError
+    assert {entry.stat().st_mtime for entry in [run.path, *run.path.rglob("*")]} == {moment}
+    assert (run.path / ".lock").read_text() == ""
+
+
+def test_a_directory_without_a_format_is_one_of_0_1(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    run.unlock()
+    document = run.document
+    assert document.pop("format") == 2
+    run.config_file.write_text(json.dumps(document))
+    for resume in (
+        RunDirectory.open,
+        lambda path: RunDirectory.start(path, config={}, resume=True),
+    ):
+        with pytest.raises(RunDirectoryError, match=f"`privsyn migrate {run.path}`"):
+            resume(run.path)

@@ -17,6 +17,7 @@ from benchmarks import scale
 from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import simulate_users
+from flower_privsyn.owner import OwnerFolder
 from flower_privsyn.privacy import PoissonSampling, PrivacyLedger
 from flower_privsyn.privacy.budget import budget_report
 from flower_privsyn.simulation import load_app, resolve_config
@@ -130,14 +131,12 @@ def test_candidates_differ_from_round_to_round(
         if "privsyn.broadcast" in message.content
     ]
     assert len({array.tobytes() for array in sent}) == 3
-    events = [(line["round"], line["event"]) for line in scale.json_lines(run_dir / scale_clock())]
+    times = [
+        line for line in OwnerFolder(run_dir).times() if line["event"] in ("asked", "answered")
+    ]
+    events = [(line["round"], line["event"]) for line in times]
     assert events == [(n, event) for n in (1, 2, 3) for event in ("asked", "answered")]
-
-
-def scale_clock() -> str:
-    from scale_app.server_app import CLOCK
-
-    return str(CLOCK)
+    assert [line["time"] for line in times] == sorted(line["time"] for line in times)
 
 
 def test_memory_and_time_of_a_tree_of_processes() -> None:

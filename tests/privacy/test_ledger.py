@@ -32,6 +32,7 @@ from flower_privsyn.privacy import (
     Sampling,
     calibrate_noise_multiplier,
 )
+from tests.run_files import times_in
 
 DELTA = 3e-6
 FULL = FullParticipation(1000)
@@ -777,3 +778,60 @@ def test_kill_minus_nine_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
             if started:
                 exact = dp_accounting.get_epsilon_gaussian(50.0 / math.sqrt(len(started)), DELTA)
                 assert ledger.epsilon_release == pytest.approx(exact)
+
+
+# Cut off ----------------------------------------------------------------------------------------
+
+
+def test_a_shorter_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    stated = {}
+    with create(path, epsilon_budget=None) as ledger:
+        for number in (1, 2):
+            begin(ledger, number)
+            ledger.charge(round=number, num_users=990)
+            stated[ledger.digest] = f"rounds/000{number}/state.json"
+    with PrivacyLedger.open(path, stated=stated) as ledger:
+        assert ledger.digest == next(reversed(stated))
+    whole = path.read_bytes().splitlines(keepends=True)
+    for left in (1, 2, 3, 4):
+        # Two of these end with a round that is started: it would be charged if it were opened.
+        path.write_bytes(b"".join(whole[:left]) + b'{"torn')
+        before = path.read_bytes()
+        missing = "rounds/0001/state.json" if left < 3 else "rounds/0002/state.json"
+        with pytest.raises(LedgerError, match=rf"lacks the line .* which {missing} states"):
+            PrivacyLedger.open(path, stated=stated)
+        assert path.read_bytes() == before
+        assert not path.with_name("ledger.jsonl.torn").exists()
+        # Nothing else of the run states a line: that cannot be told.
+        assert PrivacyLedger.read(path).num_releases == (left - 1) // 2
+
+
+def test_a_ledger_of_another_run_is_refused(tmp_path: Path) -> None:
+    stated = {}
+    for name in ("one", "other"):
+        with create(tmp_path / name, epsilon_budget=None) as ledger:
+            begin(ledger, 1)
+            # The same in everything but how many answered.
+            ledger.charge(round=1, num_users=990 + len(stated))
+            stated[ledger.digest] = name
+    with pytest.raises(LedgerError, match="which other states"):
+        PrivacyLedger.open(tmp_path / "one", stated=stated)
+
+
+def test_no_line_holds_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path, epsilon_budget=None) as ledger:
+        begin(ledger, 1)
+        ledger.charge(round=1, num_users=990)
+        begin(ledger, 2)
+        ledger.discard(round=2, num_users=3, reason="too few users")
+        begin(ledger, 3)
+    with path.open("a") as file:
+        file.write('{"torn')
+    with PrivacyLedger.open(path):
+        pass
+    assert {line["event"] for line in lines_of(path)} == {
+        *("opened", "started", "release", "discarded", "repaired")
+    }
+    assert times_in(tmp_path) == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any, final
 
@@ -16,7 +15,6 @@ from flower_privsyn.strategies import PrivateSumConfig
 from flower_privsyn.strategies.private_sum import PrivateSumStrategy, ReleasedSum
 from scale_app.client_app import embedder
 
-CLOCK = "clock.jsonl"
 OWN_KEYS = ("question", "num-candidates", "responses-per-prompt", "answer-space")
 
 app = ServerApp()
@@ -86,10 +84,7 @@ class Questions(PrivateSumStrategy):
         return broadcast
 
     def _note(self, number: int, event: str) -> None:
-        # The users of this app are made up, so the time of a round may be written down exactly.
-        line = {"round": number, "event": event, "time": time.time()}
-        with (self.run.path / CLOCK).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self.run.owner.record(event, round=number, time=time.time())
 
 
 @app.main()

@@ -1,0 +1,184 @@
+"""Mistakes by which a run directory would tell how long somebody took, or a ledger be cut."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+CANARY = "tests/strategies/test_canary.py"
+MIGRATE_TESTS = "tests/test_migrate.py"
+RUNS_TESTS = "tests/test_runs.py"
+LEDGER_TESTS = "tests/privacy/test_ledger.py"
+STRATEGY = "flower_privsyn/strategies/private_sum.py"
+RUNS = "flower_privsyn/runs.py"
+LEDGER = "flower_privsyn/privacy/ledger.py"
+CHAIN = "flower_privsyn/ledger_chain.py"
+FORMAT = "flower_privsyn/run_format.py"
+MIGRATE = "flower_privsyn/migrate.py"
+
+EVOLUTION = f"{CANARY}::test_a_canary_changes_no_byte[private-evolution]"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="whole seconds of a round stand in metrics.jsonl",
+        file=STRATEGY,
+        before="        self.run.append_metrics(metrics)\n",
+        after='        metrics["seconds_feedback"] = round(answered - self._round_started)\n'
+        "        self.run.append_metrics(metrics)\n",
+        tests=(EVOLUTION,),
+    ),
+    Mutation(
+        name="the summary says how long the end took",
+        file=STRATEGY,
+        before="                self._run.mark_finished(summary)\n",
+        after='                summary["seconds"] = clock.seconds() - self._round_started\n'
+        "                self._run.mark_finished(summary)\n",
+        tests=(EVOLUTION,),
+    ),
+    Mutation(
+        name="the ledger's lines carry times",
+        file=LEDGER,
+        before="        return self._file.append(line)\n",
+        after="        import datetime\n\n"
+        "        now = datetime.datetime.now(datetime.UTC).isoformat()\n"
+        '        return self._file.append({**line, "time": now})\n',
+        tests=(f"{LEDGER_TESTS}::test_no_line_holds_a_time",),
+    ),
+    Mutation(
+        name="a round's state carries a time",
+        file=RUNS,
+        before='"status": "finished", **self._stated()}\n        write_json(self.round_dir',
+        after='"status": "finished", **self._stated()}\n'
+        '        record["time"] = clock.seconds()\n        write_json(self.round_dir',
+        tests=(EVOLUTION,),
+    ),
+    Mutation(
+        name="the run's state says when it was written",
+        file=RUNS,
+        before="        write_json(self.state_file, {**state, **self._stated()})\n",
+        after='        state = {**state, "updated": clock.seconds()}\n'
+        "        write_json(self.state_file, {**state, **self._stated()})\n",
+        tests=(EVOLUTION,),
+    ),
+    Mutation(
+        name="progress.json says how long stages take",
+        file="flower_privsyn/progress.py",
+        before='            "failed": self.failed,\n',
+        after='            "failed": self.failed,\n            "seconds": self.seconds,\n',
+        tests=(EVOLUTION, "tests/test_progress.py"),
+    ),
+    Mutation(
+        name="files keep the dates of their rounds",
+        file=FORMAT,
+        before="            os.utime(entry, (moment, moment), follow_symlinks=False)\n",
+        after="            pass\n",
+        tests=(EVOLUTION, f"{RUNS_TESTS}::test_files_get_the_date_of_the_creation"),
+    ),
+    Mutation(
+        name="folders keep the dates of their rounds",
+        file=FORMAT,
+        before="        yield Path(folder)\n",
+        after="",
+        tests=(f"{RUNS_TESTS}::test_files_get_the_date_of_the_creation",),
+    ),
+    Mutation(
+        name="dates are hidden only when a run succeeds",
+        file=RUNS,
+        before="            _hide_dates(self)\n",
+        after='            if self.status == "finished":\n                _hide_dates(self)\n',
+        tests=(f"{RUNS_TESTS}::test_files_get_the_date_of_the_creation",),
+    ),
+    Mutation(
+        name="the owner's folder is open to others",
+        file="flower_privsyn/owner.py",
+        before="        self.path.chmod(0o700)\n",
+        after="        self.path.chmod(0o755)\n",
+        tests=(f"{RUNS_TESTS}::test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone",),
+    ),
+    Mutation(
+        name="times go without their stamp",
+        file="flower_privsyn/owner.py",
+        before="        if file.tell() == 0:\n",
+        after="        if file.tell() < 0:\n",
+        tests=(f"{RUNS_TESTS}::test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone",),
+    ),
+    Mutation(
+        name="a shorter ledger is taken",
+        file=LEDGER,
+        before="            refuse_cut(path, file.digests, stated or {})\n",
+        after="",
+        tests=(f"{LEDGER_TESTS}::test_a_shorter_ledger_is_refused_and_left_alone",),
+    ),
+    Mutation(
+        name="a run shows what a cut ledger says",
+        file=RUNS,
+        before="        refuse_cut(self.ledger_file, chain.digests, stated)\n",
+        after="",
+        tests=(f"{RUNS_TESTS}::test_every_later_file_states_the_ledger_s_last_line",),
+    ),
+    Mutation(
+        name="a ledger that was removed is begun anew",
+        file=RUNS,
+        before="            refuse_cut(self.ledger_file, (), stated)\n",
+        after="",
+        tests=(
+            f"{RUNS_TESTS}::test_every_later_file_states_the_ledger_s_last_line",
+            "tests/strategies/test_private_sum.py::TestResume::test_a_lost_ledger_stops_the_run",
+        ),
+    ),
+    Mutation(
+        name="metrics do not state the ledger's last line",
+        file=RUNS,
+        before="        append_json_lines(self.metrics_file, [{**metrics, **self._stated()}])\n",
+        after="        append_json_lines(self.metrics_file, [metrics])\n",
+        tests=(f"{RUNS_TESTS}::test_every_later_file_states_the_ledger_s_last_line",),
+    ),
+    Mutation(
+        name="a line is stated only as long as it is the last",
+        file=CHAIN,
+        before="    known = frozenset(digests)\n",
+        after="    known = frozenset(list(digests)[-1:])\n",
+        tests=(f"{LEDGER_TESTS}::test_a_shorter_ledger_is_refused_and_left_alone",),
+    ),
+    Mutation(
+        name="a run directory of 0.1 is read as if it were new",
+        file=FORMAT,
+        before='    found = document.get("format", 1)\n    if found == FORMAT:\n',
+        after='    found = document.get("format", FORMAT)\n    if found == FORMAT:\n',
+        tests=(f"{RUNS_TESTS}::test_a_directory_without_a_format_is_one_of_0_1",),
+    ),
+    Mutation(
+        name="migration leaves releases as they are",
+        file=MIGRATE,
+        before="np.rint(values / GRID) * GRID\n",
+        after="values / GRID * GRID\n",
+        tests=(f"{MIGRATE_TESTS}::test_is_converted",),
+    ),
+    Mutation(
+        name="migration leaves the votes beside the texts as they are",
+        file=MIGRATE,
+        before='_RELEASED_COLUMNS = ("votes", "score")\n',
+        after='_RELEASED_COLUMNS = ("score",)\n',
+        tests=(f"{MIGRATE_TESTS}::test_is_converted",),
+    ),
+    Mutation(
+        name="migration states the new format first",
+        file=MIGRATE,
+        before="            done = _convert(run, chain)\n            _write_document(run, document)\n",
+        after="            _write_document(run, document)\n            done = _convert(run, chain)\n",
+        tests=(f"{MIGRATE_TESTS}::test_killed_anywhere_it_is_finished_by_the_next",),
+    ),
+    Mutation(
+        name="migration makes a cut ledger sound",
+        file=MIGRATE,
+        before="    if lost := released - charged:\n",
+        after="    if lost := set():\n",
+        tests=(f"{MIGRATE_TESTS}::test_a_damaged_ledger_is_not_made_sound",),
+    ),
+    Mutation(
+        name="one user trains without end unless it is forbidden",
+        file="flower_privsyn/strategies/federated_training.py",
+        before="    local_steps: int = 64\n",
+        after="    local_steps: int = 0\n",
+        tests=("tests/strategies/test_registry.py",),
+    ),
+)
