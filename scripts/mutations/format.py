@@ -163,8 +163,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="migration states the new format first",
         file=MIGRATE,
-        before="            done = _convert(run, chain)\n            _write_document(run, document)\n",
-        after="            _write_document(run, document)\n            done = _convert(run, chain)\n",
+        before="            done = _convert(run, chain)\n"
+        "            _write_document(run, document)\n",
+        after="            _write_document(run, document)\n"
+        "            done = _convert(run, chain)\n",
         tests=(f"{MIGRATE_TESTS}::test_killed_anywhere_it_is_finished_by_the_next",),
     ),
     Mutation(
