@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from flower_privsyn import clock
 from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError
-from flower_privsyn.files import now
 from flower_privsyn.node.policy import NodePolicy
 from flower_privsyn.privacy import (
     Correlation,
@@ -343,12 +343,12 @@ class NodeLedger:
             account = self._account(lines)
             if torn:
                 file.cut_off(torn)
-                file.append({"event": "repaired", "torn_bytes": len(torn), "time": now()})
+                file.append({"event": "repaired", "torn_bytes": len(torn), "time": clock.now()})
             if account.answered(charge):
                 return False
             checked = account.check(charge, policy)
             line = charge.to_line(streams=account._streams)
-            file.append({**line, "checked": checked, "time": now()})
+            file.append({**line, "checked": checked, "time": clock.now()})
         finally:
             file.close()
         return True
@@ -362,7 +362,7 @@ class NodeLedger:
         if not self.path.exists():
             header = {
                 "event": "opened", "kind": "node", "version": _VERSION, "dataset": self._dataset,
-                "time": now(),
+                "time": clock.now(),
             }  # fmt: skip
             try:
                 LedgerFile.create(self.path, header).close()
