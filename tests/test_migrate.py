@@ -31,6 +31,7 @@ from tests.run_files import contents, released_files, times_in
 from tests.strategies.test_dp_ftrl import CorrelatedProbe
 
 FIXTURES = Path(__file__).parent / "data" / "runs-0.1"
+pytestmark = pytest.mark.old_runs
 Builder = Callable[..., Any]
 NAMES = ("finished", "unfinished", "sketch", "correlated")
 

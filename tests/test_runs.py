@@ -106,7 +106,7 @@ def test_rounds_count_once_their_state_is_written(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, config={})
     assert run.finished_rounds() == []
     for number in (0, 1, 2):
-        (run.round_dir(number) / "release.npy").write_bytes(b"")
+        (run.round_dir(number) / "population.parquet").write_bytes(b"")
     run.finish_round(0)
     run.finish_round(1, {"seed": np.int64(5)})
     assert run.finished_rounds() == [0, 1]
