@@ -455,7 +455,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _embed(arguments: argparse.Namespace) -> int:
-    from flower_privsyn import simulation
+    from flower_privsyn import quarantine, simulation
     from flower_privsyn.client_apps.first_pass import first_pass
     from flower_privsyn.client_apps.private_sum import default_embedder
     from flower_privsyn.embedding import default_cache_directory
@@ -483,7 +483,7 @@ def _embed(arguments: argparse.Namespace) -> int:
         key: getattr(arguments, key.replace("-", "_")) or values.get(key, "") for key in columns
     }
     nodes = arguments.nodes or int(values.get("num-nodes", 1))
-    with _ended_by_signals(), follower() as follow:
+    with _ended_by_signals(), follower() as follow, quarantine.counting() as tally:
         done = first_pass(
             configuration,
             DataRequest(**{key.replace("-", "_"): config.to_dict()[key] for key in _EMBED_KEYS}),
@@ -498,6 +498,8 @@ def _embed(arguments: argparse.Namespace) -> int:
         f"embedded now, {done.nodes_ready} of the nodes were ready before\n"
         f"{done.bytes_on_disk / 1e6:,.1f} MB of records in {default_cache_directory()}"
     )
+    if tally:
+        sys.stderr.write(f"privsyn: warning: {tally}\n")
     return 0
 
 

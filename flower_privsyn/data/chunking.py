@@ -84,6 +84,7 @@ def chunk_users(
     key = seed_key(seed)
     texts: list[str] = []
     owners: list[int] = []
+    failed: list[str] = []
     for start in range(0, len(users.texts), _BATCH):
         documents = users.texts[start : start + _BATCH]
         cut = quarantine.salvage(
@@ -94,12 +95,14 @@ def chunk_users(
         for row, pieces in enumerate(cut):
             owner = int(users.owners[start + row])
             if pieces is None:
-                quarantine.note([users.user_ids[owner]], records=1)
+                failed.append(users.user_ids[owner])
                 continue
             texts.extend(pieces)
             owners.extend([owner] * len(pieces))
         if progress is not None:
             progress(len(documents))
+    if failed:
+        quarantine.note(failed, records=len(failed))
     owner_array = np.asarray(owners, dtype=np.int64)
     if max_samples is not None:
         keep = _cap(texts, owner_array, users.user_ids, max_samples, key)

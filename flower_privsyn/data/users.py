@@ -126,6 +126,7 @@ class Users:
             DataError: If an id is not a string; the sentence names the row.
         """
         documents: dict[str, list[str]] = {}
+        no_text: list[str] = []
         for number, (user_id, text) in enumerate(rows, start=1):
             if not isinstance(user_id, str):
                 raise DataError(
@@ -134,9 +135,11 @@ class Users:
                 )
             own = documents.setdefault(user_id, [])
             if not isinstance(text, str):
-                quarantine.note([user_id], records=1)
+                no_text.append(user_id)
             elif text.strip():
                 own.append(text)
+        if no_text:
+            quarantine.note(no_text, records=len(no_text))
         counts = [len(own) for own in documents.values()]
         return cls(
             user_ids=tuple(documents),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -87,10 +89,15 @@ class Breaks:
         return Result()
 
 
-def test_a_document_that_the_tokenizer_fails_on_gives_no_samples() -> None:
+def test_a_document_that_the_tokenizer_fails_on_gives_no_samples(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     documents: list[list[object]] = [["a b c d e"], ["boom", "f g h i j"], ["boom"]]
     with quarantine.counting() as tally:
         samples = chunk_users(make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks())
     assert samples.texts == ["a b c d e", "f g h i j"]
+    with caplog.at_level(logging.WARNING):  # nobody counts: one line for all of them
+        chunk_users(make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks())
+    assert caplog.messages == ["2 records of 2 users are left out as unusable"]
     assert samples.owners.tolist() == [0, 1]
     assert (tally.records, tally.users) == (2, {"y", "z"})
