@@ -155,7 +155,7 @@ class NodeAccount:
     dataset: str
     charges: list[Charge] = field(default_factory=list)
     _streams: dict[str, Correlation] = field(default_factory=dict)
-    _checked: tuple[Counter[Release], dict[str, Any]] | None = None
+    _checked: tuple[int, dict[str, Any]] | None = None
 
     def releases(self, relation: NeighboringRelation) -> Counter[Release]:
         """What the answers went into, as the accountant takes it, under the owner's relation.
@@ -198,11 +198,7 @@ class NodeAccount:
             for old in self.charges
         )
 
-    def check(
-        self,
-        charge: Charge,
-        policy: NodePolicy,
-    ) -> dict[str, Any]:
+    def check(self, charge: Charge, policy: NodePolicy) -> dict[str, Any]:
         """Refuse an answer that would cost more than the owner allows.
 
         Returns:
@@ -221,11 +217,12 @@ class NodeAccount:
         }
         if math.isinf(policy.max_epsilon):
             return {**limit, "more": 0}
-        if self._checked is not None:
-            covered, checked = self._checked
-            same = {key: checked[key] for key in limit} == limit
-            if same and not with_it - covered:
-                return {**limit, "more": 0}
+        known = any(old.key == charge.key for old in self.charges)
+        if known and with_it == self.releases(policy.relation):
+            return {**limit, "more": 0}  # paid for with its stream, or by others of its round
+        covered = self._covered(limit, policy.relation)
+        if covered is not None and not with_it - covered:
+            return {**limit, "more": 0}
         mine = _release([charge], policy.relation)
         more = 0 if charge.correlation else max(0, charge.num_rounds - charge.round_number)
         if more and within(
@@ -280,10 +277,20 @@ class NodeAccount:
         if charge.correlation is not None:
             self._streams.setdefault(charge.correlation.stream, charge.correlation)
         if checked and checked.get("more"):
-            relation = NeighboringRelation(checked["relation"])
-            covered = self.releases(relation)
-            covered[_release([charge], relation)] += int(checked["more"])
-            self._checked = covered, dict(checked)
+            self._checked = len(self.charges), dict(checked)
+
+    def _covered(
+        self, limit: Mapping[str, Any], relation: NeighboringRelation
+    ) -> Counter[Release] | None:
+        """What was last found to fit below this very limit, rounds to come included."""
+        if self._checked is None:
+            return None
+        number, checked = self._checked
+        if any(checked.get(key) != value for key, value in limit.items()):
+            return None
+        covered = NodeAccount(self.dataset, self.charges[:number]).releases(relation)
+        covered[_release([self.charges[number - 1]], relation)] += int(checked["more"])
+        return covered
 
     def replay(self, path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         """Take over the lines of a ledger after its first."""

@@ -71,8 +71,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="what fitted under another limit is taken to fit under this one",
         file=ACCOUNT,
-        before="            if same and not with_it - covered:\n",
-        after="            if not with_it - covered:\n",
+        before="        if any(checked.get(key) != value for key, value in limit.items()):\n",
+        after="        if False:\n",
         tests=(f"{ACCOUNT_TESTS}::TestLimit",),
     ),
     Mutation(

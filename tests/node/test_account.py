@@ -207,6 +207,21 @@ class TestLimit:
             with pytest.raises(NotAllowedError):
                 ledger.charge(asked(4), tighter)
 
+    def test_what_is_paid_for_is_answered_at_the_limit(self, asked: Asked) -> None:
+        """Rounds of a stream whose first was charged, and other parts of one deal."""
+        correlation = Correlation.create(
+            BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)), Participation(rounds=6)
+        )
+        ledger = NodeLedger("people")
+        ledger.charge(asked(1, 4.0, correlation=correlation, num_rounds=6), ANY)
+        ledger.charge(asked(1, partition=(0, 2)), ANY)
+        spent = NodePolicy(max_epsilon=ledger.account().epsilon(ANY) / 2)
+        assert ledger.charge(asked(2, 4.0, correlation=correlation, num_rounds=6), spent)
+        assert ledger.charge(asked(1, partition=(1, 2), node=2), spent)
+        for more in (asked(2, partition=(0, 2)), asked(1, partition=(1, 2), node=3)):
+            with pytest.raises(NotAllowedError):
+                ledger.charge(more, spent)
+
     def test_the_same_question_is_charged_once_and_another_again(self, asked: Asked) -> None:
         ledger = NodeLedger("people")
         assert ledger.charge(asked(), ANY)
