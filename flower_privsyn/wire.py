@@ -378,7 +378,8 @@ def _correlation(description: str) -> Correlation | None:
 
 def _check_claim(ask: Ask) -> None:
     """Refuse a request whose noise is not stated for its own question, round and sampling."""
-    if ask.mechanism.l2_sensitivity < ask.query.clip_norm * (1 - 1e-9):
+    most = ask.data.max_nodes_per_user * ask.query.clip_norm
+    if ask.data.max_nodes_per_user < 1 or ask.mechanism.l2_sensitivity < most * (1 - 1e-9):
         raise WireError("the request's sensitivity is below its query's clip norm")
     if not 1 <= ask.round_number <= ask.num_rounds:
         raise WireError("the request's round is none of the run's")

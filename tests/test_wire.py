@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,8 @@ class TestRequests:
         "changes",
         [
             {"mechanism": GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=0.5)},
+            {"data": replace(DATA, max_nodes_per_user=3)},
+            {"data": replace(DATA, max_nodes_per_user=0)},
             {"num_rounds": 3},
             {"noise": "shares"},
             {"shares_required": 3},

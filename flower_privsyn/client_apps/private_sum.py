@@ -367,7 +367,7 @@ class _Node:
             )
             raise _ClientError(wire.ClientErrorCode.UNKNOWN_QUERY)
         guard = _guard(context)
-        guard.check_plan(plan, context.run_id)
+        guard.check_plan(plan, context.run_id, max_nodes_per_user=data.max_nodes_per_user)
         prepared = self._prepared(data, context, guard)
         self._check_deal(prepared.user_ids, data, context)
         roster = wire.Roster(
@@ -471,6 +471,7 @@ class _Node:
             noise=ask.noise,
             shares_required=ask.shares_required,
             correlation=ask.correlation,
+            max_nodes_per_user=ask.data.max_nodes_per_user,
         )
 
     def _prepared(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> _Prepared:

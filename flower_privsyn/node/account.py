@@ -65,6 +65,8 @@ class Charge:
         noise: "central", added by the server, or "shares", of which the node adds its part.
         shares_required: For "shares": how many make up the noise of `mechanism`; else 0.
         correlation: For correlated noise, the rounds that this one belongs to.
+        max_nodes_per_user: On how many nodes one user may be, as the run says; its noise is for
+            that many answers.
     """
 
     server: str
@@ -82,6 +84,7 @@ class Charge:
     noise: str = "central"
     shares_required: int = 0
     correlation: Correlation | None = None
+    max_nodes_per_user: int = 1
 
     @property
     def key(self) -> _Key:
@@ -108,6 +111,7 @@ class Charge:
             "sampling": self.sampling.to_dict(),
             "noise": self.noise,
             "shares_required": self.shares_required,
+            "max_nodes_per_user": self.max_nodes_per_user,
         }
         if self.correlation is not None:
             line["stream"] = self.correlation.stream
@@ -140,6 +144,7 @@ class Charge:
             noise=str(line["noise"]),
             shares_required=int(line["shares_required"]),
             correlation=correlation,
+            max_nodes_per_user=int(line["max_nodes_per_user"]),
         )
 
 
@@ -436,28 +441,37 @@ def rounds_text(charges: Sequence[Charge]) -> str:
 
 
 def planned_release(
-    *, noise_multiplier: float, sampling: Sampling, relation: NeighboringRelation
+    *,
+    noise_multiplier: float,
+    sampling: Sampling,
+    relation: NeighboringRelation,
+    max_nodes_per_user: int = 1,
 ) -> Release:
     """One noisy sum under the owner's relation, whatever relation the run claims.
 
     Args:
-        noise_multiplier: At least 0.
+        noise_multiplier: At least 0, over a user's answers of all nodes together.
         sampling: How this node's users are drawn.
         relation: The owner's.
+        max_nodes_per_user: On how many nodes one user may be, with a coin on each.
     """
-    if isinstance(sampling, PoissonSampling):
+    replaced = relation is NeighboringRelation.REPLACE_ONE
+    alone = max_nodes_per_user == 1
+    if isinstance(sampling, PoissonSampling) and (alone or not replaced):
         sampling = PoissonSampling(sampling.rate)
-    elif not isinstance(sampling, FixedSizeSampling):
+    elif isinstance(sampling, FixedSizeSampling):
+        if not alone or relation is NeighboringRelation.ADD_REMOVE:
+            # Who joins takes somebody's place in the cohort: the sum moves by twice the norm.
+            sampling, noise_multiplier = FullParticipation(), noise_multiplier / 2.0
+    else:
         sampling = FullParticipation()
-    elif relation is NeighboringRelation.ADD_REMOVE:
-        # Whoever joins takes somebody's place in the cohort: the sum moves by twice the norm.
-        sampling, noise_multiplier = FullParticipation(), noise_multiplier / 2.0
     if noise_multiplier < LEAST_MULTIPLIER:
         noise_multiplier = 0.0
     return Release(
         noise_multiplier=min(noise_multiplier, LARGEST_MULTIPLIER),
         sampling=sampling,
         relation=relation,
+        max_nodes_per_user=max_nodes_per_user if isinstance(sampling, PoissonSampling) else 1,
     )
 
 
@@ -468,12 +482,20 @@ def _release(group: Sequence[Charge], relation: NeighboringRelation) -> Release:
         rounds.setdefault(charge.round_number, []).append(charge)
     multiplier = min(_multiplier(asked) for asked in rounds.values())
     correlation, sampling = group[0].correlation, group[0].sampling
+    nodes = group[0].max_nodes_per_user
     if correlation is not None:
         multiplier, sampling = correlation.noise_multiplier(multiplier), FullParticipation()
-    elif _copies(group) > 1 or any(charge.sampling != sampling for charge in group):
+    elif _copies(group) > 1 or any(
+        (charge.sampling, charge.max_nodes_per_user) != (sampling, nodes) for charge in group
+    ):
         # Coins flipped on their own in several answers are no coin of one answer.
         sampling = FullParticipation()
-    return planned_release(noise_multiplier=multiplier, sampling=sampling, relation=relation)
+    return planned_release(
+        noise_multiplier=multiplier,
+        sampling=sampling,
+        relation=relation,
+        max_nodes_per_user=nodes,
+    )
 
 
 def _multiplier(asked: Sequence[Charge]) -> float:

@@ -173,8 +173,13 @@ class NodeGuard:
                 f"{wanted}",
             )
 
-    def check_plan(self, plan: Plan, run: int) -> None:
+    def check_plan(self, plan: Plan, run: int, *, max_nodes_per_user: int = 1) -> None:
         """Refuse a run that this node would refuse later, before anything is spent.
+
+        Args:
+            plan: What the run says of itself.
+            run: Flower's number of the run.
+            max_nodes_per_user: On how many nodes one user may be.
 
         Raises:
             NotAllowedError: The owner does not allow its questions or what they cost together.
@@ -200,6 +205,7 @@ class NodeGuard:
             noise_multiplier=plan.noise_multiplier,
             sampling=plan.sampling,
             relation=policy.relation,
+            max_nodes_per_user=max_nodes_per_user,
         )
         cost = account.epsilon(policy, {release: plan.releases})
         if not within(cost, policy):

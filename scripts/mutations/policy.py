@@ -32,11 +32,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the node's account believes the relation a run claims",
         file=ACCOUNT,
-        before="    return planned_release(noise_multiplier=multiplier, sampling=sampling, "
-        "relation=relation)\n",
-        after="    relation = group[0].relation\n"
-        "    return planned_release(noise_multiplier=multiplier, sampling=sampling, "
-        "relation=relation)\n",
+        before="    nodes = group[0].max_nodes_per_user\n",
+        after="    nodes, relation = group[0].max_nodes_per_user, group[0].relation\n",
         tests=(f"{ACCOUNT_TESTS}::TestEpsilon",),
     ),
     Mutation(
@@ -44,6 +41,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=ACCOUNT,
         before="if None not in deals and len(deals) == 1 else len(asked)",
         after="if None not in deals and len(deals) == 1 else 1",
+        tests=(f"{ACCOUNT_TESTS}::TestWhoIsIn",),
+    ),
+    Mutation(
+        name="a node forgets the coins that its users flip elsewhere",
+        file=ACCOUNT,
+        before="max_nodes_per_user=max_nodes_per_user if isinstance(sampling, PoissonSampling) "
+        "else 1,\n",
+        after="max_nodes_per_user=1,\n",
         tests=(f"{ACCOUNT_TESTS}::TestWhoIsIn",),
     ),
     Mutation(
@@ -120,8 +125,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a question's sensitivity may be below its clip norm",
         file="flower_privsyn/wire.py",
-        before="    if ask.mechanism.l2_sensitivity < ask.query.clip_norm * (1 - 1e-9):\n",
-        after="    if False:\n",
+        before="ask.mechanism.l2_sensitivity < most * (1 - 1e-9):\n",
+        after="False:\n",
         tests=("tests/test_wire.py",),
     ),
 )
