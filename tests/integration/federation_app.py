@@ -28,6 +28,7 @@ num-rounds = 2
 epsilon = -1.0
 noise-multiplier = 0.0
 accept-noise = true
+min-users = -1
 num-candidates = 24
 lookahead = 1
 clip = "l2"

@@ -39,7 +39,7 @@ def charged(run: Path) -> list[tuple[object, object]]:
 def test_a_round_of_crashes_and_nonsense(app: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     behaviour = "1/0=crash 1/1=garbage 1/2=nan 1/3=raise 2/4=garbage"
-    settings = {"noise-multiplier": -1.0, "epsilon": 3.0, "num-rounds": 3}
+    settings = {"noise-multiplier": -1.0, "epsilon": 3.0, "num-rounds": 3, "min-users": 1}
     assert simulate(app, run, num_nodes=6, behaviour=behaviour, **settings) is None
     first, second, third = counted(run)
     assert first == {
