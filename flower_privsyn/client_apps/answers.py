@@ -74,7 +74,7 @@ def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:
     """Write how much was left out into the node's own log: counts, no id and no text.
 
     The counts depend on private text. A deployed node's log is its owner's. In a simulation what
-    nodes log stands in the run directory, so there it is the file in the node's cache alone.
+    nodes log is read by whoever follows the run, so there it is the file in the node's cache alone.
 
     Args:
         tally: from `quarantine.counting`.

@@ -100,7 +100,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(LOAD,),
     ),
     Mutation(
-        name="the node's counts stand in a simulation's run directory",
+        name="the node's counts stand in the log of a simulation",
         file="flower_privsyn/client_apps/answers.py",
         before="    if not simulated:\n",
         after="    if True:\n",

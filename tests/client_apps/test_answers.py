@@ -166,7 +166,7 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert wire.unexpected_records(reply) == []
     caplog.clear()
-    # In a simulation whatever a node logs stands in the run directory.
+    # In a simulation whatever a node logs stands in the log of the run.
     prepare(app_of(bad, tmp_path / "simulated"), where(**{"num-partitions": 2}))
     assert not caplog.messages
     assert told in (tmp_path / "simulated" / "quarantine.log").read_text()
