@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -93,8 +93,12 @@ class Charge:
             return (self.server, "stream", self.correlation.stream)
         return (self.server, str(self.run), str(self.round_number))
 
-    def to_line(self, *, streams: Iterable[str]) -> dict[str, Any]:
-        """The charge as it stands in the ledger; a correlation stands there once."""
+    def to_line(self, *, streams: Mapping[str, Correlation]) -> dict[str, Any]:
+        """The charge as it stands in the ledger; a correlation stands there once.
+
+        Args:
+            streams: The correlations that stand there, by the names of their streams.
+        """
         line: dict[str, Any] = {
             "event": "charged",
             "server": self.server,
@@ -115,7 +119,8 @@ class Charge:
         }
         if self.correlation is not None:
             line["stream"] = self.correlation.stream
-            if self.correlation.stream not in streams:
+            # A name proves nothing: another server may give it to other noise.
+            if streams.get(self.correlation.stream) != self.correlation:
                 line["correlation"] = self.correlation.to_dict()
         return line
 

@@ -67,6 +67,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{ACCOUNT_TESTS}::TestCorrelatedRounds",),
     ),
     Mutation(
+        name="a stream of noise is known by its name alone",
+        file=ACCOUNT,
+        before="            if streams.get(self.correlation.stream) != self.correlation:\n",
+        after="            if self.correlation.stream not in streams:\n",
+        tests=(f"{ACCOUNT_TESTS}::TestCorrelatedRounds",),
+    ),
+    Mutation(
         name="a second share of noise is free",
         file=ACCOUNT,
         before='        return charge.noise == "central" and any(\n',

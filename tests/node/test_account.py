@@ -164,6 +164,22 @@ class TestCorrelatedRounds:
         assert ["correlation" in line for line in lines[1:]] == [True, False]
         assert len(ledger.account().charges) == 2
 
+    def test_are_not_another_servers_because_it_takes_their_name(
+        self, asked: Asked, correlation: Correlation
+    ) -> None:
+        weaker = Correlation(
+            factorisation=BandedToeplitz(rounds=6, coefficients=(1.0, 0.99)),
+            participation=correlation.participation,
+            stream=correlation.stream,
+        )
+        ledger = NodeLedger("people")
+        ledger.charge(asked(1, 4.0, correlation=correlation), ANY)
+        for number in (1, 2):
+            ledger.charge(asked(number, 4.0, correlation=weaker, server="south"), ANY)
+        both = [each.noise_multiplier(4.0) for each in (correlation, weaker)]
+        assert ledger.account().epsilon(NodePolicy()) == pytest.approx(gaussian(both))
+        assert both[1] < 0.9 * both[0]
+
 
 class TestLimit:
     def test_is_never_passed_and_the_sentence_names_the_runs(self, asked: Asked) -> None:
