@@ -20,7 +20,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +72,9 @@ class _Span:
     inverse: Float64Array
 
 
-_spans: OrderedDict[tuple[str | tuple[str, bytes], ...], _Span] = OrderedDict()
-_expansions: dict[tuple[str | tuple[str, bytes], ...], Float64Array] = {}
+_Key: TypeAlias = tuple[str | tuple[str, bytes], ...]
+_spans: OrderedDict[_Key, _Span] = OrderedDict()
+_expansions: dict[_Key, Float64Array] = {}
 _spans_lock = threading.Lock()
 
 
@@ -352,9 +353,14 @@ def _centred(broadcast: Broadcast, centre: Centre) -> Float64Array:
     return rows
 
 
+def _key(broadcast: Broadcast, centre: Centre) -> _Key:
+    """What a factorisation follows from."""
+    return (centre, *((name, _array_digest(broadcast[name])) for name in sorted(broadcast)))
+
+
 def _span(broadcast: Broadcast, centre: Centre) -> _Span:
     """The root of C'C and its pseudo-inverse, kept for the next call about these candidates."""
-    key = (centre, *((name, _array_digest(broadcast[name])) for name in sorted(broadcast)))
+    key = _key(broadcast, centre)
     with _spans_lock:
         kept = _spans.get(key)
         if kept is not None:
@@ -374,7 +380,7 @@ def _expansion(broadcast: Broadcast, centre: Centre) -> Float64Array:
     As one matrix whose rows are short: applied one after the other, the inverse of the short
     directions and the candidates would round at the size of the inverse.
     """
-    key = (centre, *((name, _array_digest(broadcast[name])) for name in sorted(broadcast)))
+    key = _key(broadcast, centre)
     with _spans_lock:
         kept = _expansions.get(key)
     if kept is None:

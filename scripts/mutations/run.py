@@ -51,8 +51,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="noise share without the square root",
         file=f"{PRIVACY}/mechanisms.py",
-        before="scale = self.standard_deviation * math.sqrt(num_shares / of)",
-        after="scale = self.standard_deviation * (num_shares / of)",
+        before="part = math.sqrt(num_shares / of)",
+        after="part = num_shares / of",
         tests=("tests/privacy/test_mechanisms.py", f"{SUM_TESTS}::TestNoise"),
     ),
     Mutation(
@@ -73,21 +73,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="fixed-size sampling accounted as Poisson",
         file=f"{PRIVACY}/accounting.py",
-        before='return ("fixed", multiplier / 2.0, sampling.rate)',
-        after='return ("poisson", multiplier, sampling.rate)',
+        before='return ("fixed", multiplier / 2.0, sampling.rate, 1)',
+        after='return ("poisson", multiplier, sampling.rate, 1)',
         tests=(f"{ACCOUNTING}::test_fixed_size_cohorts_cost_what_an_instance_of_them_shows",),
     ),
     Mutation(
         name="replace-one does not double the sensitivity",
         file=f"{PRIVACY}/accounting.py",
-        before='return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0)',
-        after='return ("gaussian", multiplier, 1.0)',
+        before='return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0, 1)',
+        after='return ("gaussian", multiplier, 1.0, 1)',
         tests=(f"{ACCOUNTING}::test_replace_one_doubles_the_sensitivity_by_both_accountants",),
     ),
     Mutation(
         name="noise comes from a fixed seed",
         file=f"{PRIVACY}/randomness.py",
-        before='np.frombuffer(os.urandom(8 * n), dtype="<u8").astype(np.uint64)',
+        before='np.frombuffer(os.urandom(8 * n), dtype="<u8").astype(np.uint64, copy=False)',
         after="np.random.default_rng(0).integers(0, 2**64, size=n, dtype=np.uint64)",
         tests=("tests/privacy/test_randomness.py", f"{SUM_TESTS}::TestNoise"),
     ),
@@ -178,8 +178,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="scores are clipped before they are centred",
         file=SIMILARITY,
-        before="            scores = users @ _centred(broadcast, self.centre).T\n",
-        after='            raw = users @ _centred(broadcast, "none").T\n'
+        before="scores = exact_product(users, RightFactor.of(_centred(broadcast, self.centre)))\n",
+        after='raw = users @ _centred(broadcast, "none").T\n'
         "            raw /= np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1.0)\n"
         "            scores = raw - raw.mean(axis=1, keepdims=True)\n",
         tests=(f"{SIMILARITY_TESTS}::TestTheFormulas",),
@@ -211,8 +211,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="another prompt's factorisation is used",
         file=SIMILARITY,
-        before="    for name in sorted(broadcast):\n",
-        after='    for name in ["candidates"]:\n',
+        before="for name in sorted(broadcast)))\n",
+        after='for name in ["candidates"]))\n',
         tests=(f"{SIMILARITY_TESTS}::TestTheCohortForm",),
     ),
     Mutation(
@@ -381,18 +381,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a user is trained from where the one before ended",
         file="flower_privsyn/training/local.py",
-        before="        self._weights.copy_(self._start)\n"
-        "        for buffer, value in self._buffers:\n"
-        "            buffer.copy_(value)\n"
-        "        order",
-        after="        order",
+        before="            return None\n        self._begin_anew()\n",
+        after="            return None\n",
         tests=("tests/training/test_local.py::TestUpdate",),
     ),
     Mutation(
         name="running statistics pass from user to user",
         file="flower_privsyn/training/local.py",
-        before="            buffer.copy_(value)\n        order",
-        after="            pass\n        order",
+        before="            module._buffers[name] = buffer\n            buffer.copy_(value)\n",
+        after="            pass\n",
         tests=("tests/training/test_local.py::TestUpdate",),
     ),
     Mutation(
@@ -520,8 +517,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="an exception's text leaves the client",
         file="flower_privsyn/client_apps/private_sum.py",
-        before="        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)\n",
-        after="        from flwr.app import Error\n\n"
+        before='            exc_info=bool(os.environ.get("PRIVSYN_CLIENT_TRACEBACK")),\n        )\n'
+        "        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)\n",
+        after='            exc_info=bool(os.environ.get("PRIVSYN_CLIENT_TRACEBACK")),\n        )\n'
+        "        from flwr.app import Error\n\n"
         "        return Message(Error(code=1000, reason=str(error)), reply_to=message)\n",
         tests=(f"{SUM_TESTS}::TestWhatLeavesAClient",),
     ),
@@ -553,11 +552,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a node's CPU time travels with its answer",
         file="flower_privsyn/client_apps/private_sum.py",
-        before="            return handler(message, context)\n",
+        before="            reply = handler(message, context)\n",
         after="            reply = handler(message, context)\n"
         "            from flwr.app import MetricRecord\n"
-        '            reply.content["cpu"] = MetricRecord({"seconds": 1.0})\n'
-        "            return reply\n",
+        '            reply.content["cpu"] = MetricRecord({"seconds": 1.0})\n',
         tests=("tests/evaluation/test_costs.py::TestClientTime",),
     ),
     Mutation(
