@@ -410,6 +410,7 @@ class PrivacyLedger:
         *,
         round: int,  # noqa: A002 - the word of the field
         num_users: int,
+        used: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Record a release; the noisy sum may be used once this returns.
@@ -419,6 +420,9 @@ class PrivacyLedger:
             num_users: Users whose answers are in the sum, at least 0. With noise in shares and
                 fewer users than shares required, the release carries less noise and is recorded
                 and charged with the smaller noise multiplier.
+            used: False for a sum in shares that too few users answered for and that nobody will
+                see but the server, which saw the shares: it is charged as planned, more than
+                anybody else learns, and against the server as every round is, by single shares.
             extra: JSON-able facts to keep in the line under ``extra``. No data of users.
 
         Returns:
@@ -441,6 +445,10 @@ class PrivacyLedger:
                 f"Round {round} has the answers of {num_users} users where its sampling allows "
                 f"{most}; the release is refused."
             )
+        if not used:
+            extra = {**(extra or {}), "used": False}
+            carried = max(num_users, planned.shares_required or 0)
+            return self._charge(planned, num_users, carried=carried, interrupted=False, extra=extra)
         self._check_budget(planned, num_users)
         return self._charge(planned, num_users, interrupted=False, extra=extra)
 
@@ -454,7 +462,8 @@ class PrivacyLedger:
         """Close a started round at no cost: its sum was deleted and nothing depends on it.
 
         Only for central noise, where the raw sum never left the memory of the server. With noise
-        in shares the server has seen every answer, and the round must be charged. The reason may
+        in shares the server has seen every answer, and the round must be charged, unless nobody
+        answered. The reason may
         depend on counts only: a decision that looks at the sum is itself a release.
 
         Args:
@@ -467,11 +476,11 @@ class PrivacyLedger:
 
         Raises:
             ConfigError: ``num_users`` is not a whole number of at least 0.
-            LedgerError: The round is not started or has noise in shares, or the file cannot be
-                written.
+            LedgerError: The round is not started, or has noise in shares and answers, or the file
+                cannot be written.
         """
         planned = self._started(round)
-        if planned.noise != "central":
+        if planned.noise != "central" and num_users != 0:
             raise LedgerError(
                 f"Round {round} carries noise in shares: its answers were seen and it cannot be "
                 "discarded, only charged."
@@ -732,8 +741,10 @@ class PrivacyLedger:
         *,
         interrupted: bool,
         extra: Mapping[str, Any] | None,
+        carried: int | None = None,
     ) -> dict[str, Any]:
-        release, seen = planned.release(num_users), planned.server_release(num_users)
+        release = planned.release(num_users if carried is None else carried)
+        seen = planned.server_release(num_users)
         cost = 0 if self._is_covered(planned) else 1
         charged = self._charged + Counter({release: cost})
         charged_to_server = self._charged_to_server + Counter({seen: cost})

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import _checks
-from flower_privsyn.privacy.grid import GRID, LARGEST_NOISE, STEPS, from_grid, to_grid
+from flower_privsyn.privacy.grid import GRID, LARGEST_NOISE, LEAST_SHARE, STEPS, from_grid, to_grid
 from flower_privsyn.privacy.randomness import RandomSource
 
 
@@ -105,7 +105,10 @@ class GaussianMechanism:
         node that answers for k users adds k shares; when at least ``of`` shares meet in the total,
         the total carries at least the noise of :meth:`release`.
 
-        *Formal guarantee.* Only the total over ``of`` shares has this mechanism's guarantee. Who
+        *Formal guarantee.* Only the total over ``of`` shares has this mechanism's guarantee. Every
+        share is rounded by itself; from a standard deviation of 2^10 steps of the grid on, the only
+        ones that are made, the total's law is a wider one than a rounded normal's by the roundings
+        alone, and lattice points in it differ from that by less than a part in 10^300. Who
         sees one partial sum alone, as the server does without secure aggregation, faces the noise
         multiplier :meth:`share_noise_multiplier`, which is smaller by sqrt(``of``).
 
@@ -123,12 +126,17 @@ class GaussianMechanism:
 
         Raises:
             ConfigError: ``partial`` is no finite real vector on the grid, a count is out of range,
-                or the share is below a sixteenth of the grid.
+                or a share is smaller than 2^-20.
         """
         num_shares = _checks.whole("num_shares", num_shares, low=0)
         of = _checks.whole("of", of, low=1)
         # A sum of k independent normal shares is one normal draw of k times the variance.
         part = math.sqrt(num_shares / of)
+        if 0.0 < self.standard_deviation / math.sqrt(of) < LEAST_SHARE:
+            raise ConfigError(
+                f"a share of the noise has standard deviation "
+                f"{self.standard_deviation / math.sqrt(of):g}, and must have {LEAST_SHARE:g}."
+            )
         return from_grid(self._noised(to_grid("partial", partial), part, random))
 
     def _noised(

@@ -106,6 +106,8 @@ def _block(words: Words, tries: int, squared: float) -> NDArray[np.int64]:
     """
     high, low = _tails(squared)
     uniform = words(tries)
+    if not len(high):  # so narrow that no other block has a chance of 2^-128
+        return np.zeros(tries, dtype=np.int64)
     place = np.searchsorted(high, uniform, side="right")
     block = (len(high) - place).astype(np.int64)
     for index in np.flatnonzero((place > 0) & (high[place - 1] == uniform)):

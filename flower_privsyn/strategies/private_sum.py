@@ -40,7 +40,7 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
     participation_of,
 )
-from flower_privsyn.privacy.grid import LARGEST_SUM, from_grid, to_grid
+from flower_privsyn.privacy.grid import LARGEST_SUM, LEAST_SHARE, from_grid, to_grid
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.runs import RunDirectory, unnamed_run
@@ -398,7 +398,12 @@ class PrivateSumStrategy(Strategy):
         # A method may ask another question in every round; noise and ledger follow its clip norm.
         query = self._asked_query = self.query
         mechanism = self._mechanism = self._mechanism_of(query, self.noise_multiplier)
-        _refuse_large_sums(query, users=sum(self._roster.values()))
+        _refuse_off_the_grid(
+            query,
+            mechanism,
+            users=sum(self._roster.values()),
+            shares_required=settings.shares_required,
+        )
         number = self._rounds_before + server_round
         self._round_started = clock.seconds()
         recipients = self._recipients(sampling)
@@ -593,11 +598,11 @@ class PrivateSumStrategy(Strategy):
                 f"{self._required} are required"
             )
             self._attendance.lost(number, reason)
-            if settings.noise == "central":
+            if settings.noise == "central" or not num_users:
                 ledger.discard(round=number, num_users=num_users, reason=reason)
             else:
                 # The server has seen the shares, so the round is spent although it is not used.
-                ledger.charge(round=number, num_users=num_users, extra={"used": False})
+                ledger.charge(round=number, num_users=num_users, used=False)
             logger.warning("round %d is left out: %s", number, reason)
             return None
         if counts["answers"]:
@@ -1127,8 +1132,17 @@ class PrivateSumStrategy(Strategy):
         }
 
 
-def _refuse_large_sums(query: Query, *, users: int) -> None:
-    """Refuse, before anybody is asked, a question whose sums could leave the exact numbers."""
+def _refuse_off_the_grid(
+    query: Query, mechanism: GaussianMechanism, *, users: int, shares_required: int
+) -> None:
+    """Refuse, before anybody is asked, sums that may leave the exact numbers, and tiny shares."""
+    share = mechanism.standard_deviation / max(1, shares_required) ** 0.5
+    if shares_required and 0.0 < share < LEAST_SHARE:
+        raise ConfigError(
+            f"a share of the noise of standard deviation {share:g} is too small for the grid, where "
+            f"it must be at least {LEAST_SHARE:g}: choose a larger clip norm or fewer "
+            "shares-required"
+        )
     largest = query.answer_bound(users)
     if largest > LARGEST_SUM:
         raise ConfigError(

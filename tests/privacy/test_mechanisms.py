@@ -130,6 +130,13 @@ def test_a_mechanism_names_the_value_that_is_wrong(key: str, value: object) -> N
         GaussianMechanism(**arguments)  # type: ignore[arg-type]
 
 
+def test_shares_too_small_for_the_grid_are_refused() -> None:
+    mechanism = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=2.0**-18)
+    with pytest.raises(ConfigError, match="a share of the noise has standard deviation"):
+        mechanism.share(np.zeros(2), num_shares=1, of=100, random=SecureRandom())
+    assert mechanism.share(np.zeros(2), num_shares=1, of=2, random=SecureRandom()).any()
+
+
 @pytest.mark.parametrize(
     ("num_shares", "of", "key"), [(-1, 5, "num_shares"), (1, 0, "of"), (1.5, 5, "num_shares")]
 )

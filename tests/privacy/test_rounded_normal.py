@@ -27,6 +27,13 @@ def g_test(draws: np.ndarray, *, scale: float) -> float:
     return float(stats.power_divergence(seen, law * len(draws), lambda_="log-likelihood").pvalue)
 
 
+@pytest.mark.parametrize("scale", [SMALLEST_STD, 0.07, 0.1])
+def test_noise_narrower_than_a_step_is_rounded_away(scale: float) -> None:
+    draws = InsecureRandom(5).rounded_normal(scale, 2000)
+    assert np.abs(draws).max() <= 1
+    assert abs((draws != 0).mean() - 2 * stats.norm.sf(0.5 / scale)) < 1e-3
+
+
 @pytest.mark.parametrize("scale", [0.3, 0.5, 1.0, 2.0, 3.7, 8.0, 100.0, 1e4])
 def test_every_number_has_its_probability_and_the_test_would_notice_five_percent(
     scale: float,

@@ -203,6 +203,38 @@ class TestNoise:
         assert strategy.released == []
         assert len(releases(tmp_path / "run")) == 2
 
+    @pytest.mark.parametrize("answering", [0, 1])
+    def test_rounds_short_of_shares_end_a_run_within_its_budget(
+        self, tmp_path: Path, config: Builder, answering: int
+    ) -> None:
+        """They cost what was planned, nothing where nobody answered, and never a dead end."""
+        users = silent_users(6)
+        app = create_client_app(
+            lambda context: users.deal(
+                partition_id=int(context.node_config["partition-id"]), num_partitions=2
+            ),
+            embedder=hash_embedder,
+            cache_directory=tmp_path / "cache",
+        )
+
+        def lose(request: Message, reply: Message) -> list[Message]:
+            heard = reply.metadata.src_node_id <= answering
+            return [reply] if heard or request.metadata.message_type == wire.PREPARE else []
+
+        strategy = Probe(
+            config(epsilon=2.0, num_rounds=3, noise="shares", shares_required=5, accept_noise=True)
+        )
+        with pytest.raises(FederationError, match=r"^rounds 1 and 2 were lost"):
+            strategy.start(LoopbackGrid(app, num_nodes=2, tamper=lose))
+        charged = releases(tmp_path / "run")
+        assert len(charged) == 2 * answering
+        assert all(line["private"] for line in charged)
+        if charged:
+            planned = strategy.noise_multiplier
+            assert [line["noise_multiplier"] for line in charged] == [planned, planned]
+            assert [line["num_users"] for line in charged] == [3, 3]
+            assert charged[-1]["epsilon_release"] < 2.0
+
 
 class TestTheGrid:
     def test_sums_that_may_leave_the_exact_numbers_are_refused_before_anybody_is_asked(
