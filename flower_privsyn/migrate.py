@@ -37,6 +37,8 @@ _TIMES = frozenset(
         *("seconds", "seconds_feedback", "seconds_server", "seconds_finish"),
     }
 )
+#: Figures of a round, or of a run, that follow from single released numbers.
+_RELEASED_FIGURES = ("fraction_within", "squared_mmd")
 #: Columns of the rounds' tables that hold released numbers, or such as are computed from them.
 _RELEASED_COLUMNS = ("votes", "score")
 
@@ -44,8 +46,9 @@ _RELEASED_COLUMNS = ("votes", "score")
 def migrate(path: str | Path) -> list[str]:
     """Convert a run directory of format 1, finished or not.
 
-    Numbers computed from a release that are stored as float32 (the parameters of trained models)
-    are left: their steps are wider than the grid.
+    Numbers that many released ones went into, and those stored as float32 (the parameters of
+    trained models, with 24 bits where two draws of the old noise had 106), are left: they rule out
+    no sum.
 
     Args:
         path: the run directory.
@@ -193,10 +196,9 @@ def _move_logs(run: RunDirectory) -> int:
 # -------------------------------------------------------------------- released numbers
 
 
-def on_grid(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def on_grid(values: npt.NDArray[np.float64] | np.float64) -> npt.NDArray[np.float64]:
     """Numbers rounded to the nearest multiples of the grid; a multiple stays as it is."""
-    rounded: npt.NDArray[np.float64] = np.rint(values / GRID) * GRID
-    return rounded
+    return np.asarray(np.rint(values / GRID) * GRID)
 
 
 def _round_releases(path: Path) -> int:
@@ -275,6 +277,16 @@ def _without_times(record: Mapping[str, Any]) -> dict[str, Any]:
     return {_RENAMED.get(key, key): value for key, value in record.items() if key not in _TIMES}
 
 
+def _with_rounded_figures(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record whose figures lie on the grid."""
+    return {
+        key: float(on_grid(np.float64(value)))
+        if key in _RELEASED_FIGURES and isinstance(value, float)
+        else value
+        for key, value in record.items()
+    }
+
+
 def _rewrite_states(run: RunDirectory, chain: Chain | None) -> None:
     """Take the times out of all JSON files, and have them state the ledger's lines."""
     closed = {} if chain is None else _last_lines(chain)
@@ -289,6 +301,9 @@ def _rewrite_states(run: RunDirectory, chain: Chain | None) -> None:
         if record := _read(folder / "state.json"):
             number = int(folder.name)
             write_json(folder / "state.json", {**_without_times(record), **stated(number)})
+    for file in run.path.glob("rounds/*/server.json"):
+        if record := _read(file):
+            write_json(file, _with_rounded_figures(record))
     for file in run.path.rglob("training.json"):
         if record := _read(file):
             report = record.get("report")
@@ -306,7 +321,7 @@ def _rewrite_states(run: RunDirectory, chain: Chain | None) -> None:
             )
     state = _without_times(run.state)
     if isinstance(summary := state.get("summary"), dict):
-        state["summary"] = _without_times(summary)
+        state["summary"] = _with_rounded_figures(_without_times(summary))
     if chain is not None:
         state[LEDGER_KEY] = chain.digests[-1]
     write_json(run.state_file, state)

@@ -62,6 +62,17 @@ def test_is_refused_and_the_way_out_is_named(
     assert contents(path) == before
 
 
+def test_figures_that_follow_from_one_released_number_are_rounded(old: Builder) -> None:
+    path = old("finished")
+    figures = {"fraction_within": 0.123456789123456, "next_clip_norm": 0.1}
+    (path / "rounds/0001/server.json").write_text(json.dumps(figures))
+    migrate.migrate(path)
+    kept = json.loads((path / "rounds/0001/server.json").read_text())
+    assert kept["next_clip_norm"] == 0.1
+    assert kept["fraction_within"] != figures["fraction_within"]
+    assert kept["fraction_within"] == float(on_grid(np.float64(0.123456789123456)))
+
+
 def test_a_ledger_of_version_1_is_refused_on_its_own(old: Builder) -> None:
     path = old("finished")
     with pytest.raises(LedgerError, match=f"version 1 .* `privsyn migrate {path}`"):

@@ -50,9 +50,10 @@ _NO_PREFERENCE = 1e-4
 #: 1e-4. Some have no length at all: all-MiniLM-L6-v2 has two dimensions that never vary.
 _RELATIVE_CUT = 1e-6
 
-#: Relative shrinking of an expanded sum: room for the rounding of the expansion, below 2^-20 for a
-#: million users, and for that to the grid, sqrt(m) 2^-30 for m candidates.
-_EXPANSION_SLACK = 2.0**-18
+#: Relative shrinking of an expanded sum: room, with and without one user, for the rounding of the
+#: expansion, below 2^-17 for the eight million users whose sums are exact, and for that to the grid,
+#: sqrt(m) 2^-30 for m candidates.
+_EXPANSION_SLACK = 2.0**-15
 
 #: Candidates that an expanded sum may have, so that the slack is enough.
 _MOST_EXPANDED = 2**20

@@ -19,6 +19,7 @@ Andrew et al.: the bit beside the update, and C for the next round   `following_
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, final
@@ -171,15 +172,20 @@ class DPFedAvg(FederatedTraining):
         self.config = config
 
     def following_clip_norm(self, query: ModelDelta, release: ReleasedSum) -> float:
-        """The geometric step towards the quantile, or no step without adaptive clipping."""
+        """The geometric step towards the quantile, or no step without adaptive clipping.
+
+        Never beyond what the grid holds for everybody on the roster: a round that cannot be asked
+        would end a run that has been paid for.
+        """
         if not query.bit_share:
             return query.clip_to
-        return next_clip_norm(
+        following = next_clip_norm(
             query.clip_to,
             query.fraction_within(release.values, self.expected_users),
             quantile=self.config.clip_quantile,
             learning_rate=self.config.clip_learning_rate,
         )
+        return min(following, self.largest_bound * math.sqrt(1.0 - query.bit_share**2))
 
     def observed(self, query: ModelDelta, release: ReleasedSum) -> dict[str, float]:
         """The estimated fraction of updates within the clip norm."""

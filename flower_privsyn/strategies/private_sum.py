@@ -261,6 +261,13 @@ class PrivateSumStrategy(Strategy):
         return self._sampling.expected_users
 
     @property
+    def largest_bound(self) -> float:
+        """The largest clip norm of a query whose sums the grid holds; from `start` on."""
+        if self._sampling is None:
+            raise RuntimeError("the strategy has not been started")
+        return LARGEST_SUM / (self._sampling.population or 1)
+
+    @property
     def correlation(self) -> Correlation | None:
         """The rounds as one mechanism, where their noise is correlated; from `start` on."""
         return self._correlation
@@ -1139,9 +1146,8 @@ def _refuse_off_the_grid(
     share = mechanism.standard_deviation / max(1, shares_required) ** 0.5
     if shares_required and 0.0 < share < LEAST_SHARE:
         raise ConfigError(
-            f"a share of the noise of standard deviation {share:g} is too small for the grid, where "
-            f"it must be at least {LEAST_SHARE:g}: choose a larger clip norm or fewer "
-            "shares-required"
+            f"a share of the noise has standard deviation {share:g}, and the grid takes "
+            f"{LEAST_SHARE:g} at least: choose a larger clip norm or fewer shares-required"
         )
     largest = query.answer_bound(users)
     if largest > LARGEST_SUM:

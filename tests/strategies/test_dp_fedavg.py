@@ -360,6 +360,24 @@ class TestNoise:
         plain.start(federation(silent_users(8)))
         assert releases(plain.run.path)[-1]["epsilon_release"] == line["epsilon_release"]
 
+    def test_the_clip_norm_never_outgrows_the_grid(self, config: Builder) -> None:
+        """A round that the grid cannot hold would end a run that has been paid for."""
+        strategy = DPFedAvg(
+            config(
+                noise_multiplier=0.0,
+                num_rounds=3,
+                clip_norm=900_000.0,
+                adaptive_clipping=True,
+                clip_quantile=1.0,
+                clip_learning_rate=5.0,
+            )
+        )
+        strategy.start(federation(silent_users(8)))
+        assert strategy.run.status == "finished"
+        bounds = [line["l2_sensitivity"] for line in releases(strategy.run.path)]
+        assert bounds[0] < bounds[1]
+        assert bounds[1:] == pytest.approx([2.0**20, 2.0**20])
+
     def test_the_budget_is_kept(self, config: Builder, people: Users) -> None:
         strategy = DPFedAvg(config(epsilon=4.0, num_rounds=3, adaptive_clipping=True))
         strategy.start(federation(people))
