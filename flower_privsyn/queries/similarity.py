@@ -51,8 +51,8 @@ _NO_PREFERENCE = 1e-4
 _RELATIVE_CUT = 1e-6
 
 #: Relative shrinking of an expanded sum: room, with and without one user, for the rounding of the
-#: expansion, below 2^-17 for the eight million users whose sums are exact, and for that to the grid,
-#: sqrt(m) 2^-30 for m candidates.
+#: expansion, below 2^-17 for the eight million users whose sums are exact, and for the rounding to
+#: the grid, sqrt(m) 2^-30 for m candidates.
 _EXPANSION_SLACK = 2.0**-15
 
 #: Candidates that an expanded sum may have, so that the slack is enough.
