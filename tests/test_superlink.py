@@ -211,7 +211,7 @@ def test_nothing_listens_beyond_this_machine(flower: _Flower) -> None:
 
 
 def test_what_the_owner_holds_is_the_owners(flower: _Flower) -> None:
-    for path in (flower.private, flower.home, flower.keys, flower.temporary):
+    for path in (flower.home.parent, flower.home, flower.keys, flower.temporary):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
     for path in (*flower.keys.iterdir(), flower.home / "credentials.yaml", flower.log):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path

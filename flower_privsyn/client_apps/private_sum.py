@@ -428,6 +428,8 @@ class _Node:
         num_users = int(chosen.sum())
         if ask.query.answer_bound(num_users) > LARGEST_SUM:
             raise wire.WireError("the clip norm lets sums leave the numbers that are exact")
+        if (most := ask.query.largest_cohort) is not None and num_users > most:
+            raise wire.WireError("the question is not asked about so many users on a node")
         # Contributions lie on a grid, so that the sum does not depend on how it is put together.
         total = np.zeros(ask.query.answer_length(ask.broadcast), dtype=np.float64)
         for cohort in prepared.records.cohorts(ask, chosen):

@@ -145,6 +145,11 @@ class Query(ABC):
             f"which one user adds {self.clip_norm:.3g} at most"
         )
 
+    @property
+    def largest_cohort(self) -> int | None:
+        """How many users one node may add up, or None where their number does not matter."""
+        return None
+
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
         """Refuse a broadcast that this query cannot be asked with.
 

@@ -51,9 +51,12 @@ _NO_PREFERENCE = 1e-4
 _RELATIVE_CUT = 1e-6
 
 #: Relative shrinking of an expanded sum: room, with and without one user, for the rounding of the
-#: expansion, below 2^-17 for the eight million users whose sums are exact, and for the rounding to
-#: the grid, sqrt(m) 2^-30 for m candidates.
-_EXPANSION_SLACK = 2.0**-15
+#: expansion, below 2^-20 for a million users, and for that to the grid, sqrt(m) 2^-30 for m
+#: candidates.
+_EXPANSION_SLACK = 2.0**-18
+
+#: Users whose sum may be expanded at once, so that the slack is enough.
+_MOST_EXPANDED_USERS = 2**20
 
 #: Candidates that an expanded sum may have, so that the slack is enough.
 _MOST_EXPANDED = 2**20
@@ -152,6 +155,11 @@ class MeanSimilarity(Query):
     def measured_in(self) -> str:
         """Per score, or per dimension of their span."""
         return "per score" if self.answer_space == "candidates" else "per dimension"
+
+    @property
+    def largest_cohort(self) -> int | None:
+        """A million users where their sum is expanded to all candidates; else no limit."""
+        return _MOST_EXPANDED_USERS if self.answer_space == "candidates" else None
 
     @property
     def max_records(self) -> int | None:

@@ -11,7 +11,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, final
 
@@ -408,7 +408,7 @@ class PrivateSumStrategy(Strategy):
         _refuse_off_the_grid(
             query,
             mechanism,
-            users=sum(self._roster.values()),
+            roster=self._roster.values(),
             shares_required=settings.shares_required,
         )
         number = self._rounds_before + server_round
@@ -1140,7 +1140,7 @@ class PrivateSumStrategy(Strategy):
 
 
 def _refuse_off_the_grid(
-    query: Query, mechanism: GaussianMechanism, *, users: int, shares_required: int
+    query: Query, mechanism: GaussianMechanism, *, roster: Collection[int], shares_required: int
 ) -> None:
     """Refuse, before anybody is asked, sums that may leave the exact numbers, and tiny shares."""
     share = mechanism.standard_deviation / max(1, shares_required) ** 0.5
@@ -1149,6 +1149,12 @@ def _refuse_off_the_grid(
             f"a share of the noise has standard deviation {share:g}, and the grid takes "
             f"{LEAST_SHARE:g} at least: choose a larger clip norm or fewer shares-required"
         )
+    if query.largest_cohort is not None and max(roster, default=0) > query.largest_cohort:
+        raise ConfigError(
+            f"{query.name} as it is set adds up {query.largest_cohort:,} users on a node at most, "
+            f'and one node has {max(roster):,}: answer-space = "span" has no such limit'
+        )
+    users = sum(roster)
     largest = query.answer_bound(users)
     if largest > LARGEST_SUM:
         raise ConfigError(

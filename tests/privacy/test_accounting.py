@@ -150,7 +150,7 @@ def test_renyi_curves_are_what_a_renyi_divergence_can_be(rate: float) -> None:
     library give negative epsilons.
     """
     for noise_multiplier in (1.0, 4.0, 8.0, 12.0, 40.0):
-        orders, curve = accounting._single_rdp_curve(("poisson", noise_multiplier, rate))
+        orders, curve = accounting._single_rdp_curve(("poisson", noise_multiplier, rate, 1))
         assert np.isfinite(curve).all()
         assert (curve >= 0.0).all()
         assert (np.diff(curve) >= -1e-9 * curve[1:]).all()
