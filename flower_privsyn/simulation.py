@@ -580,6 +580,7 @@ class _Flower:
         self.run_path = run_path
         # Flower's log and state hold the time of everything that happened.
         owner = OwnerFolder(run_path)
+        owner.make()
         self.log = owner.log_file
         self.home = owner.path / "home"
         # Neutral: Flower puts the SuperLink's folder on the path of every ClientApp.

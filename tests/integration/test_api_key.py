@@ -36,7 +36,7 @@ def test_no_file_and_no_message_holds_the_key(tmp_path: Path) -> None:
         # While the run is alive: Flower's folder is removed at its end.
         for folder in (tmp_path, *Path("/tmp").glob("privsyn-*")):  # the second holds Ray's logs
             found.extend(holding(folder, KEY.encode()))
-        databases.extend((tmp_path / "run").rglob("state.db"))
+        databases.extend((tmp_path / "run.owner").rglob("state.db"))
         shown.extend(
             part
             for process in Path("/proc").glob("[0-9]*/cmdline")
