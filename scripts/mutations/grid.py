@@ -101,4 +101,25 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)",
         tests=("tests/strategies/test_private_sum.py::TestTheGrid",),
     ),
+    Mutation(
+        name="shares that the rounding eats",
+        file=f"{PRIVACY}/mechanisms.py",
+        before="        if 0.0 < self.standard_deviation / math.sqrt(of) < LEAST_SHARE:\n",
+        after="        if False:\n",
+        tests=("tests/privacy/test_mechanisms.py",),
+    ),
+    Mutation(
+        name="a round of shares that nobody uses ends the budget",
+        file=f"{PRIVACY}/ledger.py",
+        before="        if not used:\n",
+        after="        if False:\n",
+        tests=("tests/strategies/test_private_sum.py::TestNoise",),
+    ),
+    Mutation(
+        name="the clip norm grows until the run cannot go on",
+        file="flower_privsyn/strategies/dp_fedavg.py",
+        before="        return min(following, self.largest_bound * math.sqrt(1.0 - query.bit_share**2))\n",
+        after="        return following\n",
+        tests=("tests/strategies/test_dp_fedavg.py",),
+    ),
 )
