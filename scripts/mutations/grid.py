@@ -118,8 +118,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the clip norm grows until the run cannot go on",
         file="flower_privsyn/strategies/dp_fedavg.py",
-        before="        return min(following, self.largest_bound * math.sqrt(1.0 - query.bit_share**2))\n",
-        after="        return following\n",
+        before="return min(following, self.largest_bound * math.sqrt(1.0 - query.bit_share**2))\n",
+        after="return following\n",
         tests=("tests/strategies/test_dp_fedavg.py",),
     ),
 )
