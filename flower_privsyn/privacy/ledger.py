@@ -592,6 +592,38 @@ class PrivacyLedger:
         stream = self._streams.get(correlation.stream)
         return None if stream is None else stream.released
 
+    def allows(
+        self,
+        count: int,
+        *,
+        mechanism: GaussianMechanism,
+        sampling: Sampling,
+        relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+        max_nodes_per_user: int = 1,
+    ) -> bool:
+        """Say whether the budget allows so many more such releases; always without a budget.
+
+        Args:
+            count: How many, at least 0.
+            mechanism: The noise of each.
+            sampling: How each cohort is drawn.
+            relation: Which collections of users are neighbours.
+            max_nodes_per_user: On how many nodes one user may be, at least 1.
+
+        Raises:
+            ConfigError: The relation is another one than before.
+        """
+        if self._epsilon_budget is None:
+            return True
+        release = Release(
+            noise_multiplier=mechanism.noise_multiplier,
+            sampling=sampling,
+            relation=relation,
+            max_nodes_per_user=max_nodes_per_user,
+        )
+        cost = self._epsilon(self._committed() + Counter({release: count}))
+        return cost is not None and self._within_budget(cost)
+
     def remaining(
         self,
         *,
@@ -616,17 +648,15 @@ class PrivacyLedger:
         """
         if self._epsilon_budget is None:
             return None
-        release = Release(
-            noise_multiplier=mechanism.noise_multiplier,
-            sampling=sampling,
-            relation=relation,
-            max_nodes_per_user=max_nodes_per_user,
-        )
-        spent = self._committed()
 
         def fits(count: int) -> bool:
-            cost = self._epsilon(spent + Counter({release: count}))
-            return cost is not None and self._within_budget(cost)
+            return self.allows(
+                count,
+                mechanism=mechanism,
+                sampling=sampling,
+                relation=relation,
+                max_nodes_per_user=max_nodes_per_user,
+            )
 
         low, high = 0, 1
         while high <= 2**20 and fits(high):

@@ -67,7 +67,7 @@ from flower_privsyn.report.scales import (
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 
 #: Settings that say where things were on the machine of the run, or how it was started.
-_PLACES = ("run-dir", "resume")
+_PLACES = ("run-dir", "resume", "data")
 
 _PANELS = 3
 _DOTS = 500

@@ -47,11 +47,12 @@ class NoiseAgainstUsers:
             f"agreed, their sum would be {self.signal:.3g} standard deviations of the noise"
         )
 
-    def refuse(self, queries: Sequence[Query]) -> None:
+    def refuse(self, queries: Sequence[Query], *, spent: str = "nothing was spent") -> None:
         """Stop a run whose releases would be noise.
 
         Args:
             queries: what the run asks.
+            spent: words for what the run has cost.
 
         Raises:
             ConfigError: `signal` is below `LEAST_SIGNAL`.
@@ -60,7 +61,7 @@ class NoiseAgainstUsers:
             raise ConfigError(
                 f"{self.describe(queries)}, and below {LEAST_SIGNAL:g} the result is noise "
                 "whatever they wrote: take more users, a larger epsilon or fewer rounds, or set "
-                "accept-noise = true to run all the same; nothing was spent"
+                f"accept-noise = true to run all the same; {spent}"
             )
 
 

@@ -47,7 +47,14 @@ from flower_privsyn.runs import RunDirectory, unnamed_run
 from flower_privsyn.strategies.attendance import Attendance
 from flower_privsyn.strategies.changes import changes_of_resume
 from flower_privsyn.strategies.noise_check import NoiseAgainstUsers
-from flower_privsyn.strategies.settings import PrivateSumConfig
+from flower_privsyn.strategies.resumption import (
+    all_released,
+    asked_last,
+    earliest_end,
+    multiplier_for_the_rest,
+    rounds_behind,
+)
+from flower_privsyn.strategies.settings import NODE_KEYS, PrivateSumConfig
 from flower_privsyn.strategies.window import MESSAGES_UNDER_WAY, WindowedGrid
 
 logger = logging.getLogger("flwr.privsyn")
@@ -329,7 +336,10 @@ class PrivateSumStrategy(Strategy):
         else:
             path, resume = unnamed_run(type(self).__name__)
         self._run = RunDirectory.start(
-            path, config=settings.to_dict(), strategy=type(self).__name__, resume=resume
+            path,
+            config={**settings.to_dict(), **dict(settings.node_settings)},
+            strategy=type(self).__name__,
+            resume=resume,
         )
         with self._run.session():
             if resume:
@@ -343,7 +353,10 @@ class PrivateSumStrategy(Strategy):
             if changes:
                 self._record(changes)
             self._grid = grid = WindowedGrid(grid, window=self.messages_under_way)
-            self._prepare_nodes(grid)
+            if resume and self._all_released():
+                self._go_on_without_nodes()
+            else:
+                self._prepare_nodes(grid)
             with self._open_ledger():
                 broadcast = self._continue() if resume else self._begin()
                 result = Result()
@@ -667,19 +680,19 @@ class PrivateSumStrategy(Strategy):
             # Going ahead without them would let one broken record decide who takes part.
             raise FederationError(
                 f"{len(nodes) - len(roster)} of {len(nodes)} nodes are not ready{because}; set "
-                "num-users to the number of users that is enough to go ahead without them; nothing "
-                "was spent"
+                "num-users to the number of users that is enough to go ahead without them; "
+                f"{self._nothing_spent}"
             )
         planned = max(settings.num_users, settings.min_users or 0, 1)
         if users < planned:
             raise FederationError(
                 f"{users} users are ready on {len(roster)} of {len(nodes)} nodes, {planned} were "
-                f"planned (num-users){because}; nothing was spent"
+                f"planned (num-users){because}; {self._nothing_spent}"
             )
         if settings.shares_required > users:
             raise FederationError(
                 f"shares-required = {settings.shares_required} is more than the {users} users "
-                "there are; nothing was spent"
+                f"there are; {self._nothing_spent}"
             )
         self._roster = roster
         settings.check_delta(users)
@@ -701,8 +714,8 @@ class PrivateSumStrategy(Strategy):
             multiplier *= float(np.sqrt(shares))
         multiplier *= settings.max_nodes_per_user  # over the clip norm: a user's answer of one node
         against = NoiseAgainstUsers(users=sampling.expected_users, noise_multiplier=multiplier)
-        if not settings.accept_noise and not self._all_released():
-            against.refuse(self.queries)
+        if not settings.accept_noise:
+            against.refuse(self.queries, spent=self._nothing_spent)
         logger.info("%s", against.describe(self.queries))
         self.progress.note(against.describe(self.queries))
 
@@ -720,7 +733,7 @@ class PrivateSumStrategy(Strategy):
         """
         settings = self._settings
         sampling = multiplier = None
-        left = max(0, settings.num_rounds - self._rounds_behind())
+        left = max(0, settings.num_rounds - rounds_behind(self.run))
         releases, stream = left, ""
         if settings.sampling != "fixed-size":
             sampling = settings.sampling_of(max(1, settings.num_users))
@@ -740,13 +753,24 @@ class PrivateSumStrategy(Strategy):
             stream=stream,
         )
 
-    def _rounds_behind(self) -> int:
-        """Rounds of a resumed run that no node will be asked again."""
-        if not self.run.ledger_file.exists():
-            return 0
-        ledger = PrivacyLedger.read(self.run.ledger_file)
-        # A round that was discarded last is asked again.
-        return max((0, *ledger.rounds_charged, *ledger.rounds_started))
+    def _go_on_without_nodes(self) -> None:
+        """Learn from the ledger what post-processing needs of the users: nobody is asked again."""
+        self._sampling, self._mechanism = asked_last(self.run)
+        self._correlation, _ = self._correlation_of(self._sampling)
+        logger.info("every round has been asked: the result is made without the nodes")
+
+    @property
+    def _nothing_spent(self) -> str:
+        """What a run that stops before it asks anybody has cost, and how a paid one can end."""
+        if not rounds_behind(self.run):
+            return "nothing was spent"
+        end = earliest_end(self.run)
+        if end is None:
+            return "nothing more was spent"
+        return (
+            "nothing more was spent; to end with what was released: "
+            f"`privsyn resume {self.run.path} --set num-rounds={end}`"
+        )
 
     def _roster_of(
         self, replies: Iterable[Message], *, asked: set[int]
@@ -814,7 +838,22 @@ class PrivateSumStrategy(Strategy):
             relation=NeighboringRelation(settings.relation),
             max_nodes_per_user=settings.max_nodes_per_user,
         )
-        return multiplier if correlation is None else correlation.round_multiplier(multiplier)
+        if correlation is not None:
+            return correlation.round_multiplier(multiplier)
+        rest = multiplier_for_the_rest(
+            self.run,
+            multiplier,
+            num_rounds=settings.num_rounds,
+            sampling=sampling,
+            relation=NeighboringRelation(settings.relation),
+            max_nodes_per_user=settings.max_nodes_per_user,
+        )
+        if rest > multiplier:
+            self.progress.note(
+                f"noise multiplier {rest:.5g} from now on, in place of {multiplier:.5g}: the rounds "
+                "that were charged leave the others no room for less"
+            )
+        return rest
 
     @final
     def _correlation_of(self, sampling: Sampling) -> tuple[Correlation | None, float | None]:
@@ -879,7 +918,7 @@ class PrivateSumStrategy(Strategy):
             if time.monotonic() >= deadline:
                 raise FederationError(
                     f"{len(nodes)} nodes are connected after {self._settings.node_timeout:g} s, "
-                    f"{wanted} were planned (num-nodes); nothing was spent"
+                    f"{wanted} were planned (num-nodes); {self._nothing_spent}"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -1084,15 +1123,7 @@ class PrivateSumStrategy(Strategy):
 
     def _all_released(self) -> bool:
         """Whether a run that is resumed has no round left to ask."""
-        if not self.run.ledger_file.exists():
-            return False
-        ledger = PrivacyLedger.read(self.run.ledger_file)
-        charged = {*ledger.rounds_charged, *ledger.rounds_started}
-        reached = max((*charged, *self.run.finished_rounds()), default=0)
-        state = self.run.round_state(reached) or {}
-        if reached not in charged and not ledger.correlations:
-            return False  # it was discarded, and is asked again
-        return reached >= self._settings.num_rounds or bool(state.get("ended"))
+        return all_released(self.run, num_rounds=self._settings.num_rounds)
 
     def free_settings(self, *, all_released: bool) -> frozenset[str]:
         """Settings that this resumed run may change now.
@@ -1106,6 +1137,11 @@ class PrivateSumStrategy(Strategy):
         """Keep what is changed, and since when: the run directory says what made its texts."""
         for key, (before, now) in changes.items():
             logger.info("%s = %r from now on, in place of %r", key, now, before)
+        if "num-rounds" in changes and self._settings.num_rounds in self.run.rounds_with_outcome(
+            "released"
+        ):
+            # Before the change is recorded: until then the round is done as one among others.
+            self.run.reopen_round(self._settings.num_rounds)
         self.run.record_changes(changes)
 
     def _changes(self) -> dict[str, tuple[Any, Any]]:
@@ -1116,11 +1152,21 @@ class PrivateSumStrategy(Strategy):
                 f"the run in {self.run.path} was started by {strategy} and is resumed by "
                 f"{type(self).__name__}: a resumed run keeps its strategy"
             )
+        settings, released = self._settings, self._all_released()
+        free = self.free_settings(all_released=released)
+        if released:
+            free |= NODE_KEYS
+        if settings.num_rounds == earliest_end(self.run):
+            free |= {"num-rounds"}
+        before = self.run.config
         return changes_of_resume(
             # A setting that is younger than the run had its default, whether it knew or not.
-            {**self._settings.defaults(), **self.run.config},
-            self._settings.to_dict(),
-            free=self.free_settings(all_released=self._all_released()),
+            {**settings.defaults(), **before},
+            # What nodes read is checked where it is known: not of runs of old, nor of settings
+            # that were made in code.
+            {**settings.to_dict(), **{key: before[key] for key in NODE_KEYS & set(before)}}
+            | {key: value for key, value in settings.node_settings if key in before},
+            free=free,
             run=self.run.path,
         )
 

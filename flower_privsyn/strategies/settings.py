@@ -30,6 +30,9 @@ _NEGATIVE_IS_NONE = frozenset({"epsilon", "noise_multiplier", "min_users"})
 #: Keys that nodes read from the run's configuration; a strategy leaves them alone.
 CLIENT_KEYS = frozenset({"data", "client-column", "text-column", "date-column", "ray-address"})
 
+#: Those of them that say who a user is and what they wrote; a resumed run keeps them.
+NODE_KEYS = CLIENT_KEYS - {"ray-address"}
+
 
 def check_number(
     key: str, value: object, *, low: float, high: float = math.inf, low_open: bool = False
@@ -109,6 +112,8 @@ class PrivateSumConfig:
         round_timeout: seconds to wait for the replies of one round, > 0.
         run_dir: where the run is written; "" for a new folder under `~/privsyn-runs`.
         resume: continue the run in `run_dir`.
+        node_settings: what nodes read from the same run configuration (`data`, `client-column` and
+            the like), by key, for the run directory to know; not a key itself.
     """
 
     samplings: ClassVar[tuple[str, ...]] = ("full", "poisson", "fixed-size")
@@ -141,6 +146,7 @@ class PrivateSumConfig:
     round_timeout: float = 3600.0
     run_dir: str = ""
     resume: bool = False
+    node_settings: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
@@ -277,8 +283,12 @@ class PrivateSumConfig:
             ConfigError: a key is unknown, or its value has the wrong type or is out of range.
         """
         kinds = typing.get_type_hints(cls)
-        known = {field.name.replace("_", "-"): field.name for field in fields(cls)}
-        values: dict[str, Any] = {}
+        known = {key.replace("_", "-"): key for key in cls._names()}
+        values: dict[str, Any] = {
+            "node_settings": tuple(
+                (key, str(run_config[key])) for key in sorted(NODE_KEYS & set(run_config))
+            )
+        }
         for key, value in run_config.items():
             if key in CLIENT_KEYS or key in other_keys:
                 continue
@@ -297,16 +307,22 @@ class PrivateSumConfig:
     @classmethod
     def keys(cls) -> frozenset[str]:
         """The hyphenated keys of these settings."""
-        return frozenset(field.name.replace("_", "-") for field in fields(cls))
+        return frozenset(name.replace("_", "-") for name in cls._names())
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        """The fields that are keys of a run configuration."""
+        return [field.name for field in fields(cls) if field.name != "node_settings"]
 
     def to_dict(self) -> dict[str, Any]:
         """The settings under their hyphenated keys."""
-        return {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
+        return {name.replace("_", "-"): getattr(self, name) for name in self._names()}
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """The default of every setting under its hyphenated key."""
-        return {field.name.replace("_", "-"): field.default for field in fields(cls)}
+        names = set(cls._names())
+        return {f.name.replace("_", "-"): f.default for f in fields(cls) if f.name in names}
 
     def sampling_of(self, population: int) -> Sampling:
         """Who takes part in a round, given the size of the roster.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ NAMED = [(app, file.stem) for app in APPS for file in sorted((app / "conf").glob
 def test_settings_are_complete_and_accepted(app: Path) -> None:
     values = resolve_config(load_app(app))
     PrivateEvolutionConfig.from_run_config(values)
-    keys = {field.name.replace("_", "-") for field in fields(PrivateEvolutionConfig)}
+    keys = PrivateEvolutionConfig.keys()
     assert set(values) - CLIENT_KEYS == keys
 
 
