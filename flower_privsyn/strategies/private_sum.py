@@ -849,9 +849,11 @@ class PrivateSumStrategy(Strategy):
             max_nodes_per_user=settings.max_nodes_per_user,
         )
         if rest > multiplier:
-            self.progress.note(
-                f"noise multiplier {rest:.5g} from now on, in place of {multiplier:.5g}: the rounds "
-                "that were charged leave the others no room for less"
+            logger.warning(
+                "noise multiplier %.5g from now on, in place of %.5g: the rounds that were charged "
+                "leave no room for less",
+                rest,
+                multiplier,
             )
         return rest
 

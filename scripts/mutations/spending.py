@@ -12,6 +12,8 @@ SETTINGS = "flower_privsyn/strategies/settings.py"
 CHANGES_TESTS = "tests/strategies/test_changes.py"
 ROUNDS = "flower_privsyn/strategies/preference_rounds.py"
 NOISE = "flower_privsyn/strategies/noise_check.py"
+RESUMPTION = "flower_privsyn/strategies/resumption.py"
+RESUMPTION_TESTS = "tests/strategies/test_resumption.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -184,5 +186,47 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="        self.run.record_changes(changes)\n",
         after="",
         tests=(f"{CHANGES_TESTS}::TestChanges",),
+    ),
+    Mutation(
+        name="nodes are needed for a result that is paid for",
+        file=STRATEGY,
+        before="            if resume and self._all_released():\n",
+        after="            if resume and not self._all_released() and self._run is None:\n",
+        tests=(f"{RESUMPTION_TESTS}::TestResultWithoutNodes",),
+    ),
+    Mutation(
+        name="any number of rounds ends a run",
+        file=STRATEGY,
+        before="        if settings.num_rounds == earliest_end(self.run):\n",
+        after="        if earliest_end(self.run):\n",
+        tests=(f"{RESUMPTION_TESTS}::TestEndingEarly",),
+    ),
+    Mutation(
+        name="correlated rounds are ended before their time",
+        file=RESUMPTION,
+        before="    if behind == 0 or PrivacyLedger.read(run.ledger_file).correlations:\n",
+        after="    if behind == 0:\n",
+        tests=(f"{RESUMPTION_TESTS}::TestEndingEarly",),
+    ),
+    Mutation(
+        name="a resumed run takes other columns for its users",
+        file=SETTINGS,
+        before='NODE_KEYS = CLIENT_KEYS - {"ray-address"}\n',
+        after='NODE_KEYS = CLIENT_KEYS - {"ray-address", "client-column"}\n',
+        tests=(f"{RESUMPTION_TESTS}::TestUnitOfPrivacy",),
+    ),
+    Mutation(
+        name="the data of a run may change while rounds are left",
+        file=STRATEGY,
+        before="        if released:\n            free |= NODE_KEYS\n",
+        after="        free |= NODE_KEYS\n",
+        tests=(f"{RESUMPTION_TESTS}::TestUnitOfPrivacy",),
+    ),
+    Mutation(
+        name="the rounds that are left forget what was spent",
+        file=RESUMPTION,
+        before="    if fits(planned):\n",
+        after="    if planned > 0:\n",
+        tests=(f"{RESUMPTION_TESTS}::TestFewerUsers",),
     ),
 )

@@ -21,7 +21,6 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
     calibrate_noise_multiplier,
 )
-from flower_privsyn.progress import read_progress
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
 from flower_privsyn.strategies.resumption import multiplier_for_the_rest
@@ -106,8 +105,8 @@ class TestResultWithoutNodes:
         with pytest.raises(FederationError) as caught:
             Probe(config(resume=True)).start(federation(num_nodes=1))
         assert str(caught.value) == (
-            "1 nodes are connected after 0.2 s, 2 were planned (num-nodes); nothing more was spent; "
-            "to end with what was released: "
+            "1 nodes are connected after 0.2 s, 2 were planned (num-nodes); nothing more was "
+            "spent; to end with what was released: "
             f"`privsyn resume {strategy.run.path} --set num-rounds=2`"
         )
         with pytest.raises(ConfigError, match="result is noise.*; nothing more was spent; to end"):
@@ -310,7 +309,7 @@ class TestFewerUsers:
             self.rest(run, self.planned(4))
 
     def test_nodes_are_told_the_noise_that_is_left_to_come(
-        self, federation: Builder, config: Builder, tmp_path: Path
+        self, config: Builder, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         run = self.ledger(tmp_path, 3, 0.9 * self.planned(4))
         strategy = Probe(config(epsilon=2.0, num_rounds=4))
@@ -318,4 +317,4 @@ class TestFewerUsers:
         plan = strategy._plan()
         assert plan.releases == 1
         assert plan.noise_multiplier == self.rest(run, self.planned(4))
-        assert "noise multiplier" in read_progress(run.progress_file)[0]["notes"][0]
+        assert f"noise multiplier {plan.noise_multiplier:.5g} from now on" in caplog.text
