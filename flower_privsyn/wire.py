@@ -26,6 +26,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flower_privsyn.node import Plan
 from flower_privsyn.privacy import (
     Correlation,
+    CyclicSampling,
+    FixedSizeSampling,
     GaussianMechanism,
     NeighboringRelation,
     Sampling,
@@ -383,6 +385,14 @@ def _check_claim(ask: Ask) -> None:
         raise WireError("the request's sensitivity is below its query's clip norm")
     if not 1 <= ask.round_number <= ask.num_rounds:
         raise WireError("the request's round is none of the run's")
+    sampling = ask.sampling
+    if isinstance(sampling, CyclicSampling) and sampling.round_number != ask.round_number:
+        # Else one group of users could be asked in every round as if it were its turn.
+        raise WireError("the request's sampling is for another round")
+    if isinstance(sampling, FixedSizeSampling) and not (
+        0 <= ask.sample_count <= sampling.sample_size
+    ):
+        raise WireError("the request draws more users than the whole cohort has")
     if (ask.noise == "shares") != (ask.shares_required > 0):
         raise WireError("the request asks for noise shares without saying of how many")
     if ask.correlation is not None:
@@ -390,7 +400,7 @@ def _check_claim(ask: Ask) -> None:
         pattern = ask.correlation.participation
         if ask.noise != "central":
             raise WireError("the request asks for shares of correlated noise")
-        if participation_of(ask.sampling, rounds=pattern.rounds) != pattern:
+        if participation_of(sampling, rounds=pattern.rounds) != pattern:
             raise WireError("the request's sampling is not what its correlation is accounted for")
 
 
@@ -528,6 +538,8 @@ def _data_request(record: ConfigRecord) -> DataRequest:
         )
     try:
         trains = json.loads(str(record["trains"]))
+        if trains is None and not str(record["embedding-model"]):
+            raise WireError("the request names no embedding model")
         return DataRequest(
             embedding_model=str(record["embedding-model"]),
             embedding_precision=str(record["embedding-precision"]),
@@ -539,6 +551,8 @@ def _data_request(record: ConfigRecord) -> DataRequest:
             max_nodes_per_user=int(record["max-nodes-per-user"]),  # type: ignore[arg-type]
             trains=None if trains is None else TrainableModel.from_dict(trains),
         )
+    except WireError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise WireError("the request's data settings cannot be read") from error
 

@@ -15,6 +15,7 @@ from flower_privsyn.privacy import (
     BandedToeplitz,
     Correlation,
     CyclicSampling,
+    FixedSizeSampling,
     FullParticipation,
     GaussianMechanism,
     NeighboringRelation,
@@ -32,6 +33,7 @@ DATA = wire.DataRequest(
     held_out_fraction=0.1,
     seed=3,
 )
+TURNS = CyclicSampling(groups=2, rounds=6, salt="0" * 32)
 
 
 def message(content: RecordDict, kind: str = "query.nearest_neighbor_histogram") -> Message:
@@ -111,6 +113,11 @@ class TestRequests:
             {"num_rounds": 3},
             {"noise": "shares"},
             {"shares_required": 3},
+            {"sampling": FixedSizeSampling(3, population=40)},
+            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 4},
+            {"sampling": TURNS},
+            {"sampling": TURNS.of_round(3)},
+            {"data": replace(DATA, embedding_model="")},
         ],
     )
     def test_a_claim_that_cannot_be_true_is_refused(self, changes: dict[str, Any]) -> None:
@@ -119,6 +126,20 @@ class TestRequests:
         content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
         with pytest.raises(wire.WireError):
             wire.unpack_ask(message(content), NearestNeighborHistogram)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3},
+            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 0},
+            {"sampling": TURNS.of_round(4)},
+        ],
+    )
+    def test_a_claim_that_can_be_true_arrives(self, changes: dict[str, Any]) -> None:
+        sent = ask(**changes)
+        content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
+        got = wire.unpack_ask(message(content), NearestNeighborHistogram)
+        assert (got.sampling, got.sample_count) == (sent.sampling, sent.sample_count)
 
     def test_correlated_rounds_arrive_with_their_pattern(self) -> None:
         rounds = Participation(rounds=6)

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from flower_privsyn import quarantine, wire
 from flower_privsyn.client_apps.answers import answer_of, report
 from flower_privsyn.client_apps.cpu_time import counted
 from flower_privsyn.client_apps.deal import check_deal
+from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, dealt, users_of_node
 from flower_privsyn.client_apps.records import (
     Embeddings,
     EmbeddingSource,
@@ -35,7 +36,7 @@ from flower_privsyn.client_apps.records import (
     samples_of,
     users_asked,
 )
-from flower_privsyn.data import Samples, Users, load_configured
+from flower_privsyn.data import Samples, Users
 from flower_privsyn.embedding import (
     Embedder,
     RecordStore,
@@ -52,7 +53,7 @@ from flower_privsyn.errors import (
 )
 from flower_privsyn.files import WORKING_DIRECTORY, located
 from flower_privsyn.node import Charge, NodeGuard, in_simulation
-from flower_privsyn.privacy import RandomSource, SecureRandom
+from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, RandomSource, SecureRandom
 from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.queries import QUERIES, Cohort, Query, TrainableModel
 
@@ -66,10 +67,6 @@ EmbedderLoader = Callable[[str, str], Embedder]
 #: Memory of one process for users kept between messages, so that a round costs only the vote.
 _KEPT_BYTES = 4 * 2**30
 _ID_BYTES = 57  # of a text object and its place in a tuple, beside its characters
-
-#: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
-#: notebook) and will be written down again: nothing of such a run may be found by its id.
-_DRAWN_RUN_IDS = 2**32
 
 
 class Records(Protocol):
@@ -137,7 +134,7 @@ def create_client_app(
 
     Args:
         load: from the node's context to its users. The default, `users_of_node`, reads the file
-            or dataset named by `data` in the node's or the run's configuration.
+            or dataset named by `data` in the node's configuration (in a simulation also the run's).
         embedder: from (model name, precision) to an embedder; the default loads
             sentence-transformers models.
         cache_directory: where embeddings of the node's own text are kept. Default:
@@ -238,62 +235,6 @@ def _guard(context: Context) -> NodeGuard:
         raise NotAllowedError(str(error)) from None
 
 
-def users_of_node(context: Context) -> Users:
-    """The default recipe: the users of `data`, dealt by `partition-id`.
-
-    Reads from the node's configuration, then from the run's: `data` (a JSONL or Parquet file, a
-    folder, or a dataset name), `client-column`, `text-column`, `date-column`. With `partition-id`
-    and `num-partitions` in the node's configuration (simulation sets them) the users are dealt to
-    the nodes and this node takes its own; with `data` in the node's own configuration the file is
-    the node's, and all its users are.
-
-    Raises:
-        DataError: nothing names the data, or they cannot be read.
-    """
-    own = context.node_config
-    if "data" in own or "num-partitions" not in own:
-        return load_configured(own, context.run_config)
-    return _dealt.read(context).deal(
-        partition_id=int(own["partition-id"]), num_partitions=int(own["num-partitions"])
-    )
-
-
-class _DealtUsers:
-    """What all nodes of a simulation are dealt from, read once in a process.
-
-    A process prepares several nodes one after the other, and reading the file takes longer than
-    all else once the records are on the disk. What was read last is kept until a question comes.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last: tuple[tuple[object, ...], Users] | None = None
-
-    def read(self, context: Context) -> Users:
-        """The users of all nodes."""
-        if context.run_id < _DRAWN_RUN_IDS:
-            return load_configured(context.node_config, context.run_config)
-        configurations = (context.node_config, context.run_config)
-        names = [
-            next(filter(None, (str(c.get(key, "")) for c in configurations)), "")
-            for key in ("data", "client-column", "text-column", "date-column")
-        ]
-        key = (context.run_id, os.environ.get(WORKING_DIRECTORY, ""), *names)
-        with self._lock:
-            if self._last is None or self._last[0] != key:
-                self._last = None  # never two of them in memory
-                self._last = (key, load_configured(*configurations))
-            return self._last[1]
-
-    def forget(self) -> None:
-        """Give up the memory."""
-        with self._lock:
-            self._last = None
-
-
-_dealt = _DealtUsers()
-
-
 def default_embedder(name: str, precision: str) -> Embedder:
     """A sentence-transformers model by name or path, relative to where the command was typed."""
     return load_embedder(located(name), precision=precision)  # type: ignore[arg-type]
@@ -382,7 +323,7 @@ class _Node:
     ) -> None:
         """In a simulation: refuse a recipe that puts a user on more nodes than declared."""
         own = context.node_config
-        if "num-partitions" not in own or context.run_id < _DRAWN_RUN_IDS:
+        if "num-partitions" not in own or context.run_id < DRAWN_RUN_IDS:
             return
         if self._load is users_of_node and "data" not in own:
             return  # dealt, and each to one
@@ -415,12 +356,15 @@ class _Node:
         charge = self._charge(ask, message, context, guard)
         guard.check(charge)
         prepared = self._prepared(ask.data, context, guard)
-        _dealt.forget()
+        dealt.forget()
         try:
             ask.query.check(ask.broadcast, dimension=prepared.dimension)
         except ValueError as error:
             raise wire.WireError(str(error)) from None
-        chosen = ask.sampling.participants(
+        sampling = ask.sampling
+        if isinstance(sampling, FixedSizeSampling) and sampling.population < len(prepared.user_ids):
+            raise wire.WireError("the request's population is smaller than this node's users alone")
+        chosen = sampling.participants(
             prepared.user_ids,
             key=ask.sampling_key,
             count=ask.sample_count if ask.sample_count >= 0 else None,
@@ -451,21 +395,19 @@ class _Node:
     ) -> Charge:
         """What an answer is charged as in the node's own account."""
         config = context.node_config
-        dealt = "partition-id" in config and "num-partitions" in config
-        if not in_simulation():
-            # Whether another recipe deals its users, only its author knows.
-            dealt = dealt and self._load is users_of_node and "data" not in config
+        # Outside a simulation, whether a recipe deals its users, only its author knows.
+        parts = in_simulation() and "partition-id" in config and "num-partitions" in config
         return Charge(
             server=guard.server,
             run=context.run_id,
             node=context.node_id,
             partition=(int(config["partition-id"]), int(config["num-partitions"]))
-            if dealt
+            if parts
             else None,
             round_number=ask.round_number,
             num_rounds=ask.num_rounds,
             query=ask.query.name,
-            question=wire.request_digest(message),
+            question=_question(message, context),
             clip_norm=ask.query.clip_norm,
             mechanism=ask.mechanism,
             relation=ask.relation,
@@ -474,6 +416,7 @@ class _Node:
             shares_required=ask.shares_required,
             correlation=ask.correlation,
             max_nodes_per_user=ask.data.max_nodes_per_user,
+            coins=_coins(ask),
         )
 
     def _prepared(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> _Prepared:
@@ -576,7 +519,7 @@ class _Node:
         recipe, embedder = _importable(self._load), _importable(self._load_embedder)
         if recipe is None or embedder is None:
             return None
-        if request.trains is not None or context.run_id < _DRAWN_RUN_IDS:
+        if request.trains is not None or context.run_id < DRAWN_RUN_IDS:
             return None
         values = [
             context.run_id,
@@ -588,7 +531,7 @@ class _Node:
             embedder,
             asdict(request),
         ]
-        return hashlib.blake2b(json.dumps(values, default=str).encode(), digest_size=16).hexdigest()
+        return _digest(json.dumps(values, default=str).encode())
 
     def _source(self, request: wire.DataRequest, guard: NodeGuard) -> RecordSource:
         if request.trains is not None:
@@ -597,13 +540,39 @@ class _Node:
                     "this client app trains no models: make it with "
                     "flower_privsyn.client_apps.training.create_training_app"
                 )
-            guard.check_files("trained", request.trains.name)
-            return self._trainer.source(request.trains)
-        key = (request.embedding_model, request.embedding_precision)
-        guard.check_files("embedding", request.embedding_model)
+            name = guard.check_files("trained", request.trains.name)
+            return self._trainer.source(replace(request.trains, name=name))
+        name = guard.check_files("embedding", request.embedding_model)
+        key = (name, request.embedding_precision)
         if key not in self._embedders:
             self._embedders[key] = self._load_embedder(*key)
         return EmbeddingSource(self._embedders[key], self.cache_directory, self._store())
+
+
+def _question(message: Message, context: Context) -> str:
+    """Digest of a request and of the configurations it is answered under.
+
+    What a recipe reads may depend on either, and with it the answer. The node's `policy` decides
+    only whether there is one.
+    """
+    node = {key: value for key, value in context.node_config.items() if key != "policy"}
+    values = [
+        wire.request_digest(message),
+        sorted(node.items()),
+        sorted(context.run_config.items()),
+    ]
+    return _digest(json.dumps(values, default=str).encode())
+
+
+def _coins(ask: wire.Ask) -> str:
+    """Digest of the key that the users' coins are flipped with, where the account counts them."""
+    if ask.correlation is None and isinstance(ask.sampling, PoissonSampling | FixedSizeSampling):
+        return _digest(ask.sampling_key)
+    return ""
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _importable(function: Callable[..., object]) -> str | None:

@@ -1,7 +1,7 @@
 """The client's half of strategies that train a model on the nodes, beside all other queries.
 
 `clientapp = "flower_privsyn.client_apps.training:app"` in a Flower app is ready to use; each node
-reads the users named by `data` in its own or the run's configuration.
+reads the users named by `data` in its own configuration (in a simulation also the run's).
 
 This is the one client app that loads PyTorch and Transformers. What leaves a node, and how it is
 bounded, is the code of `flower_privsyn.client_apps.private_sum`: a user's update is a record like
@@ -30,6 +30,7 @@ from flower_privsyn.client_apps.private_sum import (
 )
 from flower_privsyn.data import Samples
 from flower_privsyn.files import located
+from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import Cohort, ModelDelta, TrainableModel
 from flower_privsyn.training.local import LocalModel
@@ -86,7 +87,9 @@ class LocalTraining:
         """
         with self._lock:
             if model not in self._sources:
-                found = TrainableModel.from_dict({**model.to_dict(), "name": located(model.name)})
+                # A bundled model is meant by its name, whatever lies in the folder one is in.
+                name = model.name if model.name in BUNDLED_MODELS else located(model.name)
+                found = TrainableModel.from_dict({**model.to_dict(), "name": name})
                 self._sources[model] = _Updates(LocalModel(found, device=self._device))
             return self._sources[model]
 

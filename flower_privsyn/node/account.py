@@ -67,6 +67,7 @@ class Charge:
         correlation: For correlated noise, the rounds that this one belongs to.
         max_nodes_per_user: On how many nodes one user may be, as the run says; its noise is for
             that many answers.
+        coins: Digest of the key that the users' coins are flipped with; "" where there are none.
     """
 
     server: str
@@ -85,6 +86,12 @@ class Charge:
     shares_required: int = 0
     correlation: Correlation | None = None
     max_nodes_per_user: int = 1
+    coins: str = ""
+
+    @property
+    def trust(self) -> str:
+        """Who must keep their word for the noise to be what the charge says."""
+        return "server" if self.noise == "central" else "server, with single replies"
 
     @property
     def key(self) -> _Key:
@@ -116,6 +123,8 @@ class Charge:
             "noise": self.noise,
             "shares_required": self.shares_required,
             "max_nodes_per_user": self.max_nodes_per_user,
+            "coins": self.coins,
+            "trust": self.trust,
         }
         if self.correlation is not None:
             line["stream"] = self.correlation.stream
@@ -150,6 +159,7 @@ class Charge:
             shares_required=int(line["shares_required"]),
             correlation=correlation,
             max_nodes_per_user=int(line["max_nodes_per_user"]),
+            coins=str(line.get("coins", "")),
         )
 
 
@@ -216,9 +226,11 @@ class NodeAccount:
             such rounds of the run were found to fit, which then need no accountant.
 
         Raises:
-            NotAllowedError: It would, or the rounds of its stream were charged as others.
+            NotAllowedError: It would, the rounds of its stream were charged as others, or its
+                users' coins were flipped before.
         """
         self._check_stream(charge)
+        self._check_coins(charge)
         with_it = NodeAccount(self.dataset, [*self.charges, charge]).releases(policy.relation)
         limit = {
             "max_epsilon": policy.max_epsilon if math.isfinite(policy.max_epsilon) else None,
@@ -281,6 +293,18 @@ class NodeAccount:
                 "correlation, noise multiplier or sampling than the stream was charged with."
             )
 
+    def _check_coins(self, charge: Charge) -> None:
+        """Refuse coins that fell before: what they show a second time hides nobody."""
+        old = next(
+            (old for old in self.charges if charge.coins and old.coins == charge.coins), charge
+        )
+        if old.key != charge.key:
+            raise NotAllowedError(
+                f"Round {charge.round_number} of {run_name(charge.server, charge.run)} draws its "
+                f"users with the sampling key of round {old.round_number} of "
+                f"{run_name(old.server, old.run)}; every round needs one of its own."
+            )
+
     def add(self, charge: Charge, checked: Mapping[str, Any] | None) -> None:
         """Take over a charge that stands in the ledger."""
         self.charges.append(charge)
@@ -321,9 +345,9 @@ class NodeLedger:
     is complete has answered nothing; what it left is set aside. A line whose answer never left
     stays charged.
 
-    The file is JSON, one object per line, mode 0600 in a folder of mode 0700, locked while a line
-    is written, each line with the SHA-256 of the one before. Who can write the folder can shorten
-    or delete it, and the account with it.
+    The file is JSON, one object per line, mode 0600 in a folder that nobody else can write, locked
+    while a line is written, each line with the SHA-256 of the one before. Who can write the folder
+    can shorten or delete it, and the account with it.
 
     Args:
         dataset: Name of the data set.
@@ -373,9 +397,16 @@ class NodeLedger:
     def _open(self) -> tuple[LedgerFile, list[dict[str, Any]], bytes]:
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._folder.chmod(0o700)
+            status = self._folder.stat()
         except OSError as error:
             raise ledger_file.unwritable(self._folder, error) from error
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            # Its mode is left alone: the folder may be there for something else too.
+            raise LedgerError(
+                f"{self._folder} must belong to the user of this process and be writable by "
+                f"nobody else, to hold node ledgers; it is user {status.st_uid}'s and has mode "
+                f"{status.st_mode & 0o7777:04o}."
+            )
         if not self.path.exists():
             header = {
                 "event": "opened", "kind": "node", "version": _VERSION, "dataset": self._dataset,
@@ -509,7 +540,11 @@ def _multiplier(asked: Sequence[Charge]) -> float:
     copies = _copies(asked)
     if copies > 1:
         deviation = min(charge.mechanism.standard_deviation for charge in asked)
-        most = copies * max(charge.clip_norm for charge in asked)
+        # What is asked twice here is asked twice on the user's other nodes too, whose accounts
+        # are kept elsewhere.
+        nodes = max(charge.max_nodes_per_user for charge in asked)
+        here = max(Counter((charge.node, charge.partition) for charge in asked).values())
+        most = max(copies, nodes * here) * max(charge.clip_norm for charge in asked)
         multiplier = min(multiplier, deviation / most)
     return multiplier
 

@@ -156,9 +156,9 @@ def digest(arguments: argparse.Namespace) -> int:
 
 
 def _trust(charge: Charge) -> str:
-    if charge.noise == "central":
-        return "central, server trusted"
-    return f"shares of {charge.shares_required}, server trusted with single replies"
+    kind = "central" if charge.noise == "central" else f"shares of {charge.shares_required}"
+    who, *with_what = charge.trust.split(", ")
+    return " ".join([f"{kind}, {who} trusted", *with_what])
 
 
 def _sampling(charge: Charge) -> str:

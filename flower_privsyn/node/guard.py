@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from flower_privsyn.errors import ConfigError
@@ -140,7 +140,7 @@ class NodeGuard:
         Raises:
             NotAllowedError: Neither the policy nor the node's own configuration names it.
         """
-        if self._policy is None or name == self._own_models[kind]:
+        if self._policy is None or (name and name == self._own_models[kind]):
             return ""
         models = (
             self._policy.embedding_models if kind == "embedding" else self._policy.trained_models
@@ -153,8 +153,12 @@ class NodeGuard:
             )
         return models[name]
 
-    def check_files(self, kind: Literal["embedding", "trained"], name: str) -> None:
+    def check_files(self, kind: Literal["embedding", "trained"], name: str) -> str:
         """Refuse a model whose files are not the ones the owner allowed, before it is loaded.
+
+        Returns:
+            What to load: the folder whose files were compared, so that the name is looked up
+            once; the name itself where the owner allows any files.
 
         Raises:
             NotAllowedError: The policy does not name it, or with another digest.
@@ -162,16 +166,16 @@ class NodeGuard:
         """
         wanted = self.check_model(kind, name)
         if not wanted or self._policy is None:
-            return
-        found = model_digest(
-            embedding_folder(name) if kind == "embedding" else trained_folder(name)
-        )
+            return name
+        folder = embedding_folder(name) if kind == "embedding" else trained_folder(name)
+        found = model_digest(folder)
         if found != wanted:
             raise self._policy.refusal(
                 f"{kind}-models",
                 f'The files of the {kind} model "{name}" have SHA-256 {found}; the owner allows '
                 f"{wanted}",
             )
+        return str(folder)
 
     def check_plan(self, plan: Plan, run: int, *, max_nodes_per_user: int = 1) -> None:
         """Refuse a run that this node would refuse later, before anything is spent.
@@ -257,7 +261,8 @@ def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:
 
     The owner's name for it, else the absolute path of the node's own `data`, else "default". What
     a run says of the data, or how its app is called, is not looked at: the same people must not
-    get a fresh account with every new app.
+    get a fresh account with every new app. Links are not followed: one that leads to a new copy
+    of the data every month would make a fresh account of the same people every month.
 
     Raises:
         ConfigError: `dataset` is no text.
@@ -271,5 +276,5 @@ def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:
     data = str(node_config.get("data", ""))
     if not data:
         return "default"
-    path: Path = user_path(data)
-    return str(path.resolve()) if path.exists() else data
+    path = user_path(data)
+    return os.path.abspath(path) if path.exists() else data  # noqa: PTH100 - resolve follows links

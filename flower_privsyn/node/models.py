@@ -45,7 +45,7 @@ def trained_folder(name: str) -> Path:
 
     if name in BUNDLED_MODELS:
         return BUNDLED_FOLDER / name
-    folder = Path(located(name)).expanduser()
+    folder = Path(located(name))
     if folder.is_dir():
         return folder
     try:

@@ -183,11 +183,11 @@ class NodePolicy:
 
     @classmethod
     def read(cls, path: Path) -> NodePolicy:
-        """Read a policy file; keys that are left out keep their defaults.
+        """Read a policy file; keys that are left out keep their defaults, save `max-epsilon`.
 
         Raises:
-            ConfigError: The file is missing, no TOML, or holds an unknown key or a value that is
-                not allowed.
+            ConfigError: The file is missing, no TOML, lacks `max-epsilon` or holds an unknown key
+                or a value that is not allowed.
         """
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -206,7 +206,14 @@ class NodePolicy:
                 raise ConfigError(
                     f'{path}: unknown key "{key}"{hint} Known are {", ".join(sorted(known))}.'
                 )
-        return cls(**{known[key]: value for key, value in values.items()}, source=str(path))
+        policy = cls(**{known[key]: value for key, value in values.items()}, source=str(path))
+        if "max-epsilon" not in values:
+            # A file that was half saved would else be a policy that allows more.
+            raise ConfigError(
+                f"{path} has no max-epsilon, which every policy must state: a number above 0 (inf "
+                "for no limit). Was the file saved as a whole?"
+            )
+        return policy
 
 
 def policy_file() -> Path:
@@ -237,20 +244,18 @@ def policy_text(policy: NodePolicy | None = None) -> str:
     """A policy as a commented TOML file."""
     policy = policy or NodePolicy()
     models = {
-        table: "\n".join(
-            f'{json.dumps(name)} = "{digest}"' for name, digest in getattr(policy, key).items()
+        kind: "\n".join(
+            f'{kind}-models.{json.dumps(name)} = "{digest}"' for name, digest in allowed.items()
         )
-        for table, key in (("embedding", "embedding_models"), ("trained", "trained_models"))
+        or f"{kind}-models = {{}}"
+        for kind, allowed in (
+            ("embedding", policy.embedding_models),
+            ("trained", policy.trained_models),
+        )
     }
     return f"""\
-# What the owner of this node allows. A key that is left out keeps the value shown here.
-
-# Most that one user may lose over all runs of all servers on one data set; inf for no limit. The
-# account is kept by this node (`privsyn node ledger`) from noise multipliers, at this delta and
-# under this relation ("zero-out", "add-remove" or "replace-one"), whatever a run claims.
-max-epsilon = {policy.max_epsilon!r}
-delta = {policy.delta!r}
-relation = "{policy.relation.value}"
+# What the owner of this node allows. A key that is left out keeps the value shown here; the last
+# one, max-epsilon, must be there, so that a file that was half saved is no policy.
 
 # Least noise: standard deviation over the clip norm of a round; of correlated rounds, all together.
 min-noise-multiplier = {policy.min_noise_multiplier!r}
@@ -272,9 +277,13 @@ dataset = {json.dumps(policy.dataset)}
 
 # Models that a server may name, with the SHA-256 of their files (`privsyn node digest FOLDER`), or
 # "" for whatever stands under the name. Others are refused before they are loaded.
-[embedding-models]
 {models["embedding"]}
-
-[trained-models]
 {models["trained"]}
+
+# Most that one user may lose over all runs of all servers on one data set; inf for no limit. The
+# account is kept by this node (`privsyn node ledger`) from noise multipliers, at this delta and
+# under this relation ("zero-out", "add-remove" or "replace-one"), whatever a run claims.
+delta = {policy.delta!r}
+relation = "{policy.relation.value}"
+max-epsilon = {policy.max_epsilon!r}
 """

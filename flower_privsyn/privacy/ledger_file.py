@@ -215,11 +215,16 @@ def _name(unnamed: Path, path: Path) -> None:
     except FileExistsError:
         raise
     except OSError:
-        # A file system without hard links. Between the two steps another process could take the
-        # name; where links exist nothing can.
-        if path.exists():
-            raise FileExistsError(path) from None
-        unnamed.rename(path)
+        # A file system without hard links: renaming replaces, so whoever looks and renames holds
+        # a lock. Its file stays: another process may be waiting for this very one.
+        turn = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _lock(turn, path, wait=True)
+            if os.path.lexists(path):
+                raise FileExistsError(path) from None
+            unnamed.rename(path)
+        finally:
+            os.close(turn)
 
 
 def _synchronise_folder(path: Path) -> None:

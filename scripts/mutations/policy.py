@@ -7,7 +7,10 @@ from mutation import Mutation
 ACCOUNT = "flower_privsyn/node/account.py"
 GUARD = "flower_privsyn/node/guard.py"
 CLIENT = "flower_privsyn/client_apps/private_sum.py"
+RECIPE = "flower_privsyn/client_apps/recipe.py"
+WIRE = "flower_privsyn/wire.py"
 ACCOUNT_TESTS = "tests/node/test_account.py"
+REQUEST_TESTS = "tests/node/test_requests.py"
 POLICY_TESTS = "tests/node/test_policy.py"
 SERVER_TESTS = "tests/node/test_servers.py"
 
@@ -131,9 +134,128 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a question's sensitivity may be below its clip norm",
-        file="flower_privsyn/wire.py",
+        file=WIRE,
         before="ask.mechanism.l2_sensitivity < most * (1 - 1e-9):\n",
         after="False:\n",
         tests=("tests/test_wire.py",),
+    ),
+    Mutation(
+        name="a run says who is a user of a SuperNode",
+        file=RECIPE,
+        before="        return load_configured(own)\n",
+        after="        return load_configured(own, context.run_config)\n",
+        tests=(f"{REQUEST_TESTS}::TestWhoChooses",),
+    ),
+    Mutation(
+        name="a run that names what a SuperNode reads is not refused",
+        file=RECIPE,
+        before="        _refuse_names_of(context.run_config, own)\n",
+        after="",
+        tests=(f"{REQUEST_TESTS}::TestWhoChooses",),
+    ),
+    Mutation(
+        name="one group of users takes every turn",
+        file=WIRE,
+        before="isinstance(sampling, CyclicSampling) and sampling.round_number != ask.round_number:\n",
+        after="False:\n",
+        tests=("tests/test_wire.py",),
+    ),
+    Mutation(
+        name="a node draws more users than the whole cohort has",
+        file=WIRE,
+        before="        0 <= ask.sample_count <= sampling.sample_size\n",
+        after="        0 <= ask.sample_count\n",
+        tests=("tests/test_wire.py",),
+    ),
+    Mutation(
+        name="a population is smaller than the users of one of its nodes",
+        file=CLIENT,
+        before="sampling.population < len(prepared.user_ids):\n",
+        after="False:\n",
+        tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
+    ),
+    Mutation(
+        name="coins of one round show again in another",
+        file=ACCOUNT,
+        before="        self._check_coins(charge)\n",
+        after="",
+        tests=(f"{ACCOUNT_TESTS}::TestCoins", f"{REQUEST_TESTS}::TestWhoIsDrawn"),
+    ),
+    Mutation(
+        name="an answer is charged without the digest of its sampling key",
+        file=CLIENT,
+        before="            coins=_coins(ask),\n",
+        after="",
+        tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
+    ),
+    Mutation(
+        name="a server may name no model at all",
+        file=GUARD,
+        before="(name and name == self._own_models[kind])",
+        after="name == self._own_models[kind]",
+        tests=(f"{POLICY_TESTS}::TestModels",),
+    ),
+    Mutation(
+        name="a request names no embedding model",
+        file=WIRE,
+        before='        if trains is None and not str(record["embedding-model"]):\n',
+        after="        if False:\n",
+        tests=("tests/test_wire.py",),
+    ),
+    Mutation(
+        name="a second question in a round is free for users on several nodes",
+        file=ACCOUNT,
+        before="        most = max(copies, nodes * here) * ",
+        after="        most = copies * ",
+        tests=(f"{ACCOUNT_TESTS}::TestWhoIsIn",),
+    ),
+    Mutation(
+        name="a link that leads elsewhere makes a fresh account",
+        file=GUARD,
+        before="    return os.path.abspath(path) if path.exists()",
+        after="    return str(path.resolve()) if path.exists()",
+        tests=(f"{POLICY_TESTS}::TestDataset",),
+    ),
+    Mutation(
+        name="half a policy is a laxer policy",
+        file="flower_privsyn/node/policy.py",
+        before='        if "max-epsilon" not in values:\n',
+        after="        if False:\n",
+        tests=(f"{POLICY_TESTS}::TestFile",),
+    ),
+    Mutation(
+        name="the same request is free whatever the node reads by now",
+        file=CLIENT,
+        before="            question=_question(message, context),\n",
+        after="            question=wire.request_digest(message),\n",
+        tests=(f"{REQUEST_TESTS}::TestWhoChooses",),
+    ),
+    Mutation(
+        name="the files of a model are compared and others loaded",
+        file=GUARD,
+        before="        return str(folder)\n",
+        after="        return name\n",
+        tests=(f"{REQUEST_TESTS}::test_what_is_loaded_is_what_was_compared",),
+    ),
+    Mutation(
+        name="a folder beside the process is taken for a bundled model",
+        file="flower_privsyn/client_apps/training.py",
+        before="model.name if model.name in BUNDLED_MODELS else located(model.name)",
+        after="located(model.name)",
+        tests=(f"{REQUEST_TESTS}::test_what_is_loaded_is_what_was_compared",),
+    ),
+    Mutation(
+        name="a node's account lies where others can write",
+        file=ACCOUNT,
+        before="status.st_uid != os.geteuid() or status.st_mode & 0o022:\n",
+        after="False:\n",
+        tests=(f"{ACCOUNT_TESTS}::TestFile",),
+    ),
+    Mutation(
+        name="without hard links a ledger may replace another",
+        file="flower_privsyn/privacy/ledger_file.py",
+        before="            _lock(turn, path, wait=True)\n",
+        after="",
+        tests=(f"{ACCOUNT_TESTS}::TestFile",),
     ),
 )

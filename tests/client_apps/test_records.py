@@ -16,7 +16,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn import wire
-from flower_privsyn.client_apps import create_client_app, private_sum, users_of_node
+from flower_privsyn.client_apps import create_client_app, private_sum, recipe, users_of_node
 from flower_privsyn.data import Users
 from flower_privsyn.embedding import RecordStore, store
 from flower_privsyn.node import NodeGuard
@@ -346,20 +346,20 @@ class TestMemory:
         self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         reads: list[int] = []
-        real = private_sum.load_configured
+        real = recipe.load_configured
 
         def reading(*configurations: Any) -> Users:
             reads.append(1)
             return real(*configurations)
 
-        monkeypatch.setattr(private_sum, "load_configured", reading)
+        monkeypatch.setattr(recipe, "load_configured", reading)
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
         for node in range(4):
             prepare(app, context(population, node, run=RUN + 50))
         assert len(reads) == 1
-        assert private_sum._dealt._last is not None
+        assert recipe.dealt._last is not None
         answer(app, context(population, run=RUN + 50))
-        assert private_sum._dealt._last is None
+        assert recipe.dealt._last is None
 
     def test_what_was_read_last_is_not_taken_for_another_file(
         self, population: Path, tmp_path: Path

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import dp_accounting
 import pytest
@@ -25,8 +28,10 @@ from flower_privsyn.privacy import (
     Participation,
     PoissonSampling,
     Release,
+    ledger_file,
     release_epsilon,
 )
+from flower_privsyn.privacy.ledger_file import LedgerFile
 
 Asked = Callable[..., Charge]
 ANY = NodePolicy(max_epsilon=math.inf)
@@ -119,6 +124,25 @@ class TestWhoIsIn:
         replaced = NodePolicy(relation=NeighboringRelation.REPLACE_ONE)
         assert twice.epsilon(replaced) == pytest.approx(gaussian([1.0] * 3))
 
+    @pytest.mark.parametrize("nodes", [1, 2, 3])
+    def test_what_is_asked_twice_of_one_node_is_asked_twice_of_the_users_others(
+        self, asked: Asked, nodes: int
+    ) -> None:
+        """Noise for k answers of a user is none for the k more of another question."""
+        wide = GaussianMechanism(noise_multiplier=4.0, l2_sensitivity=3.0 * nodes)
+        values = {"mechanism": wide, "max_nodes_per_user": nodes}
+        questions = [asked(question=name, **values) for name in "abcd"]
+        assert of(questions[0]).epsilon(NodePolicy()) == pytest.approx(gaussian([4.0]))
+        assert of(*questions[:2]).epsilon(NodePolicy()) == pytest.approx(gaussian([2.0]))
+        assert of(*questions).epsilon(NodePolicy()) == pytest.approx(gaussian([1.0]))
+
+    def test_one_question_on_each_of_a_users_nodes_is_what_the_noise_is_for(
+        self, asked: Asked
+    ) -> None:
+        wide = GaussianMechanism(noise_multiplier=4.0, l2_sensitivity=6.0)
+        both = [asked(node=n, mechanism=wide, max_nodes_per_user=2) for n in (1, 2)]
+        assert of(*both).epsilon(NodePolicy()) == pytest.approx(gaussian([4.0]))
+
     def test_coins_of_two_answers_are_no_coin_of_one(self, asked: Asked) -> None:
         nodes = [asked(node=n, sampling=PoissonSampling(0.1)) for n in (1, 2)]
         assert of(*nodes).epsilon(NodePolicy()) == pytest.approx(gaussian([1.0]))
@@ -179,6 +203,20 @@ class TestCorrelatedRounds:
         both = [each.noise_multiplier(4.0) for each in (correlation, weaker)]
         assert ledger.account().epsilon(NodePolicy()) == pytest.approx(gaussian(both))
         assert both[1] < 0.9 * both[0]
+
+
+class TestCoins:
+    def test_that_fell_in_another_round_are_refused(self, asked: Asked) -> None:
+        ledger = NodeLedger("people")
+        coins = {"coins": "ab" * 16, "sampling": PoissonSampling(0.1)}
+        ledger.charge(asked(1, **coins), ANY)
+        assert ledger.charge(asked(1, node=2, **coins), ANY)  # of the same round
+        assert ledger.charge(asked(2, **{**coins, "coins": "cd" * 16}), ANY)
+        for again in (asked(3, **coins), asked(1, run=8, **coins), asked(1, server="x", **coins)):
+            with pytest.raises(NotAllowedError, match='sampling key of round 1 of run 7 of .*"nor'):
+                ledger.charge(again, ANY)
+        assert ledger.charge(asked(4), ANY)  # none are no key
+        assert ledger.charge(asked(5), ANY)
 
 
 class TestLimit:
@@ -276,6 +314,62 @@ class TestFile:
         assert ledger.path.stat().st_mode & 0o777 == 0o600
         assert ledger.path.parent.stat().st_mode & 0o777 == 0o700
         assert account.datasets() == ["/srv/people of the clinic.jsonl"]
+
+    def test_says_of_every_answer_who_is_trusted(self, asked: Asked) -> None:
+        ledger = NodeLedger("people")
+        ledger.charge(asked(1), ANY)
+        ledger.charge(asked(2, noise="shares", shares_required=9), ANY)
+        lines = [json.loads(line) for line in ledger.path.read_text().splitlines()[1:]]
+        assert [line["trust"] for line in lines] == ["server", "server, with single replies"]
+
+    def test_does_not_change_the_mode_of_a_folder_that_was_there(
+        self, asked: Asked, owner: Path
+    ) -> None:
+        folder = owner / "ledgers"
+        folder.mkdir()
+        folder.chmod(0o755)
+        NodeLedger("people").charge(asked(), ANY)
+        assert folder.stat().st_mode & 0o777 == 0o755
+        for mode in (0o775, 0o777, 0o1777):
+            folder.chmod(mode)
+            with pytest.raises(LedgerError, match=f"writable by nobody else.* mode {mode:04o}"):
+                NodeLedger("people").charge(asked(2), ANY)
+        assert len(NodeLedger("people").account().charges) == 1
+
+    def test_is_refused_in_another_users_folder(
+        self, asked: Asked, owner: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (owner / "ledgers").mkdir(mode=0o700)
+        mine = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+        with pytest.raises(LedgerError, match=f"must belong to the user.* user {mine}'s"):
+            NodeLedger("people").charge(asked(), ANY)
+
+    def test_is_begun_once_where_there_are_no_hard_links(
+        self, asked: Asked, owner: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Renaming replaces: who begins a ledger must find that another process was first."""
+
+        def no_links(*names: object) -> None:
+            raise PermissionError("no hard links here")
+
+        monkeypatch.setattr(os, "link", no_links)
+        path = owner / "ledger.jsonl"
+        turn = os.open(owner / ".ledger.jsonl.lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(2) as pool:
+            begun = [pool.submit(LedgerFile.create, path, {"event": name}) for name in "ab"]
+            done, _ = wait(begun, timeout=0.2)
+            assert not done
+            assert not path.exists()
+            os.close(turn)
+        errors = [future.exception() for future in begun]
+        assert sorted(isinstance(error, LedgerError) for error in errors) == [False, True]
+        winner = next(
+            future.result() for future, error in zip(begun, errors, strict=True) if error is None
+        )
+        winner.close()
+        assert [line["event"] for line in ledger_file.read(path)] == ["ab"[errors.index(None)]]
 
     def test_of_another_data_set_is_refused(self, asked: Asked) -> None:
         NodeLedger("people").charge(asked(), ANY)

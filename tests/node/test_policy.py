@@ -79,6 +79,8 @@ class TestFile:
             ("max-epsilons = 3", 'unknown key "max-epsilons"; did you mean "max-epsilon"'),
             ('source = "x"', 'unknown key "source"'),
             ("max-epsilon = ", "is not TOML"),
+            ("", "has no max-epsilon, which every policy must state"),
+            ("max-rounds = 3", "has no max-epsilon"),
         ],
     )
     def test_a_mistake_is_one_sentence_with_file_key_and_value(
@@ -89,6 +91,13 @@ class TestFile:
             NodePolicy.read(path)
         assert str(path) in str(error.value)
         assert "\n" not in str(error.value)
+
+    def test_a_file_that_was_half_saved_allows_nothing(self, tmp_path: Path) -> None:
+        """Whatever it was cut off at, down to the value of its last line."""
+        whole = policy_text(NodePolicy(max_epsilon=0.25, embedding_models={}))
+        for end in range(whole.index("max-epsilon =") + len("max-epsilon = 0.")):
+            with pytest.raises(ConfigError):
+                NodePolicy.read(written(tmp_path, whole[:end]))
 
     def test_is_found_where_the_node_its_environment_or_its_user_says(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +199,11 @@ class TestModels:
         NodeGuard(None, {}).check_files("embedding", "/tmp/evil")
 
     @pytest.mark.parametrize("kind", ["embedding", "trained"])
+    def test_one_without_a_name_is_nobodys(self, kind: Any) -> None:
+        with pytest.raises(NotAllowedError, match=f'names the {kind} model ""'):
+            NodeGuard(NodePolicy(), {}).check_model(kind, "")
+
+    @pytest.mark.parametrize("kind", ["embedding", "trained"])
     def test_a_stated_digest_is_compared_before_anything_is_loaded(
         self, tmp_path: Path, kind: Any
     ) -> None:
@@ -199,7 +213,7 @@ class TestModels:
         (folder / "1_Pooling" / "config.json").write_text("{}")
         table = {f"{kind}_models": {str(folder): model_digest(folder)}}
         guard = NodeGuard(NodePolicy(**table), {})
-        guard.check_files(kind, str(folder))
+        assert guard.check_files(kind, str(folder)) == str(folder)
         (folder / "modeling.py").write_text("print('owned')")
         with pytest.raises(NotAllowedError, match="SHA-256"):
             guard.check_files(kind, str(folder))
@@ -221,12 +235,23 @@ class TestDataset:
         monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(tmp_path))
         file = tmp_path / "users.jsonl"
         file.touch()
-        (tmp_path / "link.jsonl").symlink_to(file)
+        (tmp_path / "x").mkdir()
         named = NodePolicy(dataset="clinic")
         assert dataset_name({"dataset": "mine", "data": str(file)}, named) == "mine"
         assert dataset_name({"data": str(file)}, named) == "clinic"
-        for path in (str(file), "users.jsonl", "./link.jsonl"):
+        for path in (str(file), "users.jsonl", "./users.jsonl", "x/../users.jsonl"):
             assert dataset_name({"data": path}, NodePolicy()) == str(file)
         assert dataset_name({}, NodePolicy()) == "default"
         with pytest.raises(ConfigError, match="dataset must be a name, got 3"):
             dataset_name({"dataset": 3}, NodePolicy())
+
+    def test_a_link_that_leads_elsewhere_makes_no_fresh_account(self, tmp_path: Path) -> None:
+        names = []
+        for month in ("may", "june"):
+            (tmp_path / month).mkdir()
+            (tmp_path / month / "users.jsonl").touch()
+            link = tmp_path / "now"
+            link.unlink(missing_ok=True)
+            link.symlink_to(tmp_path / month)
+            names.append(dataset_name({"data": str(link / "users.jsonl")}, NodePolicy()))
+        assert names == [str(tmp_path / "now" / "users.jsonl")] * 2

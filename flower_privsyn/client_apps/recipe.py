@@ -1,0 +1,104 @@
+"""The default recipe: whose text a node answers from, and who decides that."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from flwr.app import Context
+
+from flower_privsyn.data import Users, load_configured
+from flower_privsyn.errors import NotAllowedError
+from flower_privsyn.files import WORKING_DIRECTORY
+from flower_privsyn.node import in_simulation
+
+#: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
+#: notebook) and will be written down again: nothing of such a run may be found by its id.
+DRAWN_RUN_IDS: Final = 2**32
+
+#: What is read where nobody says so; the column of ids is the unit of privacy.
+_COLUMNS: Final = {"client-column": "client_id", "text-column": "text", "date-column": "date"}
+
+
+def users_of_node(context: Context) -> Users:
+    """The default recipe: the users of `data`.
+
+    A SuperNode reads from its own configuration alone: `data` (a JSONL or Parquet file, a folder,
+    or a dataset name), whose users are all its own, `client-column`, `text-column`, `date-column`
+    (default `client_id`, `text`, `date`). In a simulation, where one person owns everything, the
+    run's configuration counts where the node's says nothing, and the users are dealt to the nodes
+    by `partition-id` and `num-partitions`.
+
+    *Formal guarantee.* Outside a simulation the unit of privacy, one value of the owner's
+    `client-column`, and the file are the owner's choice; no run changes them.
+
+    Raises:
+        DataError: nothing names the data, or they cannot be read.
+        NotAllowedError: outside a simulation, the run names data or a column that the owner did
+            not name.
+    """
+    own = context.node_config
+    if not in_simulation():
+        _refuse_names_of(context.run_config, own)
+        return load_configured(own)
+    if "data" in own or "num-partitions" not in own:
+        return load_configured(own, context.run_config)
+    return dealt.read(context).deal(
+        partition_id=int(own["partition-id"]), num_partitions=int(own["num-partitions"])
+    )
+
+
+def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse a run that says what a SuperNode reads; what its owner has said stands."""
+    for key, default in {"data": "", **_COLUMNS}.items():
+        named = str(run.get(key, ""))
+        if own.get(key) or named in ("", default):
+            continue
+        if key == "data":
+            raise NotAllowedError(
+                f'The run names the data "{named}", and this node\'s owner names none: what a node '
+                "reads is its owner's choice (--node-config 'data=\"/path/users.jsonl\"')."
+            )
+        unit = ", and with it whom the guarantee is for" if key == "client-column" else ""
+        raise NotAllowedError(
+            f'The run names the {key} "{named}"; this node reads "{default}"{unit}, unless its '
+            f"owner names another (--node-config '{key}=\"{named}\"')."
+        )
+
+
+class _DealtUsers:
+    """What all nodes of a simulation are dealt from, read once in a process.
+
+    A process prepares several nodes one after the other, and reading the file takes longer than
+    all else once the records are on the disk. What was read last is kept until a question comes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: tuple[tuple[object, ...], Users] | None = None
+
+    def read(self, context: Context) -> Users:
+        """The users of all nodes."""
+        configurations = (context.node_config, context.run_config)
+        if context.run_id < DRAWN_RUN_IDS:
+            return load_configured(*configurations)
+        names = [
+            next(filter(None, (str(c.get(key, "")) for c in configurations)), "")
+            for key in ("data", *_COLUMNS)
+        ]
+        key = (context.run_id, os.environ.get(WORKING_DIRECTORY, ""), *names)
+        with self._lock:
+            if self._last is None or self._last[0] != key:
+                self._last = None  # never two of them in memory
+                self._last = (key, load_configured(*configurations))
+            return self._last[1]
+
+    def forget(self) -> None:
+        """Give up the memory."""
+        with self._lock:
+            self._last = None
+
+
+dealt = _DealtUsers()

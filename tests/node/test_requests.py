@@ -1,0 +1,197 @@
+"""What a SuperNode does with what a run says of data, users and coins: through the ClientApp."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from flower_privsyn import wire
+from flower_privsyn.client_apps import create_client_app, users_of_node
+from flower_privsyn.errors import DataError, NotAllowedError
+from flower_privsyn.node import NodeLedger, NodePolicy, model_digest, simulated
+from flower_privsyn.privacy import FixedSizeSampling, FullParticipation, PoissonSampling
+from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
+from flower_privsyn.testing import HashEmbedder, hash_embedder
+from tests.conftest import make_users
+from tests.test_wire import DATA, ask
+from tests.training.models import lstm, offline, one_thread, texts
+
+__all__ = ["lstm", "offline", "one_thread", "texts"]
+
+REQUEST = replace(DATA, held_out_fraction=0.0)
+Answering = Callable[..., tuple[int | str, float]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """One person with twenty documents."""
+    path = tmp_path / "users.jsonl"
+    rows = [
+        {"client_id": "anna", "doc": f"d{n}", "text": "the court", "note": "a diagnosis"}
+        for n in range(20)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def context(node: dict[str, Any], run: dict[str, Any], run_id: int = 2**40) -> Context:
+    return Context(run_id=run_id, node_id=5, node_config=node, state=RecordDict(), run_config=run)
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Answering:
+    """Head-count or error of a node's reply, and the norm of its sum."""
+    apps: dict[Any, Any] = {}
+    candidates = HashEmbedder().embed(["the court", "price of tea", "a school"])
+
+    def send(
+        load: Any, node: dict[str, Any], run: dict[str, Any] | None = None, **changes: Any
+    ) -> tuple[int | str, float]:
+        app = apps.setdefault(
+            load,
+            create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache"),
+        )
+        values = {
+            "round_number": 1, "data": REQUEST, "sampling": FullParticipation(),
+            "broadcast": {"candidates": candidates}, "num_rounds": 20, **changes,
+        }  # fmt: skip
+        sent = ask(**values)
+        record = wire.broadcast_record(sent.broadcast, precision="float32")
+        request = Message(
+            wire.pack_ask(sent, record), dst_node_id=5,
+            message_type=f"query.{NearestNeighborHistogram.name}",
+        )  # fmt: skip
+        reply = app(request, context(node, run or {}))
+        if reply.has_error():
+            return str(wire.ClientErrorCode(reply.error.code).name), 0.0
+        total = reply.content.array_records["privsyn.answer"]["total"].numpy()
+        head_count = reply.content.config_records["privsyn.cohort"]["num_users"]
+        assert isinstance(head_count, int)
+        return head_count, float((total**2).sum() ** 0.5)
+
+    return send
+
+
+def twelve(where: Context) -> Any:
+    return make_users(12)
+
+
+class TestWhoChooses:
+    def test_one_person_is_one_user_whatever_column_a_run_names(
+        self, file: Path, answers: Answering
+    ) -> None:
+        node = {"data": str(file), "dataset": "people"}
+        count, norm = answers(None, node)
+        assert count == 1
+        assert norm <= 5.0
+        for run in ({"client-column": "doc"}, {"text-column": "note"}, {"date-column": "day"}):
+            assert answers(None, node, run) == ("NOT_ALLOWED", 0.0)
+        assert len(NodeLedger("people").account().charges) == 1
+        # An app that spells the defaults out, and an owner who wants another unit.
+        defaults = {"client-column": "client_id", "text-column": "text", "data": "everybody.jsonl"}
+        assert answers(None, node, defaults)[0] == 1
+        own = {**node, "dataset": "documents", "client-column": "doc"}
+        assert answers(None, own, defaults)[0] == 20
+
+    def test_a_run_names_no_file_of_the_node(self, file: Path, answers: Answering) -> None:
+        assert answers(None, {}, {"data": str(file)}) == ("NOT_ALLOWED", 0.0)
+        dealt = {"partition-id": 0, "num-partitions": 1}
+        assert answers(None, dealt, {"data": str(file)}) == ("NOT_ALLOWED", 0.0)
+        with simulated():
+            assert answers(None, dealt, {"data": str(file), "client-column": "doc"})[0] == 20
+
+    def test_the_sentence_names_the_key_and_what_its_owner_can_do(self, file: Path) -> None:
+        node = {"data": str(file)}
+        for given, run, says in (
+            (node, {"client-column": "doc"}, 'client-column "doc"; this node reads "client_id", '),
+            ({}, {"data": "owner/people"}, 'names the data "owner/people".*--node-config'),
+        ):
+            with pytest.raises(NotAllowedError, match=says):
+                users_of_node(context(given, run))
+        with pytest.raises(DataError, match="no data"):
+            users_of_node(context({}, {}))
+        chosen = users_of_node(context({**node, "text-column": "note"}, {"text-column": "text"}))
+        assert set(chosen.texts) == {"a diagnosis"}
+
+    @pytest.mark.parametrize(
+        ("node", "run"),
+        [({"text-column": "note"}, {}), ({}, {"style": "long"})],
+    )
+    def test_the_same_request_under_another_configuration_is_another_question(
+        self, answers: Answering, node: dict[str, Any], run: dict[str, Any]
+    ) -> None:
+        """What the recipe reads may differ, and with it the answer."""
+        for _ in range(2):
+            answers(twelve, {"dataset": "people"})
+        account = NodeLedger("people").account
+        assert len(account().charges) == 1
+        answers(twelve, {"dataset": "people", **node}, run)
+        assert len(account().charges) == 2
+
+
+class TestWhoIsDrawn:
+    def test_a_population_below_the_nodes_own_users_is_refused(self, answers: Answering) -> None:
+        node = {"dataset": "people"}
+        for population, expected in ((11, "BAD_REQUEST"), (12, 3)):
+            sampling = FixedSizeSampling(3, population=population)
+            assert answers(twelve, node, sampling=sampling, sample_count=3)[0] == expected
+        assert len(NodeLedger("people").account().charges) == 1
+
+    def test_coins_are_flipped_once(self, answers: Answering) -> None:
+        node, sampling = {"dataset": "people"}, PoissonSampling(0.5)
+        first = answers(twelve, node, sampling=sampling)
+        assert isinstance(first[0], int)
+        assert answers(twelve, node, sampling=sampling) == first  # the same question
+        for changes in ({"round_number": 2}, {"round_number": 3, "num_rounds": 30}):
+            again = answers(twelve, node, sampling=sampling, **changes)
+            assert again == ("NOT_ALLOWED", 0.0)
+            fresh = answers(twelve, node, sampling=sampling, sampling_key=b"%d" % changes[
+                "round_number"] * 32, **changes)  # fmt: skip
+            assert isinstance(fresh[0], int)
+
+
+def test_what_is_loaded_is_what_was_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lstm: Path
+) -> None:
+    """A name is looked up once: a folder beside the process is no bundled model."""
+    from flower_privsyn.client_apps.training import create_training_app
+    from flower_privsyn.node.models import trained_folder
+
+    loaded: list[str] = []
+
+    class Trainer:
+        def source(self, model: TrainableModel) -> Any:
+            loaded.append(model.name)
+            raise DataError("enough")
+
+    (tmp_path / "privsyn-lstm").symlink_to(lstm)
+    monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(tmp_path))
+    bundled = trained_folder("privsyn-lstm")
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        f'max-epsilon = 1.0\n[trained-models]\n"privsyn-lstm" = "{model_digest(bundled)}"\n'
+    )
+    app = create_client_app(twelve, cache_directory=tmp_path / "cache", trainer=Trainer())
+    data = replace(REQUEST, trains=TrainableModel(name="privsyn-lstm"))
+    request = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
+    app(request, context({"policy": str(policy)}, {}))
+    assert loaded == [str(bundled)]
+    # And where the owner allows any files, the bundled name wins over the folder.
+    fingerprints = []
+    for node in ({}, {"policy": str(policy)}):
+        real = create_training_app(twelve, cache_directory=tmp_path / "cache")
+        reply = real(request, context(node, {}))
+        fingerprints.append(wire.unpack_roster(reply).embedder)
+    assert fingerprints[0] == fingerprints[1]
+
+
+def test_the_owners_limit_is_the_default_one_without_a_file(answers: Answering) -> None:
+    """A node without any configuration still keeps an account, of the defaults' size."""
+    assert answers(twelve, {})[0] == 12
+    assert 0.0 < NodeLedger("default").account().epsilon(NodePolicy()) < 10.0
