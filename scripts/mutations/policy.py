@@ -156,7 +156,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="one group of users takes every turn",
         file=WIRE,
-        before="isinstance(sampling, CyclicSampling) and sampling.round_number != ask.round_number:\n",
+        before="sampling.round_number != ask.round_number:\n",
         after="False:\n",
         tests=("tests/test_wire.py",),
     ),
