@@ -140,13 +140,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/test_wire.py",),
     ),
     Mutation(
-        name="a run says who is a user of a SuperNode",
-        file=RECIPE,
-        before="        return load_configured(own)\n",
-        after="        return load_configured(own, context.run_config)\n",
-        tests=(f"{REQUEST_TESTS}::TestWhoChooses",),
-    ),
-    Mutation(
         name="a run that names what a SuperNode reads is not refused",
         file=RECIPE,
         before="        _refuse_names_of(context.run_config, own)\n",

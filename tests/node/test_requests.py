@@ -20,9 +20,6 @@ from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from tests.conftest import make_users
 from tests.test_wire import DATA, ask
-from tests.training.models import lstm, offline, one_thread, texts
-
-__all__ = ["lstm", "offline", "one_thread", "texts"]
 
 REQUEST = replace(DATA, held_out_fraction=0.0)
 Answering = Callable[..., tuple[int | str, float]]
@@ -157,10 +154,10 @@ class TestWhoIsDrawn:
 
 
 def test_what_is_loaded_is_what_was_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lstm: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name is looked up once: a folder beside the process is no bundled model."""
-    from flower_privsyn.client_apps.training import create_training_app
+    from flower_privsyn.client_apps import training
     from flower_privsyn.node.models import trained_folder
 
     loaded: list[str] = []
@@ -170,7 +167,7 @@ def test_what_is_loaded_is_what_was_compared(
             loaded.append(model.name)
             raise DataError("enough")
 
-    (tmp_path / "privsyn-lstm").symlink_to(lstm)
+    (tmp_path / "privsyn-lstm").mkdir()
     monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(tmp_path))
     bundled = trained_folder("privsyn-lstm")
     policy = tmp_path / "policy.toml"
@@ -182,13 +179,18 @@ def test_what_is_loaded_is_what_was_compared(
     request = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
     app(request, context({"policy": str(policy)}, {}))
     assert loaded == [str(bundled)]
+
     # And where the owner allows any files, the bundled name wins over the folder.
-    fingerprints = []
-    for node in ({}, {"policy": str(policy)}):
-        real = create_training_app(twelve, cache_directory=tmp_path / "cache")
-        reply = real(request, context(node, {}))
-        fingerprints.append(wire.unpack_roster(reply).embedder)
-    assert fingerprints[0] == fingerprints[1]
+    def spied(model: TrainableModel, *, device: str | None) -> Any:
+        loaded.append(model.name)
+        raise DataError("enough")
+
+    monkeypatch.setattr(training, "LocalModel", spied)
+    app(request, context({}, {}))
+    assert loaded[1:] == ["privsyn-lstm"]
+    with pytest.raises(DataError, match="enough"):
+        training.LocalTraining().source(TrainableModel(name=loaded[1]))
+    assert loaded[2:] == ["privsyn-lstm"]
 
 
 def test_the_owners_limit_is_the_default_one_without_a_file(answers: Answering) -> None:
