@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from flower_privsyn.errors import ConfigError
 
@@ -18,7 +18,8 @@ API_KEY_VARIABLE: Final = "PRIVSYN_API_KEY"
 """Where a key is looked for when no other variable is named."""
 
 REDACTED: Final = "[api key]"
-_SERVER: Final = ("http://", "https://")
+_SERVER: Final = ("http:", "https:")
+_PARAMETERS: Final = re.compile(r"[;&=?]")
 # Pieces of a key this long are taken out too: messages are cut, and servers show a key in part.
 _PIECE: Final = 6
 
@@ -31,8 +32,8 @@ def check_generator(name: str, variable: str) -> None:
         variable: The setting `generator-api-key-env`.
 
     Raises:
-        ConfigError: `name` is an address with a user name, a password or a query, or `variable` is
-            not the name of an environment variable.
+        ConfigError: `name` is an address with a user name, a password, a query or parameters, or
+            `variable` is not the name of an environment variable.
     """
     if not isinstance(variable, str) or not re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable):
         raise ConfigError(
@@ -49,17 +50,43 @@ def check_generator(name: str, variable: str) -> None:
 
 
 def has_secrets(name: str) -> bool:
-    """Whether a generator's name is a server's address with more than host, port and path."""
-    if not name.startswith(_SERVER):
+    """Whether a generator's name is a server's address with more than host, port, path and model.
+
+    However it is written: with a scheme in capital letters, blanks before it, or parameters behind
+    a semicolon or in the fragment, where `#model` stands.
+    """
+    if not is_address(name):
         return False
-    parts = urlsplit(name)
-    return "@" in parts.netloc or bool(parts.query) or "?" in parts.fragment
+    parts = _split(name)
+    if parts is None:
+        return True
+    return (
+        "@" in (parts.netloc or parts.path)
+        or bool(parts.query)
+        or bool(_PARAMETERS.search(parts.path) or _PARAMETERS.search(parts.fragment))
+    )
 
 
 def shown_address(name: str) -> str:
-    """A server's address without user name, password, query and fragment."""
-    parts = urlsplit(name)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    """A server's address without user name, password, query, fragment and parameters."""
+    parts = _split(name)
+    if parts is None:
+        return "an address that cannot be read"
+    path = "" if _PARAMETERS.search(parts.path) or not parts.netloc else parts.path
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
+
+
+def is_address(name: str) -> bool:
+    """Whether a generator's name is the address of a server."""
+    # As addresses are read: blanks before them, and tabs and ends of lines inside, do not count.
+    return re.sub(r"[\x00-\x20]", "", name).lower().startswith(_SERVER)
+
+
+def _split(name: str) -> SplitResult | None:
+    try:
+        return urlsplit(name.strip("".join(map(chr, range(33)))))
+    except ValueError:  # quotes the address
+        return None
 
 
 def read_key(variable: str) -> str | None:

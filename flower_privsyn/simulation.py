@@ -193,7 +193,8 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
 
     Raises:
         ConfigError: `data` is empty.
-        DataError: The file or dataset cannot be read.
+        DataError: The file or dataset cannot be read, or nobody has a document in it, or one with
+            a date where `newer-than` is set.
     """
     if app.client not in _READY_CLIENTS:
         return
@@ -204,9 +205,7 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
         )
     from flower_privsyn.data import load_configured
 
-    users = load_configured(values)
-    if newer_than := str(values.get("newer-than", "")):
-        users.newer_than(newer_than)
+    load_configured(values).check_documents(dated=bool(values.get("newer-than", "")))
 
 
 def resolve_config(

@@ -19,6 +19,13 @@ KEY = "sk-proj-0123456789abcdefXYZ"
         f"https://user:{KEY}@host.example:8443/v1",
         f"https://host.example:8443/v1?api-key={KEY}#model",
         f"https://host.example:8443/v1#model?key={KEY}",
+        f"HTTPS://user:{KEY}@host.example:8443/v1",
+        f"Https://host.example:8443/v1?key={KEY}",
+        f"https://host.example:8443/v1#m&key={KEY}",
+        f"https://host.example:8443/v1#key={KEY}",
+        f"  https://host.example:8443/v1#m;{KEY}",
+        f"\thttps://user:{KEY}@host.example:8443/v1",
+        f"ht\ntps://user:{KEY}@host.example:8443/v1",
     ],
 )
 def test_an_address_that_may_hold_a_key_is_refused_and_not_quoted(address: str) -> None:
@@ -33,15 +40,38 @@ def test_an_address_that_may_hold_a_key_is_refused_and_not_quoted(address: str) 
     assert len(set(messages)) == 1
     assert messages[0].startswith("generator = https://host.example:8443/v1 was given with a user")
     assert "PRIVSYN_API_KEY (generator-api-key-env)" in messages[0]
-    if "#" not in address or "?" not in address.partition("#")[2]:
+    if "#" not in address or "?" in address.partition("#")[0]:
         with pytest.raises(GenerationError) as direct:
             OpenAIGenerator(address.partition("#")[0], "model")
         messages.append(str(direct.value))
     assert not [message for message in messages if KEY[:6] in message]
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"https://host.example/v1;key={KEY}",
+        f"https://host.example/v1&{KEY}",
+        f"https://host.example/key={KEY}",
+        f"https:user:{KEY}@host.example",
+        f"https:///user:{KEY}@host.example",
+        f"https://user:{KEY}@[host.example",
+    ],
+)
+def test_a_path_that_may_hold_a_key_is_not_shown(address: str) -> None:
+    for check in (
+        lambda: check_generator(address, API_KEY_VARIABLE),
+        lambda: load_generator(address),
+    ):
+        with pytest.raises(ConfigError, match="which may hold a key") as refused:
+            check()
+        assert KEY[:6] not in str(refused.value)
+
+
 def test_what_is_no_secret_is_taken() -> None:
-    for name in ("privsyn-lm", "org/model", "http://h:1/v1", "http://h:1/v1#org/m", "vllm:a@b"):
+    for name in (
+        "privsyn-lm", "org/model", "http://h:1/v1", "HTTP://h:1/v1#org/m:8b-q4", "vllm:a@b", "a=b"
+    ):  # fmt: skip
         check_generator(name, API_KEY_VARIABLE)
 
 

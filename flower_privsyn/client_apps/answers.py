@@ -13,6 +13,7 @@ import numpy.typing as npt
 from flwr.app import Context
 
 from flower_privsyn import quarantine
+from flower_privsyn.node import in_simulation
 from flower_privsyn.queries import Broadcast, Cohort, Query
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -75,6 +76,7 @@ def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:
 
     The counts depend on private text. A deployed node's log is its owner's. In a simulation what
     nodes log is read by whoever follows the run, so there it is the file in the node's cache alone.
+    Which of the two it is, is not asked of the configuration: SuperNodes have partitions too.
 
     Args:
         tally: from `quarantine.counting`.
@@ -83,8 +85,7 @@ def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:
     """
     if not tally:
         return
-    simulated = "num-partitions" in context.node_config
-    if not simulated:
+    if not in_simulation():
         logger.warning("%s", tally)
     line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} run {context.run_id} node {context.node_id}: "
     try:

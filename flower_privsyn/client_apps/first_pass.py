@@ -27,6 +27,7 @@ from flower_privsyn.embedding import (
     embed_each,
     require_company,
 )
+from flower_privsyn.embedding.environment import device_of
 from flower_privsyn.errors import ConfigError, FederationError
 
 EmbedderLoader = Callable[[str, str], Embedder]
@@ -97,7 +98,8 @@ def first_pass(
 
     Raises:
         ConfigError: A number or a setting is out of range, or the store is switched off.
-        DataError: The users cannot be read, or the cache cannot be written.
+        DataError: The users cannot be read or have no document that counts, or the cache cannot be
+            written.
         ModelError: The model cannot be loaded.
         FederationError: A process that embeds was killed.
     """
@@ -110,6 +112,7 @@ def first_pass(
     users_counted = ready = stored_bytes = 0
     waiting: list[_Node] = []
     everyone = load_configured(configuration)
+    everyone.check_documents(dated=bool(request.newer_than))
     with progress.stage("Cut the text", nodes) as stage:
         for number in range(nodes):
             users = users_asked(everyone.deal(partition_id=number, num_partitions=nodes), request)
@@ -125,7 +128,10 @@ def first_pass(
             stage.update()
     del everyone
     distinct = list(dict.fromkeys(text for node in waiting for text in node.samples.texts))
-    missing = cache.missing(embedder.fingerprint, distinct, dimension=embedder.dimension)
+    device = device_of(embedder)
+    missing = cache.missing(
+        embedder.fingerprint, distinct, dimension=embedder.dimension, device=device
+    )
     # Longest first: the blocks are alike in length, and memory peaks at once and not at the end.
     missing.sort(key=len, reverse=True)
     if missing:
@@ -134,7 +140,8 @@ def first_pass(
     with progress.stage("Embed", len(missing)) as stage:
         if processes == 1 or len(blocks) < 2:
             for block in blocks:
-                cache.put_many(embedder.fingerprint, block, embed_each(embedder, block))
+                vectors = embed_each(embedder, block)
+                cache.put_many(embedder.fingerprint, block, vectors, device=device)
                 stage.update(len(block))
         else:
             _embed_in_processes(
@@ -223,5 +230,7 @@ def _begin(
 
 def _embed(block: list[str]) -> int:
     vectors = embed_each(_Worker.embedder, block)
-    _Worker.cache.put_many(_Worker.embedder.fingerprint, block, vectors)
+    _Worker.cache.put_many(
+        _Worker.embedder.fingerprint, block, vectors, device=device_of(_Worker.embedder)
+    )
     return len(block)

@@ -22,7 +22,7 @@ from flower_privsyn.embedding import (
     content_key,
     require_company,
 )
-from flower_privsyn.embedding.environment import environment
+from flower_privsyn.embedding.environment import device_of, environment
 from flower_privsyn.embedding.store import limit_bytes
 from flower_privsyn.errors import DataError
 from flower_privsyn.queries import Cohort
@@ -39,7 +39,7 @@ def users_asked(users: Users, request: wire.DataRequest) -> Users:
 
     Raises:
         ConfigError: A setting is out of range.
-        DataError: `newer-than` is set and no document has a date.
+        DataError: `newer-than` is set and the source has no column of dates.
     """
     if request.newer_than:
         users = users.newer_than(request.newer_than)
@@ -149,7 +149,8 @@ class EmbeddingSource:
             users: from `users_asked`, so that what is left out is not in the key.
             request: how their documents are cut.
         """
-        cut = (request.max_tokens, request.max_samples, request.seed, self.dimension, environment())
+        here = environment(device_of(self.embedder))
+        cut = (request.max_tokens, request.max_samples, request.seed, self.dimension, here)
         return content_key(self.fingerprint, cut, users.user_ids, users.owners, users.texts)
 
     def find(self, key: str) -> Embeddings | None:

@@ -331,7 +331,9 @@ def make_plan(
             )
 
     def read(source: str) -> Users:
-        return load_users(source, newer_than=newer_than or None, **(columns or {}))
+        found = load_users(source, **(columns or {}))
+        found.check_documents(dated=bool(newer_than))
+        return found.newer_than(newer_than) if newer_than else found
 
     every = joined([read(source) for source in data])
     if held_out is None:

@@ -29,7 +29,7 @@ MAX_STRING_BYTES = 12 * 2**20
 """Bytes of one JSON string as written; a longer one cannot be a document (`limits`)."""
 
 MAX_LINE_BYTES = 2**20
-"""Bytes of one line of JSON without what its strings hold: names, numbers, brackets."""
+"""Bytes of one line of JSON that is read whole; of a longer one the outermost values alone."""
 
 _CHUNK: Final = 2**18
 # Possessive: a string that is never closed is looked at once.
@@ -71,7 +71,7 @@ def read_bytes(path: Path) -> bytearray:
     return content
 
 
-def lines(content: bytearray) -> Iterator[tuple[int, bytes | None]]:
+def lines(content: bytearray) -> Iterator[tuple[int, bytes]]:
     """The lines of JSON lines that are not blank, with their numbers from 1.
 
     Not `splitlines`: a text may hold U+2028 and other separators unescaped.
@@ -81,7 +81,8 @@ def lines(content: bytearray) -> Iterator[tuple[int, bytes | None]]:
 
     Yields:
         Number and line; strings that are too long to be documents are replaced by one that holds
-        NUL, which is no document either. None for a line that is too long even so.
+        NUL, which is no document either. A line may still be longer than `MAX_LINE_BYTES`: it is
+        for `flat_json.outermost` then.
     """
     start, number = 0, 0
     while start < len(content):
@@ -94,21 +95,12 @@ def lines(content: bytearray) -> Iterator[tuple[int, bytes | None]]:
             continue
         if len(line) > MAX_LINE_BYTES:
             line = _STRING.sub(_shortened, line)
-            outside = len(line) - sum(len(found.group()) for found in _STRING.finditer(line))
-            if outside > MAX_LINE_BYTES:
-                yield number, None
-                continue
         yield number, line
 
 
 def _shortened(found: re.Match[bytes]) -> bytes:
     string = found.group()
     return _TOO_LONG if len(string) > MAX_STRING_BYTES else string
-
-
-def line_rule() -> str:
-    """Why `lines` gave no line, as the end of a sentence."""
-    return f"longer than {MAX_LINE_BYTES:,} bytes without its texts"
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,14 @@ import numpy as np
 
 from flower_privsyn import quarantine
 from flower_privsyn._hub import hub_unreachable
-from flower_privsyn.data import bounded
+from flower_privsyn.data import bounded, flat_json
 from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
 from flower_privsyn.files import located
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_EPOCH: Final = date(1970, 1, 1)
 _DATE_RULE: Final = "must be an ISO date such as 2025-03-18"
 
 
@@ -40,10 +41,12 @@ def load_users(
 
     A row whose text is empty (or white space) counts for its user but is no document: the user
     stays in the roster. So does one whose text is unusable: no string, missing, or not Unicode
-    (half a surrogate pair, bytes that are not UTF-8, NUL). A date that cannot be read is an unknown
-    one. What one user wrote must not decide about the others. A row that does not say whose it is
-    can be laid at nobody's door: it is the file's fault, and refused. Rows of one user may be
-    anywhere, in several files of a folder too.
+    (half a surrogate pair, bytes that are not UTF-8, NUL). A date that cannot be read, or lies
+    outside of the years 1 to 9999, is an unknown one. What one user wrote must not decide about the
+    others, nor whether there are any: files in which no row has a usable text, or a date where
+    `newer_than` asks for one, are read, and `check_documents` names them to their owner. A row that
+    does not say whose it is can be laid at nobody's door: it is the file's fault, and refused. Rows
+    of one user may be anywhere, in several files of a folder too.
 
     Args:
         source: A ``.jsonl``, ``.json`` (one object per line), ``.jsonl.gz``, ``.json.gz`` or
@@ -60,9 +63,8 @@ def load_users(
 
     Raises:
         ConfigError: If an argument is out of range.
-        DataError: If the source cannot be found or read, has no such column, or not a single
-            text in it; the sentence names the file, the line or row and the column, and never
-            quotes what stands there.
+        DataError: If the source cannot be found or read or has no such column; the sentence names
+            the file, the line or row and the column, and never quotes what stands there.
         MissingExtraError: If a data set is asked for and ``datasets`` is not installed.
     """
     cutoff = None if newer_than is None else parse_cutoff(newer_than)
@@ -137,13 +139,13 @@ def _from_location(location: str, columns: _Columns, split: str) -> Users:
         files = sorted(item for item in path.iterdir() if _suffix(item) and item.is_file())
         if not files:
             raise DataError(f"{path} holds no data file ({', '.join(SUFFIXES)}).")
-        return _grouped([_read_file(item, columns) for item in files], columns, location)
+        return _grouped([_read_file(item, columns) for item in files], columns)
     if path.exists():
         if not _suffix(path):
             raise DataError(
                 f"{path} has the suffix {path.suffix!r}, which is none of {', '.join(SUFFIXES)}."
             )
-        return _grouped([_read_file(path, columns)], columns, location)
+        return _grouped([_read_file(path, columns)], columns)
     if _suffix(path) or not _HUB_NAME.fullmatch(location):
         raise DataError(f"{path} does not exist.")
     return _from_dataset(_load_from_hub(location, split), columns, split, where=location)
@@ -384,9 +386,7 @@ def _dates(column: Any, name: str) -> Any:
     if pa.types.is_null(kind):
         return column.cast(pa.date32())
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        if pa.types.is_timestamp(kind) and kind.tz is not None:
-            column = column.cast(pa.timestamp(kind.unit))  # the day in UTC
-        return column.cast(pa.date32(), safe=False)
+        return _days(column)
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise _Problem(None, f"{name!r} {_DATE_RULE}, but the column holds {kind}")
     # As bytes, so that one that is no Unicode can be looked at like the others.
@@ -395,12 +395,34 @@ def _dates(column: Any, name: str) -> Any:
     return pa.chunked_array([pa.array(parsed, pa.date32()).take(encoded.indices)])
 
 
+def _days(column: Any) -> Any:
+    """Dates or timestamps as days (of UTC where there is a zone), null beyond the years 1 to 9999.
+
+    Arrow's 32-bit days reach the year 5,881,580 and wrap around after that; Python's do not, and
+    one such row would take everybody's away.
+    """
+    import pyarrow as pa
+
+    kind = column.type
+    units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+    if pa.types.is_date32(kind):
+        column, per_day = column.cast(pa.int32()), 1
+    else:
+        unit = "ms" if pa.types.is_date64(kind) else kind.unit
+        column, per_day = column.cast(pa.int64()), 86_400 * units[unit]
+    known = ~column.is_null().to_numpy()
+    days = column.cast(pa.int64()).fill_null(0).to_numpy() // per_day
+    known &= (days >= (date.min - _EPOCH).days) & (days <= (date.max - _EPOCH).days)
+    days = np.where(known, days, 0).astype(np.int32)
+    return pa.chunked_array([pa.array(days, mask=~known).cast(pa.date32())])
+
+
 def _parse_date(value: object) -> date | None:
     """The day; None where it cannot be read."""
     try:
         text = value.decode() if isinstance(value, bytes) else value
         return datetime.fromisoformat(text.strip()).date() if isinstance(text, str) else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -423,7 +445,6 @@ def _read_json_lines(path: Path, columns: _Columns) -> _Rows:
 
 def _parse_fast(data: bytearray, columns: _Columns) -> Any | None:
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.json as pj
 
     schema = pa.schema([(name, pa.string()) for name in columns.wanted])
@@ -441,11 +462,7 @@ def _parse_fast(data: bytearray, columns: _Columns) -> Any | None:
         table.validate(full=True)
     except (pa.ArrowException, OSError):
         return None
-    if table.num_rows != lines:
-        return None
-    if pc.all(pc.is_null(table.column(columns.date))).as_py():
-        table = table.drop_columns([columns.date])
-    return table
+    return table if table.num_rows == lines else None
 
 
 def _parse_by_line(path: Path, data: bytearray, columns: _Columns) -> Any:
@@ -460,8 +477,6 @@ def _parse_by_line(path: Path, data: bytearray, columns: _Columns) -> Any:
         return DataError(f"{path} line {number}: {rule}.")
 
     for number, line in bounded.lines(data):
-        if line is None:
-            raise bad(bounded.line_rule())
         row = _parse_line(line, first=number == 1)
         if row is None:
             if columns.user_id is None:
@@ -485,7 +500,8 @@ def _parse_by_line(path: Path, data: bytearray, columns: _Columns) -> Any:
     arrays = {columns.text: pa.chunked_array([pa.array(texts, pa.large_string())])}
     if columns.user_id is None:
         arrays[columns.client] = pa.chunked_array([pa.array(clients, pa.large_string())])
-    if any(day is not None for day in dates):
+    if columns.date not in arrays:
+        # Lines have no columns: that no line has a date is what the users wrote, not a schema.
         arrays[columns.date] = pa.chunked_array([pa.array(dates, pa.date32())])
     return pa.table(arrays)
 
@@ -509,21 +525,16 @@ def _kind(value: object) -> str:
 
 def _parse_line(line: bytes, *, first: bool) -> dict[str, Any] | None:
     """A JSON object, or None; bytes that are not UTF-8 become halves of surrogate pairs."""
+    line = line.removeprefix(codecs.BOM_UTF8) if first else line
+    if len(line) > bounded.MAX_LINE_BYTES:
+        return flat_json.outermost(line)  # which costs little, whatever stands in it
     try:
-        row = json.loads(
-            line.decode("utf-8-sig" if first else "utf-8", "surrogateescape"), parse_int=_integer
-        )
-    except (ValueError, RecursionError):
+        row = json.loads(line.decode("utf-8", "surrogateescape"), parse_int=flat_json.whole_number)
+    except RecursionError:
+        return flat_json.outermost(line)
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None
-
-
-def _integer(digits: str) -> int | float:
-    """A whole number; not a number where Python refuses to read so many digits."""
-    try:
-        return int(digits)
-    except ValueError:
-        return math.nan
 
 
 def _clean(value: object) -> str | None:
@@ -559,7 +570,7 @@ def _from_dataset(
     names = list(source.column_names)
     _check_columns(names, columns, where)
     present = [name for name in columns.wanted if name in names]
-    return _grouped([_from_table(_arrow(source, present), columns, where)], columns, where)
+    return _grouped([_from_table(_arrow(source, present), columns, where)], columns)
 
 
 def _arrow(dataset: Any, names: list[str]) -> Any:
@@ -586,7 +597,7 @@ def _arrow(dataset: Any, names: list[str]) -> Any:
 # ---- by user -----------------------------------------------------------------------------------
 
 
-def _grouped(parts: list[_Rows], columns: _Columns, where: str) -> Users:
+def _grouped(parts: list[_Rows], columns: _Columns) -> Users:
     """Bring the rows of each user together, in order of first appearance."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -603,9 +614,6 @@ def _grouped(parts: list[_Rows], columns: _Columns, where: str) -> Users:
         user_ids = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy().astype(np.int64)
     unusable = np.concatenate([part.unusable.to_numpy() for part in parts])
-    if unusable.all():
-        # Nobody's doing alone: the wrong column, or another kind of file.
-        raise DataError(f"{where}: {columns.text!r} must be a string, and in no row it is one.")
     if unusable.any():
         owners = np.unique(codes[unusable]).tolist()
         quarantine.note((user_ids[user] for user in owners), records=int(unusable.sum()))

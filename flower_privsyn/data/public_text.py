@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import codecs
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.data import bounded
+from flower_privsyn.data import bounded, flat_json
 from flower_privsyn.errors import DataError
 
 #: The passages that ship with the package.
@@ -43,12 +43,8 @@ def public_texts(
         raise DataError(f'{setting} = "{source}": {path} cannot be read ({reason})') from error
     texts: list[str] = []
     for number, line in bounded.lines(content):
-        if line is None:
-            raise DataError(f"{path} line {number}: {bounded.line_rule()}.")
-        try:
-            text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            text = None
+        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        text = (flat_json.outermost(line) or {}).get("text")
         if not isinstance(text, str):
             raise DataError(f'{path} line {number}: expected a JSON object with a string "text"')
         texts.append(text)

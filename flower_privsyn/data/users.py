@@ -203,21 +203,24 @@ class Users:
         """Drop documents dated on or before ``cutoff`` or not at all; every user stays.
 
         Use the training cutoff of the public model here, so that its memory of the private text
-        cannot be mistaken for learning from it.
+        cannot be mistaken for learning from it. Where no document is left, every user has none:
+        one user's documents must not decide whether a node takes part (`check_documents` tells
+        the owner). Those without a date are counted as left out.
 
         Args:
             cutoff: A day, or its ISO form such as "2025-03-18".
 
         Raises:
             ConfigError: If the cutoff is not a day.
-            DataError: If no document carries a date. One without among others is dropped: a
-                single record must not decide whether a node takes part.
+            DataError: If there are no dates at all, as in a source without such a column.
         """
         cutoff = parse_cutoff(cutoff)
         if self.dates is None:
             raise DataError("newer-than needs a date per document, but these have no dates.")
-        if self.dates and all(day is None for day in self.dates):
-            raise DataError("newer-than needs dates, but none of these documents has one.")
+        undated = np.fromiter((day is None for day in self.dates), bool, len(self.dates))
+        if undated.any():
+            owners = np.unique(self.owners[undated]).tolist()
+            quarantine.note((self.user_ids[user] for user in owners), records=int(undated.sum()))
         keep = np.fromiter(
             (day is not None and day > cutoff for day in self.dates), bool, len(self.dates)
         )
@@ -227,6 +230,28 @@ class Users:
             owners=self.owners[keep],
             dates=list(itertools.compress(self.dates, keep)),
         )
+
+    def check_documents(self, *, dated: bool = False) -> None:
+        """Tell an owner who looks that nobody here has a document, or none with a date.
+
+        For the person who holds all this text, before anything is asked. Never part of an answer:
+        whether it raises depends on single documents.
+
+        Args:
+            dated: Whether ``newer-than`` will ask for dates.
+
+        Raises:
+            DataError: There is no document, or, with `dated`, none that has a date.
+        """
+        if not self.texts:
+            raise DataError(
+                "there is no usable text: in no row of the data is the text column a string that "
+                "holds more than white space."
+            )
+        if dated and (self.dates is None or all(day is None for day in self.dates)):
+            raise DataError(
+                "newer-than needs a date per document, but none of these documents has one."
+            )
 
     def split_held_out(self, *, fraction: float, seed: int) -> tuple[Users, Users]:
         """Set users aside for evaluation by a coin that depends on the seed and the user id only.

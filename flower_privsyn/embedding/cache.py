@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.embedding.embedder import Embedder
-from flower_privsyn.embedding.environment import environment
+from flower_privsyn.embedding.environment import device_of, environment
 from flower_privsyn.embedding.salvage import embed_each
 from flower_privsyn.errors import DataError
 
@@ -39,7 +39,7 @@ def default_cache_directory() -> Path:
 
 
 class EmbeddingCache:
-    """An SQLite file of float32 vectors under (model fingerprint, environment, text).
+    """An SQLite file of float32 vectors under (model fingerprint, environment, device, text).
 
     The environment is the machine's processor and libraries: after an upgrade texts are embedded
     anew, else a user's vector would depend on whose text had been embedded before it.
@@ -82,7 +82,7 @@ class EmbeddingCache:
         return self._path
 
     def get_many(
-        self, fingerprint: str, texts: Sequence[str], *, dimension: int
+        self, fingerprint: str, texts: Sequence[str], *, dimension: int, device: str = ""
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Look texts up.
 
@@ -90,6 +90,7 @@ class EmbeddingCache:
             fingerprint: Of the embedder.
             texts: The n texts.
             dimension: Length of the embedder's vectors; a vector of another length is not found.
+            device: What the embedder computes on (`device_of`); others round differently.
 
         Returns:
             float32 (n, dimension), zero where nothing is found, and bool (n,) of what is found.
@@ -100,7 +101,7 @@ class EmbeddingCache:
         vectors = np.zeros((len(texts), dimension), dtype=np.float32)
         found = np.zeros(len(texts), dtype=np.bool_)
         rows_of: dict[bytes, list[int]] = {}
-        for row, key in enumerate(_keys(fingerprint, texts)):
+        for row, key in enumerate(_keys(fingerprint, texts, device)):
             rows_of.setdefault(key, []).append(row)
         keys = list(rows_of)
 
@@ -118,18 +119,21 @@ class EmbeddingCache:
         self._run(read)
         return vectors, found
 
-    def missing(self, fingerprint: str, texts: Sequence[str], *, dimension: int) -> list[str]:
+    def missing(
+        self, fingerprint: str, texts: Sequence[str], *, dimension: int, device: str = ""
+    ) -> list[str]:
         """The texts that are not found, in order, without reading any vector.
 
         Args:
             fingerprint: Of the embedder.
             texts: The n texts.
             dimension: Length of the embedder's vectors, as for `get_many`.
+            device: As for `get_many`.
 
         Raises:
             DataError: If the file cannot be read.
         """
-        keys = list(_keys(fingerprint, texts))
+        keys = list(_keys(fingerprint, texts, device))
         found: set[bytes] = set()
 
         def read(connection: sqlite3.Connection) -> None:
@@ -143,7 +147,12 @@ class EmbeddingCache:
         return [text for text, key in zip(texts, keys, strict=True) if key not in found]
 
     def put_many(
-        self, fingerprint: str, texts: Sequence[str], vectors: NDArray[np.float32]
+        self,
+        fingerprint: str,
+        texts: Sequence[str],
+        vectors: NDArray[np.float32],
+        *,
+        device: str = "",
     ) -> None:
         """Store the vectors of texts; rows that are not finite are left out.
 
@@ -151,6 +160,7 @@ class EmbeddingCache:
             fingerprint: Of the embedder.
             texts: The n texts.
             vectors: float32 (n, d).
+            device: What they were computed on, as for `get_many`.
 
         Raises:
             DataError: If the shape does not fit or the file cannot be written.
@@ -164,7 +174,7 @@ class EmbeddingCache:
         finite = np.all(np.isfinite(vectors), axis=1, keepdims=True)[:, 0]  # (n,)
         rows = [
             (key, vectors[row].tobytes())
-            for row, key in enumerate(_keys(fingerprint, texts))
+            for row, key in enumerate(_keys(fingerprint, texts, device))
             if finite[row]
         ]
 
@@ -303,12 +313,14 @@ def cached_embed(
         DataError: If the embedder returns another shape than its dimension promises.
     """
     texts = list(texts)
-    dimension = embedder.dimension
+    dimension, device = embedder.dimension, device_of(embedder)
     if cache is None:
         vectors = np.zeros((len(texts), dimension), dtype=np.float32)
         found = np.zeros(len(texts), dtype=np.bool_)
     else:
-        vectors, found = cache.get_many(embedder.fingerprint, texts, dimension=dimension)
+        vectors, found = cache.get_many(
+            embedder.fingerprint, texts, dimension=dimension, device=device
+        )
     if progress is not None and found.any():
         progress(int(found.sum()))
     rows_of: dict[str, list[int]] = {}
@@ -327,15 +339,16 @@ def cached_embed(
             progress(repeats)
         if cache is not None:
             try:
-                cache.put_many(embedder.fingerprint, block, computed)
+                cache.put_many(embedder.fingerprint, block, computed, device=device)
             except DataError as error:
                 logger.warning("%s Continuing without it.", error)
                 cache = None
     return vectors
 
 
-def _keys(fingerprint: str, texts: Sequence[str]) -> Iterator[bytes]:
-    model = hashlib.blake2b(f"{fingerprint} {environment()}".encode(), digest_size=32).digest()
+def _keys(fingerprint: str, texts: Sequence[str], device: str) -> Iterator[bytes]:
+    content = f"{fingerprint} {environment(device)}"
+    model = hashlib.blake2b(content.encode(), digest_size=32).digest()
     for text in texts:
         # A lone surrogate cannot be UTF-8, and must not bring the node down here.
         yield hashlib.blake2b(

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.embedding.embedder import ROWS, Embedder
-from flower_privsyn.embedding.environment import environment, threads
+from flower_privsyn.embedding.environment import device_of, environment, threads
 from flower_privsyn.errors import ModelError
 
 #: Another number when the probes or the companies change: machines are then asked anew.
@@ -126,7 +126,7 @@ def check_company(embedder: Embedder) -> None:
 
 
 def require_company(embedder: Embedder, directory: str | Path) -> None:
-    """`check_company`, once for a model, a precision and an environment of a machine.
+    """`check_company`, once for a model, a precision, a device and an environment of a machine.
 
     That it was passed is remembered in this process, and in the directory for all others; of many
     processes that begin at once, one asks and the others wait for it.
@@ -139,7 +139,8 @@ def require_company(embedder: Embedder, directory: str | Path) -> None:
         ModelError: as `check_company`.
     """
     kind = f"{type(embedder).__module__}.{type(embedder).__qualname__}"
-    content = f"{_VERSION} {kind} {embedder.fingerprint} {environment()} {threads()}"
+    here = environment(device_of(embedder))
+    content = f"{_VERSION} {kind} {embedder.fingerprint} {here} {threads()}"
     name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     if name in _passed:
         return

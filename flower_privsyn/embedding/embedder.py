@@ -164,6 +164,16 @@ class SentenceTransformerEmbedder:
         return self._fingerprint
 
     @property
+    def device(self) -> str:
+        """What computes: "cpu", or the kind of accelerator and its name."""
+        import torch
+
+        device = self._model.device
+        if device.type != "cuda":
+            return str(device.type)
+        return f"cuda {torch.cuda.get_device_name(device)}"
+
+    @property
     def dimension(self) -> int:
         """Length of a vector: 384 for all-MiniLM-L6-v2."""
         return self._dimension

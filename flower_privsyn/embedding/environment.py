@@ -26,16 +26,25 @@ _VARIABLES = (
 )
 
 
-def environment() -> str:
+def environment(device: str = "") -> str:
     """Hex digest of this machine's processor, its libraries and the choice of their kernels.
 
     Embeddings kept on the disk are found under it again, and no others: vectors from before an
     upgrade, or from another machine, differ in their last bits from those computed now, and whose
-    text was embedded then must not move what others answer today.
+    text was embedded then must not move what others answer today. It is no part of a model's
+    fingerprint: server and nodes agree on that, and may compute on different devices.
+
+    Args:
+        device: What computes (`device_of`).
     """
     values = {name: os.environ.get(name, "") for name in _VARIABLES}
-    content = json.dumps([*_installed(), values], sort_keys=True)
+    content = json.dumps([*_installed(), values, device], sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def device_of(embedder: object) -> str:
+    """What an embedder computes on, such as "cpu"; "" where it does not say (`device`)."""
+    return str(getattr(embedder, "device", ""))
 
 
 def threads() -> int:

@@ -317,6 +317,7 @@ def run_samples(run: RunDirectory, users: Users, embedder: Embedder) -> Samples:
     """The users' text as the run's nodes would have cut it."""
     config = run.config
     if config.get("newer-than"):
+        users.check_documents(dated=True)
         users = users.newer_than(str(config["newer-than"]))
     return chunk_users(
         users,

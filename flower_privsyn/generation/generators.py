@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flower_privsyn.api_key import API_KEY_VARIABLE, check_generator, read_key
+from flower_privsyn.api_key import API_KEY_VARIABLE, check_generator, is_address, read_key
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.backends import TextGenerator
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
@@ -50,9 +50,9 @@ def load_generator(
             "the generator must be a model name, a folder, 'http://host:port/v1#model' or "
             f"'vllm:<model>', got {name!r}"
         )
-    if name.startswith(("http://", "https://")):
+    if is_address(name):
         check_generator(name, api_key_env or API_KEY_VARIABLE)
-        base_url, _, model = name.partition("#")
+        base_url, _, model = name.strip().partition("#")
         api_key = read_key(api_key_env) if api_key_env else None
         return OpenAIGenerator(base_url, model or None, api_key=api_key, max_concurrency=batch_size)
     if name.startswith("vllm:"):

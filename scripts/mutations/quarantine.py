@@ -88,9 +88,30 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a record that is no text has the whole file refused",
         file="flower_privsyn/data/load.py",
-        before="    if unusable.all():\n",
-        after="    if unusable.any():\n",
+        before="    if unusable.any():\n",
+        after="    if unusable.any():\n        raise DataError('no text')\n",
         tests=(LOAD,),
+    ),
+    Mutation(
+        name="a day beyond the calendar takes everybody along",
+        file="flower_privsyn/data/load.py",
+        before="    known &= (days >=",
+        after="    known | (days >=",
+        tests=(f"{LOAD}::test_a_day_beyond_the_calendar_is_unknown",),
+    ),
+    Mutation(
+        name="a deeply nested line is nobody's",
+        file="flower_privsyn/data/load.py",
+        before="    except RecursionError:\n        return flat_json.outermost(line)\n",
+        after="    except RecursionError:\n        return None\n",
+        tests=(f"{LOAD}::test_what_a_user_nests_is_that_users",),
+    ),
+    Mutation(
+        name="devices share their vectors",
+        file="flower_privsyn/embedding/environment.py",
+        before="json.dumps([*_installed(), values, device]",
+        after="json.dumps([*_installed(), values]",
+        tests=("tests/embedding/test_company.py::test_vectors_of_another_device_are_not_found",),
     ),
     Mutation(
         name="a line of nobody's drops a user from the roster",

@@ -6,16 +6,19 @@ import json
 import logging
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn import wire
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps import answers, create_client_app
 from flower_privsyn.client_apps.answers import answer_of
 from flower_privsyn.data import Users
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
@@ -86,8 +89,8 @@ def app_of(bad: list[object], cache: Path, embedder: Any = delicate) -> ClientAp
     return create_client_app(lambda context: users, embedder=embedder, cache_directory=cache)
 
 
-def prepare(app: ClientApp, context: Context) -> Message:
-    request = wire.pack_prepare(DATA)
+def prepare(app: ClientApp, context: Context, **changes: Any) -> Message:
+    request = wire.pack_prepare(replace(DATA, **changes))
     return app(Message(request, dst_node_id=5, message_type=wire.PREPARE), context)
 
 
@@ -153,11 +156,14 @@ def test_a_model_that_fails_on_public_text_is_the_nodes_fault(tmp_path: Path) ->
 
 
 def test_the_nodes_own_log_counts_and_quotes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad: list[object] = ["raise the secret words", "\ud800", "court judge"]
+    # A SuperNode may have a partition too.
+    partition = where(**{"num-partitions": 2, "partition-id": 0})
+    monkeypatch.setattr(answers, "in_simulation", lambda: False)
     with caplog.at_level(logging.INFO):
-        reply = prepare(app_of(bad, tmp_path / "deployed"), where())
+        reply = prepare(app_of(bad, tmp_path / "deployed"), partition)
     told = "2 records of 1 users are left out as unusable"
     assert caplog.messages == [told]
     log = tmp_path / "deployed" / "quarantine.log"
@@ -167,7 +173,8 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
     assert wire.unexpected_records(reply) == []
     caplog.clear()
     # In a simulation whatever a node logs stands in the log of the run.
-    prepare(app_of(bad, tmp_path / "simulated"), where(**{"num-partitions": 2}))
+    monkeypatch.undo()
+    prepare(app_of(bad, tmp_path / "simulated"), where())
     assert not caplog.messages
     assert told in (tmp_path / "simulated" / "quarantine.log").read_text()
     prepare(app_of(["court judge"], tmp_path / "fine"), where())
@@ -183,6 +190,47 @@ def test_half_a_surrogate_pair_in_a_file(tmp_path: Path, empty: dict[str, Any]) 
     context = where(data=str(path))
     assert wire.unpack_roster(prepare(app, context)) == empty["roster"]
     assert facts(ask(app, *QUESTIONS[0], context)) == empty["answers"][0]
+
+
+def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> None:
+    """What was found to: a day of the year 12099, the only date, the only text, nesting."""
+    where_it_is = where(data="")
+    others = [{"client_id": f"u{n}", "text": "court judge"} for n in range(5)]
+    dated = [{**row, "date": "2025-05-05"} for row in others]
+    alone = [{**row, "text": 5} for row in others]
+    cases: list[tuple[str, list[Any], list[Any]]] = [
+        (
+            "2025-01-01",
+            others,
+            [{"text": "x", "date": "2025-05-05"}, {"text": "", "date": "2025-05-05"}],
+        ),
+        ("", alone, [{"text": "x"}, {"text": ""}, {"text": "\ud800"}, {"text": 7}]),
+        ("", [], [{"text": "x"}, {"text": ""}, {"text": "\ud800"}]),
+        ("", others, [{"text": "x", "z": 7}, {"text": "x", "z": [0]}]),
+        ("2025-01-01", dated, [{"text": "x", "date": "today"}]),
+    ]
+    for number, (newer_than, rest, variants) in enumerate(cases):
+        rosters = []
+        for variant in variants:
+            path = tmp_path / f"{number}-{len(rosters)}.jsonl"
+            lines = [json.dumps(row) for row in [*rest, {"client_id": "one", **variant}]]
+            text = "\n".join(lines).replace('"z": [0]', '"z": ' + "[" * 5000 + "]" * 5000)
+            path.write_text(text + "\n")
+            where_it_is.node_config["data"] = str(path)
+            app = create_client_app(embedder=delicate, cache_directory=tmp_path / "cache")
+            rosters.append(wire.unpack_roster(prepare(app, where_it_is, newer_than=newer_than)))
+        assert all(roster == rosters[0] for roster in rosters)
+
+
+def test_a_day_beyond_the_calendar_removes_nobody(tmp_path: Path) -> None:
+    days = pa.array([20_000] * 19 + [3_700_000], pa.int32()).cast(pa.date32())
+    names = [f"u{n}" for n in range(20)]
+    table = pa.table({"client_id": names, "text": ["court judge"] * 20, "date": days})
+    pq.write_table(table, tmp_path / "u.parquet")
+    app = create_client_app(embedder=delicate, cache_directory=tmp_path / "cache")
+    context = where(data=str(tmp_path / "u.parquet"))
+    reply = prepare(app, context, newer_than="2024-01-01")
+    assert wire.unpack_roster(reply).num_users == 18  # two are held out
 
 
 class Fussy(NearestNeighborHistogram):

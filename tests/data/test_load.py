@@ -18,6 +18,7 @@ import pytest
 from flower_privsyn import quarantine
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.data import load as module
+from flower_privsyn.data.flat_json import outermost
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
 
 SECRET = "the private words nobody may see"
@@ -107,7 +108,7 @@ def test_integer_ids_and_other_columns(tmp_path: Path) -> None:
     users = load_users(path, client_column="who", text_column="said")
     assert users.user_ids == ("7", "8")
     assert users.texts == ["x", "y", "z"]
-    assert users.dates is None
+    assert users.dates == [None] * 3  # lines have no columns, so nobody's may decide that
 
 
 def test_a_text_longer_than_a_block(tmp_path: Path) -> None:
@@ -280,12 +281,99 @@ def test_a_broken_line_where_everything_is_one_users(tmp_path: Path) -> None:
     assert "line 2: not a JSON object, so nobody knows whose it is" in sentence(path)
 
 
-def test_a_file_without_any_text_is_refused(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "u.jsonl", [{"client_id": "a", "text": 1}, {"client_id": "b"}])
-    assert sentence(path) == f"{path}: 'text' must be a string, and in no row it is one."
-    # An empty text is a text: that somebody wrote nothing is no fault of the file's.
-    write_lines(path, [{"client_id": "a", "text": ""}, {"client_id": "b"}])
-    assert load_users(path).user_ids == ("a", "b")
+@pytest.mark.parametrize("last", [1, "", None, "a text"])
+def test_a_file_without_any_text_is_read(tmp_path: Path, last: object) -> None:
+    rows = [{"client_id": "a", "text": 1}, {"client_id": "b", "text": last}]
+    users = load_users(write_lines(tmp_path / "u.jsonl", rows))
+    assert users.user_ids == ("a", "b")
+    assert users.texts == ["a text"] * (last == "a text")
+    if last == "a text":
+        users.check_documents()
+    else:
+        with pytest.raises(DataError, match="there is no usable text"):
+            users.check_documents()
+
+
+YEAR_12099 = 3_700_000  # days
+
+
+@pytest.mark.parametrize(
+    "dates",
+    [
+        pa.array([20_000, YEAR_12099, -800_000, None], pa.int32()).cast(pa.date32()),
+        pa.array([20_000 * 86_400, 10**14, -(10**14), None], pa.int64()).cast(pa.timestamp("s")),
+        pa.array([20_000 * 86_400_000, YEAR_12099 * 86_400_000, 2**63 - 1, None], pa.int64()).cast(
+            pa.timestamp("ms", tz="Europe/Berlin")
+        ),
+        pa.array([20_000 * 86_400_000, YEAR_12099 * 86_400_000, -(10**17), None], pa.int64()).cast(
+            pa.date64(), safe=False
+        ),
+        # Wraps around to a day of 1970 in 32 bits.
+        pa.array([20_000 * 86_400, 2**32 * 86_400, -(2**32) * 86_400, None], pa.int64()).cast(
+            pa.timestamp("s")
+        ),
+    ],
+    ids=lambda dates: str(dates.type),
+)
+def test_a_day_beyond_the_calendar_is_unknown(tmp_path: Path, dates: Any) -> None:
+    import datasets
+
+    table = pa.table({"client_id": list("abcd"), "text": ["x"] * 4, "date": dates})
+    pq.write_table(table, tmp_path / "u.parquet")
+    for source in (tmp_path / "u.parquet", datasets.Dataset(table)):
+        users = load_users(source)
+        assert users.user_ids == ("a", "b", "c", "d")
+        assert users.dates == [date(2024, 10, 4), None, None, None]
+        assert load_users(source, newer_than="2024-01-01").texts == ["x"]
+
+
+def nested(depth: int, *, where: str) -> str:
+    brackets = '[{"a":' * depth + "1" + "}]" * depth
+    return f'{{"client_id": "deep", "text": "t", "{where}": {brackets}}}'
+
+
+@pytest.mark.parametrize("other", ["\\ud800", "b"])
+@pytest.mark.parametrize("where", ["text", "ignored"])
+def test_what_a_user_nests_is_that_users(tmp_path: Path, where: str, other: str) -> None:
+    deep = nested(5_000, where=where)
+    path = write_lines(
+        tmp_path / "u.jsonl", [GOOD, deep, '{"client_id": "b", "text": "' + other + '"}']
+    )
+    users = load_users(path)
+    assert users.user_ids == ("a", "deep", "b")
+    assert users.texts == [SECRET] + ["t"] * (where == "ignored") + ["b"] * (other == "b")
+    # Where it is no JSON object nobody knows whose it is, however deep.
+    write_lines(path, [GOOD, deep.replace("}]", "]]", 1)])
+    assert "line 2: not a JSON object" in sentence(path)
+
+
+ODD = [
+    *('{"a": 1, "b": [1, {"c": "]"}], "a": "\\u00e9\\""}', "{}", "[]", "", " ", "{", "1", '"a"'),
+    *('{"a" 1}', '{"a": }', '{"a": 1,}', "{,}", '{"a": [1,]}', '{"a": [,1]}', '{"a": 01}', "{}{}"),
+    *('{"a": "\t"}', '{"a": "\\x"}', '{"a": tru}', '{"a": -1.5e+3, "b": NaN}', '{"a": {"b"}}'),
+    *('{"a": [1}', '{"a": {"b": 1]}', "{a: 1}", '{"a": "x}', "{} x", '{"a": [[], {}]} ', "{}]"),
+    *(
+        '{"a": truefalse}',
+        '{"a": 1 2}',
+        '{"a": [1 2]}',
+        '{"a": "1""2"}',
+        '{"a": 1.}',
+        '{"\\ud800": 0}',
+    ),
+]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_lines_are_read_flat_as_they_are_read_whole(text: str) -> None:
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        whole = None
+    if isinstance(whole, dict):
+        empty = {k: type(v)() if isinstance(v, list | dict) else v for k, v in whole.items()}
+        assert repr(outermost(text.encode())) == repr(empty)
+    else:
+        assert outermost(text.encode()) is None
 
 
 @pytest.mark.parametrize("name", ["u.jsonl", "u.jsonl.gz", "u.parquet"])
@@ -339,7 +427,6 @@ def test_permission(tmp_path: Path) -> None:
         ({"client_id": ["a", None], "text": ["x", "y"]}, "row 2: 'client_id' must be a string"),
         ({"client_id": ["a", "", ""], "text": ["x"] * 3}, "row 2: 'client_id' must not be empty"),
         ({"client_id": ["a"], "text": [1.5]}, "'text' must be a string, but the column holds"),
-        ({"client_id": ["a", "b"], "text": [None, None]}, "'text' must be a string, and in no row"),
         ({"client_id": [1.5], "text": ["x"]}, "'client_id' must be a string or an integer"),
         ({"client_id": ["a"], "text": ["x"], "date": [5]}, "'date' must be an ISO date"),
         ({"client_id": pa.array([], pa.string()), "text": pa.array([], pa.string())}, "no rows"),
@@ -364,8 +451,19 @@ def test_dates_where_newer_than_needs_them(tmp_path: Path) -> None:
     newer = load_users(path, newer_than="2024-12-31")
     assert newer.dates == [date(2025, 1, 1)]
     assert len(newer) == 1
-    path = write_lines(tmp_path / "v.jsonl", [GOOD])
-    assert "have no dates" in sentence(path, newer_than="2025-01-01")
+    # And where nobody has one: else a single user's document would decide about the others.
+    path = write_lines(tmp_path / "v.jsonl", [GOOD, {"client_id": "b", "date": "2025-01-01"}])
+    for rows in (
+        [GOOD, {"client_id": "b", "text": "", "date": "2025-01-01"}],
+        [GOOD, {"client_id": "b"}],
+    ):
+        undated = load_users(write_lines(path, rows), newer_than="2024-12-31")
+        assert (undated.user_ids, undated.texts) == (("a", "b"), [])
+        with pytest.raises(DataError, match="none of these documents has one"):
+            load_users(path).check_documents(dated=True)
+    # A table without the column is another matter: no user can do that.
+    pq.write_table(pa.table({"client_id": ["a"], "text": ["x"]}), tmp_path / "u.parquet")
+    assert "have no dates" in sentence(tmp_path / "u.parquet", newer_than="2025-01-01")
 
 
 @pytest.mark.parametrize(

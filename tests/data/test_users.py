@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_privsyn import quarantine
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
 
@@ -144,8 +145,10 @@ def test_newer_than_without_dates() -> None:
     with pytest.raises(DataError, match="have no dates"):
         make({"a": 1}).newer_than(date(2025, 1, 1))
     users = Users(user_ids=("a",), texts=["x", "y"], owners=np.array([0, 0]), dates=[None, None])
-    with pytest.raises(DataError, match="none of these documents"):
-        users.newer_than(date(2025, 1, 1))
+    with quarantine.counting() as tally:
+        newer = users.newer_than(date(2025, 1, 1))
+    assert (newer.user_ids, newer.texts, newer.dates) == (("a",), [], [])
+    assert (tally.records, tally.users) == (2, {"a"})
 
 
 @pytest.mark.parametrize(

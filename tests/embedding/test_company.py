@@ -18,9 +18,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from flower_privsyn.client_apps.records import EmbeddingSource
+from flower_privsyn.data import Users
 from flower_privsyn.embedding import (
     EmbeddingCache,
     SentenceTransformerEmbedder,
+    cached_embed,
     check_company,
     company,
     load_embedder,
@@ -30,6 +33,7 @@ from flower_privsyn.embedding.company import companies, moved_by_company, probe_
 from flower_privsyn.embedding.embedder import ROWS
 from flower_privsyn.errors import ModelError
 from flower_privsyn.testing import HashEmbedder
+from tests.test_wire import DATA
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -212,6 +216,9 @@ class TestOnce:
         monkeypatch.setattr(company, "threads", lambda: 77)
         require_company(first, tmp_path)
         assert first.calls == 3 * asked
+        first.device = "cuda"  # type: ignore[attr-defined]
+        require_company(first, tmp_path)
+        assert first.calls == 4 * asked
 
     def test_failure_is_not_remembered(self, tmp_path: Path) -> None:
         for _ in range(2):
@@ -236,3 +243,21 @@ def test_vectors_of_other_libraries_are_not_found(
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert not cache.get_many("model", ["a text"], dimension=4)[1].any()
     assert cache.missing("model", ["a text"], dimension=4) == ["a text"]
+
+
+def test_vectors_of_another_device_are_not_found(tmp_path: Path) -> None:
+    cache = EmbeddingCache(tmp_path)
+    first, second = (Swayed(lambda texts, row: False) for _ in range(2))
+    first.device, second.device = "cpu", "cuda"  # type: ignore[attr-defined]
+    assert first.fingerprint == second.fingerprint
+    for embedder in (first, second):
+        cached_embed(embedder, ["a text"], cache)
+        assert embedder.calls == 1
+        cached_embed(embedder, ["a text"], cache)
+        assert embedder.calls == 1
+    here = {"dimension": first.dimension}
+    assert not cache.missing(first.fingerprint, ["a text"], device="cuda", **here)
+    assert cache.missing(first.fingerprint, ["a text"], device="mps", **here)
+    users = Users.from_rows([("a", "a text")])
+    keys = {EmbeddingSource(one, tmp_path, None).key(users, DATA) for one in (first, second)}
+    assert len(keys) == 2

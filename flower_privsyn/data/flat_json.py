@@ -1,0 +1,91 @@
+"""A line of JSON read without recursion, however deeply it is nested and however long it is.
+
+`json.loads` gives up on some thousand brackets inside one another, and builds every value of a
+line. Whose line it is must not depend on what else stands in it: here only the values of the
+outermost object are kept, and what is inside arrays and objects is checked and passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+# One token: a string, a number or a name, or a mark. Possessive: nothing is looked at twice.
+_TOKEN: Final = re.compile(
+    rb"[ \t\r\n]*+(?:"
+    rb'(?P<string>"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+")'
+    rb"|(?P<scalar>-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
+    rb"|true|false|null|NaN|-?Infinity)"
+    rb"|(?P<mark>[\[\]{},:]))"
+)
+_SPACE: Final = b" \t\r\n"
+_CLOSES: Final = {ord("["): ord("]"), ord("{"): ord("}")}
+
+
+def outermost(line: bytes) -> dict[str, Any] | None:
+    """The keys and values of the object that a line holds.
+
+    Args:
+        line: UTF-8, without a byte order mark; other bytes inside strings become halves of
+            surrogate pairs, as with `surrogateescape`.
+
+    Returns:
+        Strings, numbers, booleans and null as `json.loads` reads them, an empty list or dict for
+        an array or an object; of a key that occurs twice the last. None where the line is no JSON
+        object.
+    """
+    found: dict[str, Any] = {}
+    stack = bytearray()  # the marks that are open
+    expected = b"v"  # v value, V value or ], k key, K key or }, c colon, n comma or end
+    key = ""
+    place, end = 0, len(line.rstrip(_SPACE))
+    while place < end:
+        token = _TOKEN.match(line, place, end)
+        if token is None or (not stack and place):
+            return None
+        place = token.end()
+        kind, text = str(token.lastgroup), token.group(token.lastgroup or 0)
+        mark = text[0] if kind == "mark" else 0
+        if not stack and mark != ord("{"):
+            return None
+        if expected in b"kK" and kind == "string":
+            if len(stack) == 1:
+                key = _string(text)
+            expected = b"c"
+        elif expected == b"c" and mark == ord(":"):
+            expected = b"v"
+        elif expected in b"vV" and (kind != "mark" or mark in _CLOSES):
+            if len(stack) == 1:
+                found[key] = _value(kind, text, mark)
+            if mark:
+                stack.append(mark)
+            expected = {ord("["): b"V", ord("{"): b"K"}.get(mark, b"n")
+        elif expected in b"nVK" and stack and mark == _CLOSES[stack[-1]]:
+            stack.pop()
+            expected = b"n"
+        elif expected == b"n" and mark == ord(","):
+            expected = b"v" if stack[-1] == ord("[") else b"k"
+        else:
+            return None
+    return found if place and not stack else None
+
+
+def _string(text: bytes) -> str:
+    return str(json.loads(text.decode("utf-8", "surrogateescape")))
+
+
+def _value(kind: str, text: bytes, mark: int) -> Any:
+    if mark:
+        return [] if mark == ord("[") else {}
+    if kind == "string":
+        return _string(text)
+    return json.loads(text, parse_int=whole_number)
+
+
+def whole_number(digits: str) -> int | float:
+    """A whole number; not a number where Python refuses to read so many digits."""
+    try:
+        return int(digits)
+    except ValueError:
+        return float("nan")
