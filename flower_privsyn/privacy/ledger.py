@@ -21,7 +21,7 @@ from flower_privsyn.privacy.ledger_file import LedgerFile
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
 from flower_privsyn.privacy.participation import participation_of
 from flower_privsyn.privacy.relation import NeighboringRelation
-from flower_privsyn.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling
+from flower_privsyn.privacy.sampling import FixedSizeSampling, Sampling
 
 # The accountants and the calibration are deterministic; the room is for other platforms.
 _BUDGET_TOLERANCE = 1e-6
@@ -463,8 +463,9 @@ class PrivacyLedger:
 
         Only for central noise, where the raw sum never left the memory of the server. With noise
         in shares the server has seen every answer, and the round must be charged, unless nobody
-        answered. The reason may
-        depend on counts only: a decision that looks at the sum is itself a release.
+        answered. The reason may depend on counts only: a decision that looks at the sum is itself
+        a release. Where the cohort is secret, the counts are as well: only full participation and
+        turns allow it.
 
         Args:
             round: A started round.
@@ -476,10 +477,15 @@ class PrivacyLedger:
 
         Raises:
             ConfigError: ``num_users`` is not a whole number of at least 0.
-            LedgerError: The round is not started, or has noise in shares and answers, or the file
-                cannot be written.
+            LedgerError: The round is not started, has a secret cohort, or has noise in shares and
+                answers, or the file cannot be written.
         """
         planned = self._started(round)
+        if planned.sampling.hides_cohort:
+            raise LedgerError(
+                f"Round {round} has a secret cohort: that it was discarded would tell who was "
+                "drawn, so it can only be charged."
+            )
         if planned.noise != "central" and num_users != 0:
             raise LedgerError(
                 f"Round {round} carries noise in shares: its answers were seen and it cannot be "
@@ -797,8 +803,8 @@ class PrivacyLedger:
             "relation": planned.relation.value,
             "sampling": planned.sampling.to_dict(),
             "max_nodes_per_user": planned.max_nodes_per_user,
-            # The size of a Poisson cohort is part of what its amplification assumes unseen.
-            "num_users": None if _secret_size(planned.sampling) else num_users,
+            # How many answered depends on who was drawn, which amplification assumes unseen.
+            "num_users": None if planned.sampling.hides_cohort else num_users,
             "expected_users": planned.planned_users,
             "delta": self._delta,
             "epsilon_release": epsilon_release,
@@ -875,10 +881,6 @@ class PrivacyLedger:
 def _turns(sampling: Sampling) -> dict[str, Any]:
     """Who takes part when; users who come or go change nothing for the others."""
     return {**sampling.to_dict(), "population": None}
-
-
-def _secret_size(sampling: Sampling) -> bool:
-    return isinstance(sampling, PoissonSampling) and sampling.rate < 1.0
 
 
 def _checked_header(path: Path, lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -44,6 +44,15 @@ class Sampling(ABC):
             raise ConfigError("population must be given to know the expected number of users.")
         return self.rate * self.population
 
+    @property
+    def hides_cohort(self) -> bool:
+        """Whether what the accountants charge assumes that nobody sees who took part.
+
+        Nothing that is released or kept may then depend on who was drawn but the noised sum: no
+        head-count of a round, no count of its replies, and no decision that looks at either.
+        """
+        return False
+
     def of_round(self, number: int) -> Sampling:
         """Return the sampling as it stands in one round's request.
 
@@ -188,6 +197,11 @@ class PoissonSampling(Sampling):
         object.__setattr__(self, "rate", rate)
         _set_population(self, required=False)
 
+    @property
+    def hides_cohort(self) -> bool:
+        """True for a rate below 1; see :attr:`Sampling.hides_cohort`."""
+        return self.rate < 1.0
+
     def participants(
         self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
     ) -> NDArray[np.bool_]:
@@ -230,6 +244,11 @@ class FixedSizeSampling(Sampling):
         size = _checks.whole("sample_size", self.sample_size, low=1, high=self.population)
         object.__setattr__(self, "sample_size", size)
         object.__setattr__(self, "rate", size / self.population)
+
+    @property
+    def hides_cohort(self) -> bool:
+        """True where somebody is left out; see :attr:`Sampling.hides_cohort`."""
+        return self.sample_size < self.population
 
     def participants(
         self, user_ids: Sequence[str], *, key: bytes, count: int | None = None

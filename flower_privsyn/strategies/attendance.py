@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
+
+import numpy as np
 
 from flower_privsyn.errors import FederationError
-from flower_privsyn.privacy import CyclicSampling, Sampling
+from flower_privsyn.privacy import CyclicSampling, RandomSource, Sampling
 
 #: Rounds in a row without enough answers after which a run ends.
 LOST_IN_A_ROW = 2
+
+#: Connected nodes of one user that are asked in every round of a secret cohort, drawn or not.
+ROLL_CALL = 64
 
 
 def default_least_users(sampling: Sampling) -> int:
@@ -27,6 +33,28 @@ def default_least_users(sampling: Sampling) -> int:
     return max(1, math.ceil(least))
 
 
+def roll_call(
+    roster: Mapping[int, int], *, connected: Collection[int], random: RandomSource
+) -> frozenset[int]:
+    """Nodes that are asked in a round of a secret cohort whoever is drawn.
+
+    Whether such a node replies says nothing about who was drawn. Every node of several users is
+    one; of the nodes of one user, which else are asked when that user is drawn and not otherwise,
+    `ROLL_CALL` of those that are connected, chosen anew in every round.
+
+    Args:
+        roster: users by node.
+        connected: nodes that Flower reaches now.
+        random: chooses among the nodes of one user.
+    """
+    several = [node for node, users in roster.items() if users > 1]
+    single = sorted(node for node in connected if roster.get(node) == 1)
+    if len(single) > ROLL_CALL:
+        chosen = np.argsort(random.uint64(len(single)), kind="stable")[:ROLL_CALL]
+        single = [single[index] for index in chosen]
+    return frozenset([*several, *single])
+
+
 class Attendance:
     """Counts rounds in a row that were lost because nobody, or too few, answered.
 
@@ -34,9 +62,12 @@ class Attendance:
     to come would be lost, or paid for, just the same.
 
     *Formal guarantee.* What is counted depends on head-counts and on which nodes replied, never on
-    a sum. Where the cohort is secret nothing said here names a node, a round or a number: that
-    those who were asked are silent is all that is told, and they gave no answer that a release
-    could hold.
+    a sum. Where the cohort is secret, only nodes count that are asked whoever is drawn
+    (`roll_call`), so that neither the end of a run nor its length depends on the draw; and nothing
+    said here names a node, a round or a number. What is left: a node that is asked replies before
+    `round-timeout` or does not, and a node whose users are drawn has more to compute than one
+    whose users are not. Only where *every* node of two roll calls is late for that reason can the
+    end of a run tell of it.
 
     Args:
         secret: whether the size of a cohort is secret.

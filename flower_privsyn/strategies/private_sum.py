@@ -44,7 +44,7 @@ from flower_privsyn.privacy.grid import LARGEST_SUM, LEAST_SHARE, from_grid, to_
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.runs import RunDirectory, unnamed_run
-from flower_privsyn.strategies.attendance import Attendance
+from flower_privsyn.strategies.attendance import Attendance, roll_call
 from flower_privsyn.strategies.changes import changes_of_resume
 from flower_privsyn.strategies.noise_check import NoiseAgainstUsers
 from flower_privsyn.strategies.resumption import (
@@ -93,8 +93,8 @@ class ReleasedSum:
         round_number: 1-based.
         values: (m,) float64, the sum over users plus noise.
         noise_std: standard deviation of the noise in `values`; public.
-        num_users: users whose answers are in the sum; None under Poisson sampling, where the
-            size of the cohort is not released.
+        num_users: users whose answers are in the sum; None where who was drawn is secret, under
+            Poisson and fixed-size sampling: how many of them answered is not released.
     """
 
     round_number: int
@@ -169,7 +169,8 @@ class PrivateSumStrategy(Strategy):
         self._sent: Broadcast | None = None
         self._ended = False  # the method asks nothing more, although rounds are left
         self._required = 0  # users whose answers a round needs
-        self._attendance = Attendance(secret=config.cohort_is_secret)
+        self._always_asked: frozenset[int] = frozenset()  # nodes, whoever is drawn
+        self._attendance = Attendance(secret=False)
 
     # ------------------------------------------------------------------ what a method gives
 
@@ -512,11 +513,11 @@ class PrivateSumStrategy(Strategy):
             if following is not None:
                 arrays = self._packed(following)
         metrics: dict[str, Any] = {"round": number, "released": released is not None}
-        if not self._settings.cohort_is_secret:
+        if not self._cohort_is_secret:
             metrics["num_nodes"] = len(self._asked)
             metrics["num_users"] = 0 if released is None else released.num_users
         else:
-            # How many answered, or failed to, is part of what the amplification by sampling
+            # Who was asked, answered or failed to is part of what the amplification by sampling
             # assumes unseen, and who is late was asked in an earlier round.
             counts.clear()
         metrics |= {key: counts[key] for key in sorted(counts)}
@@ -581,6 +582,7 @@ class PrivateSumStrategy(Strategy):
             bound += _FARTHEST * mechanism.standard_deviation / settings.shares_required**0.5
         total = np.zeros(length, dtype=np.int64)  # in steps of the grid
         num_users = 0
+        answering: set[int] = set()
         seen: set[int] = set()
         unreachable = 0
         for reply in replies:
@@ -608,6 +610,7 @@ class PrivateSumStrategy(Strategy):
                 counts[f"rejected: {error}"] += 1
                 continue
             counts["answers"] += 1
+            answering.add(node)
             num_users += answer.num_users
             total += to_grid("an answer", answer.total)
         counts["missing"] = max(0, len(self._asked) - len(seen) - unreachable)
@@ -625,10 +628,7 @@ class PrivateSumStrategy(Strategy):
                 ledger.charge(round=number, num_users=num_users, used=False)
             logger.warning("round %d is left out: %s", number, reason)
             return None
-        if counts["answers"]:
-            self._attendance.answered()
-        elif self._asked:  # a cohort that is empty by chance says nothing about the nodes
-            self._attendance.lost(number, "none of the nodes that were asked answered")
+        self._note_attendance(number, answering)
         random: RandomSource = self._random
         noise_std = mechanism.standard_deviation
         if self._noise is not None:
@@ -648,8 +648,22 @@ class PrivateSumStrategy(Strategy):
             round_number=number,
             values=values,
             noise_std=float(noise_std),
-            num_users=None if settings.cohort_is_secret else num_users,
+            num_users=None if self._cohort_is_secret else num_users,
         )
+
+    def _note_attendance(self, number: int, answering: set[int]) -> None:
+        """Note who answered a round that is released, and tell the server's owner of silence."""
+        if not self._cohort_is_secret or answering & self._always_asked:
+            self._attendance.answered()
+        else:
+            self._attendance.lost(number, "no node that is asked in every round answered")
+        if self._asked and not answering:
+            # To the log, which is the owner's and not in the run directory.
+            logger.warning(
+                "round %d: none of the nodes that were asked answered; it is released, as noise "
+                "alone, and charged",
+                number,
+            )
 
     # ------------------------------------------------------------------ meeting the nodes
 
@@ -698,6 +712,7 @@ class PrivateSumStrategy(Strategy):
         settings.check_delta(users)
         self._sampling = settings.sampling_of(users)
         self._required = settings.required_users(self._sampling)
+        self._attendance = Attendance(secret=self._cohort_is_secret)
         multiplier = self._planned_multiplier
         if multiplier is None:
             multiplier = self._settle_noise(self._sampling)
@@ -928,28 +943,41 @@ class PrivateSumStrategy(Strategy):
         """Nodes to ask in a round, with the sampling and the draw each of them applies.
 
         A node with one user is only sent the broadcast when that user takes part, so the server
-        flips its coin; on a node with many users each flips their own.
+        flips its coin; on a node with many users each flips their own. Nodes of the roll call are
+        asked all the same, and answer zero when none of their users takes part.
         """
         nodes = sorted(self._roster)
+        self._always_asked = self._roll_call()
         counts = sampling.allocate([self._roster[node] for node in nodes], self._random)
         if counts is not None:
             return {
                 node: (sampling, count)
                 for node, count in zip(nodes, counts, strict=True)
-                if count > 0
+                if count > 0 or node in self._always_asked
             }
         recipients: dict[int, tuple[Sampling, int]] = {}
         for node in nodes:
             if self._roster[node] == 0:
                 continue
             share: Sampling = sampling
-            if sampling.method == "poisson" and self._roster[node] == 1:
+            if sampling.method == "poisson" and node not in self._always_asked:
                 mine = sampling.participants([""], key=self._random.uint64(4).tobytes())
                 if not mine[0]:
                     continue
                 share = self._everyone()
             recipients[node] = (share, -1)
         return recipients
+
+    def _roll_call(self) -> frozenset[int]:
+        """Nodes that this round asks whoever is drawn."""
+        if not self._cohort_is_secret or self._grid is None:
+            return frozenset(node for node, users in self._roster.items() if users > 0)
+        connected = set(self._grid.get_node_ids())
+        return roll_call(self._roster, connected=connected, random=self._random)
+
+    @property
+    def _cohort_is_secret(self) -> bool:
+        return self._sampling is not None and self._sampling.hides_cohort
 
     def _everyone(self) -> Sampling:
         return FullParticipation(population=sum(self._roster.values()))
@@ -1051,8 +1079,9 @@ class PrivateSumStrategy(Strategy):
             return reached
         charged, discarded = ledger.rounds_charged, self.run.rounds_with_outcome("discarded")
         while reached in discarded and reached not in charged:
-            self.run.reopen_round(reached)
+            # In this order: a round that is not open is taken back again after a kill in between.
             self.take_back(reached)
+            self.run.reopen_round(reached)
             reached -= 1
         return reached
 
@@ -1085,7 +1114,7 @@ class PrivateSumStrategy(Strategy):
 
     def _after_silence(self) -> str:
         """What rounds that too few answered have cost, and how the run goes on."""
-        if self._settings.cohort_is_secret or self._settings.noise == "shares":
+        if self._cohort_is_secret or self._settings.noise == "shares":
             return f"they are charged; {self._go_on}"
         if self._correlation is not None:
             return f"they are not asked again; {self._go_on}, which goes on with the next"

@@ -94,7 +94,7 @@ class PrivateSumConfig:
         min_users: rounds answered by fewer users are discarded; 0 discards those that nobody
             answered. None, in a run configuration a negative number: half of the users expected
             in a round; with `noise = "shares"` as many as `shares_required`. Under Poisson
-            sampling there is none, because the size of a cohort is secret.
+            and fixed-size sampling there is none: who was drawn is secret.
         accept_noise: run also where the noise of a round drowns what all of its users together
             could say: without it such a run stops before anything is spent.
         embedding_model: sentence-transformers name, or path.
@@ -199,10 +199,10 @@ class PrivateSumConfig:
                 f'shares-required >= 1 and noise = "shares" go together, got shares-required = '
                 f'{self.shares_required} and noise = "{self.noise}"'
             )
-        if self.noise == "shares" and self.sampling == "poisson":
+        if self.noise == "shares" and self.sampling in ("poisson", "fixed-size"):
             raise ConfigError(
-                'noise = "shares" needs sampling = "full" or "fixed-size": under "poisson" the '
-                "number of shares in a round is random"
+                f'noise = "shares" needs sampling = "full", got "{self.sampling}": how many shares '
+                "are in a round, and so its noise, would depend on who was drawn"
             )
         self._check_accounting()
         check_choice("embedding-precision", self.embedding_precision, ("float32", "bfloat16"))
@@ -217,14 +217,13 @@ class PrivateSumConfig:
 
     def _check_accounting(self) -> None:
         """Refuse combinations for which there is no bound."""
-        if self.cohort_is_secret and self.min_users:
+        draws = self.sampling == "fixed-size" or (
+            self.sampling == "poisson" and self.sampling_rate < 1.0
+        )
+        if draws and self.min_users:
             raise ConfigError(
-                f'min-users = {self.min_users} needs sampling = "full" or "fixed-size", got '
-                '"poisson": whether a round is released would tell who was drawn'
-            )
-        if self.sampling == "fixed-size" and (self.min_users or 0) > self.sample_size:
-            raise ConfigError(
-                f"min-users = {self.min_users} must be at most sample-size = {self.sample_size}"
+                f'min-users = {self.min_users} needs sampling = "full", got "{self.sampling}": '
+                "whether a round is released would tell who was drawn"
             )
         if self.sampling == "fixed-size" and self.relation == "add-remove":
             raise ConfigError(
@@ -341,11 +340,6 @@ class PrivateSumConfig:
             return FixedSizeSampling(sample_size=self.sample_size, population=population)
         return FullParticipation(population=population)
 
-    @property
-    def cohort_is_secret(self) -> bool:
-        """Whether the accountant assumes that nobody sees how many users took part."""
-        return self.sampling == "poisson" and self.sampling_rate < 1.0
-
     def required_users(self, sampling: Sampling) -> int:
         """Users whose answers a round needs to be released; 0 where the cohort is secret.
 
@@ -355,7 +349,7 @@ class PrivateSumConfig:
         Raises:
             ConfigError: more are required than are expected in a round.
         """
-        if self.cohort_is_secret:
+        if sampling.hides_cohort:
             return 0
         if self.noise == "shares":
             return max(self.min_users or 0, self.shares_required)

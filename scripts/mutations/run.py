@@ -141,9 +141,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{SUM_TESTS}::TestSampling",),
     ),
     Mutation(
-        name="the size of a Poisson cohort is written down",
+        name="the size of a secret cohort is written down",
         file=f"{PRIVACY}/ledger.py",
-        before="None if _secret_size(planned.sampling) else num_users",
+        before="None if planned.sampling.hides_cohort else num_users",
         after="num_users",
         tests=(f"{SUM_TESTS}::TestSampling",),
     ),

@@ -9,6 +9,7 @@ CLIENT = "flower_privsyn/client_apps/private_sum.py"
 STRATEGY = "flower_privsyn/strategies/private_sum.py"
 ATTENDANCE = "flower_privsyn/strategies/attendance.py"
 SETTINGS = "flower_privsyn/strategies/settings.py"
+SECRET_TESTS = "tests/strategies/test_secret_cohorts.py"
 CHANGES_TESTS = "tests/strategies/test_changes.py"
 ROUNDS = "flower_privsyn/strategies/preference_rounds.py"
 NOISE = "flower_privsyn/strategies/noise_check.py"
@@ -60,11 +61,46 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{TESTS}::TestSilence",),
     ),
     Mutation(
-        name="an empty cohort counts as silence",
+        name="nodes of one user are asked when drawn and not otherwise",
+        file=ATTENDANCE,
+        before="    return frozenset([*several, *single])\n",
+        after="    return frozenset(several)\n",
+        tests=(f"{TESTS}::TestSecretCohorts", SECRET_TESTS),
+    ),
+    Mutation(
+        name="who was drawn decides about the length of a run",
         file=STRATEGY,
-        before="        elif self._asked:  # a cohort",
-        after="        else:  # a cohort",
-        tests=(f"{TESTS}::TestSecretCohorts",),
+        before='            if sampling.method == "poisson" and node not in self._always_asked:\n',
+        after='            if sampling.method == "poisson" and self._roster[node] == 1:\n',
+        tests=(f"{SECRET_TESTS}::test_the_length_of_a_run_does_not_tell_who_was_drawn",),
+    ),
+    Mutation(
+        name="a fixed-size draw is counted in the run directory",
+        file="flower_privsyn/privacy/sampling.py",
+        before="        return self.sample_size < self.population\n",
+        after="        return False\n",
+        tests=(f"{SECRET_TESTS}::test_no_byte_tells_who_was_drawn",),
+    ),
+    Mutation(
+        name="a fixed-size draw decides which nodes answer the roll call",
+        file=STRATEGY,
+        before="                if count > 0 or node in self._always_asked\n",
+        after="                if count > 0\n",
+        tests=(f"{SECRET_TESTS}::test_no_byte_tells_who_was_drawn",),
+    ),
+    Mutation(
+        name="a round of a secret cohort may be discarded",
+        file="flower_privsyn/privacy/ledger.py",
+        before="        if planned.sampling.hides_cohort:\n            raise",
+        after="        if False:\n            raise",
+        tests=(f"{SECRET_TESTS}::TestRefusals",),
+    ),
+    Mutation(
+        name="a round is open before it is taken back",
+        file=STRATEGY,
+        before="            self.take_back(reached)\n            self.run.reopen_round(reached)\n",
+        after="            self.run.reopen_round(reached)\n            self.take_back(reached)\n",
+        tests=(f"{TESTS}::TestAskingAgain",),
     ),
     Mutation(
         name="the rounds of a secret cohort are named",

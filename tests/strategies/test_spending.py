@@ -22,13 +22,14 @@ from flower_privsyn.queries import (
     ModelDelta,
     NearestNeighborHistogram,
 )
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import POPri, POPriConfig, PrivateSumConfig
 from flower_privsyn.strategies.attendance import default_least_users
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
 from tests.conftest import WORDS, make_users
 from tests.strategies.test_dp_ftrl import CorrelatedProbe, votes
 from tests.strategies.test_private_evolution import lines, releases
-from tests.strategies.test_private_sum import Probe, config
+from tests.strategies.test_private_sum import Killed, Probe, config
 
 __all__ = ["config", "votes"]  # fixtures
 
@@ -211,8 +212,8 @@ class TestSilence:
         assert default_least_users(FullParticipation(population=5)) == 3
 
     def test_more_than_can_answer_is_refused(self, federation: Builder, config: Builder) -> None:
-        with pytest.raises(ConfigError, match="min-users = 8 must be at most sample-size = 7"):
-            config(sampling="fixed-size", sample_size=7, min_users=8)
+        with pytest.raises(ConfigError, match='min-users = 3 needs.*got "fixed-size"'):
+            config(sampling="fixed-size", sample_size=7, min_users=3)
         with pytest.raises(FederationError, match="13 were planned"):
             Probe(config(min_users=13)).start(federation())
         assert PrivateSumConfig.from_run_config({"epsilon": 1.0, "min-users": -1}).min_users is None
@@ -247,8 +248,8 @@ class TestSecretCohorts:
         with pytest.raises(FederationError) as caught:
             strategy.start(grid)
         assert str(caught.value) == (
-            "two rounds in a row were lost: none of the nodes that were asked answered; they are "
-            "charged; bring the nodes back and continue with `privsyn resume "
+            "two rounds in a row were lost: no node that is asked in every round answered; they "
+            "are charged; bring the nodes back and continue with `privsyn resume "
             f"{strategy.run.path}`"
         )
         return strategy
@@ -264,12 +265,15 @@ class TestSecretCohorts:
     def test_empty_cohorts_neither_end_a_run_nor_hide_that_nodes_are_gone(
         self, federation: Builder, config: Builder
     ) -> None:
-        # Twelve nodes, and an eighth of a user expected in a round.
+        # Twelve nodes of one user, and next to nobody expected in a round.
+        rate = {"sampling": "poisson", "sampling_rate": 1e-9, "num_nodes": 12}
+        strategy = Probe(config(**rate, noise_multiplier=1.0, accountant="rdp", num_rounds=4))
+        strategy.start(federation(num_nodes=12))
+        assert len(strategy.released) == 4
         grid = federation(num_nodes=12, tamper=silent())
-        strategy = self.start(config, grid, sampling_rate=0.02, num_rounds=400, num_nodes=12)
-        asked = rounds_asked(grid)
-        assert len(asked) == 2
-        assert len(strategy.released) == asked[-1]
+        where = {"run_dir": f"{strategy.run.path}-silent"}
+        strategy = self.start(config, grid, sampling_rate=1e-9, num_nodes=12, **where)
+        assert len(strategy.released) == 2
 
     def test_what_failed_is_not_counted_where_it_would_tell_who_was_asked(
         self, federation: Builder, config: Builder
@@ -303,6 +307,18 @@ class TestSecretCohorts:
         assert ours.required_users(PoissonSampling(rate=0.5, population=100)) == 0
 
 
+def once(step: Callable[..., None], steps: list[bool]) -> Callable[..., None]:
+    """Takes a step if any is left, and dies in place of it otherwise."""
+
+    def take(*arguments: Any) -> None:
+        if not steps:
+            raise Killed
+        steps.pop()
+        step(*arguments)
+
+    return take
+
+
 class TestAskingAgain:
     """What `keep` did for a round that is asked again after all is undone."""
 
@@ -317,8 +333,14 @@ class TestAskingAgain:
         texts = [row["text"] for row in lines(tmp_path / "run" / "synthetic.jsonl")]
         assert texts == [row["text"] for row in lines(whole.run.synthetic_jsonl)]
 
+    @pytest.mark.parametrize("killed", [False, True])
     def test_candidates_after_it_are_written_by_the_generator_as_it_then_is(
-        self, federation: Builder, public_file: Path, tmp_path: Path
+        self,
+        federation: Builder,
+        public_file: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        killed: bool,
     ) -> None:
         popri = TestUnknownQuestions().popri
         settings = {"noise_multiplier": 0.0, "num_rounds": 4}
@@ -326,6 +348,15 @@ class TestAskingAgain:
         whole.start(federation())
         with pytest.raises(FederationError, match="rounds 2 and 3"):
             popri(tmp_path, public_file, **settings).start(federation(tamper=silent(2, 3)))
+        if killed:
+            # After the first of the two things that are done for the last lost round.
+            monkeypatch.setattr(POPri, "take_back", once(POPri.take_back, steps := [True]))
+            monkeypatch.setattr(
+                RunDirectory, "reopen_round", once(RunDirectory.reopen_round, steps)
+            )
+            with pytest.raises(Killed):
+                popri(tmp_path, public_file, **settings, resume=True).start(federation())
+            monkeypatch.undo()
         popri(tmp_path, public_file, **settings, resume=True).start(federation())
         for number in range(1, 5):
             file = f"rounds/{number:04d}/candidates.parquet"
