@@ -123,7 +123,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the node's counts stand in the log of a simulation",
         file="flower_privsyn/client_apps/answers.py",
-        before="    if not simulated:\n",
+        before="    if not in_simulation():\n",
         after="    if True:\n",
         tests=(f"{ANSWERS}::test_the_nodes_own_log_counts_and_quotes_nothing",),
     ),
