@@ -149,8 +149,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="migration leaves releases as they are",
         file=MIGRATE,
-        before="np.rint(values / GRID) * GRID\n",
-        after="values / GRID * GRID\n",
+        before="np.rint(values / GRID) * GRID)\n",
+        after="values / GRID * GRID)\n",
         tests=(f"{MIGRATE_TESTS}::test_is_converted",),
     ),
     Mutation(

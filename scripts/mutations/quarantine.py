@@ -152,8 +152,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the budget is calibrated for one node",
         file="flower_privsyn/strategies/private_sum.py",
         before="            max_nodes_per_user=settings.max_nodes_per_user,\n        )\n"
-        "        return multiplier if",
-        after="        )\n        return multiplier if",
+        "        if correlation is not None:",
+        after="        )\n        if correlation is not None:",
         tests=(f"{NODES_RUN}::test_coins_are_accounted_as_a_mixture",),
     ),
     Mutation(

@@ -197,16 +197,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="what releases to come depend on may change",
-        file=STRATEGY,
-        before="        return reached >= self._settings.num_rounds or",
-        after="        return reached >= 1 or",
+        file="flower_privsyn/strategies/resumption.py",
+        before="    return reached >= num_rounds or",
+        after="    return reached >= 1 or",
         tests=(f"{CHANGES_TESTS}::TestChanges",),
     ),
     Mutation(
         name="rounds to be asked again count as released",
-        file=STRATEGY,
-        before="        if reached not in charged and not ledger.correlations:\n",
-        after="        if False:\n",
+        file="flower_privsyn/strategies/resumption.py",
+        before="        while reached in discarded - charged:\n",
+        after="        while False:\n",
         tests=(f"{CHANGES_TESTS}::TestChanges",),
     ),
     Mutation(
