@@ -1114,8 +1114,10 @@ class PrivateSumStrategy(Strategy):
 
     def _after_silence(self) -> str:
         """What rounds that too few answered have cost, and how the run goes on."""
-        if self._cohort_is_secret or self._settings.noise == "shares":
+        if self._cohort_is_secret:
             return f"they are charged; {self._go_on}"
+        if self._settings.noise == "shares":
+            return f"what was seen of them is charged; {self._go_on}"
         if self._correlation is not None:
             return f"they are not asked again; {self._go_on}, which goes on with the next"
         return f"they cost nothing; {self._go_on}, which asks them again"
