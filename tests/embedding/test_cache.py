@@ -321,7 +321,7 @@ def test_a_killed_process_keeps_the_blocks_it_had(
 def test_a_cache_that_cannot_be_written_costs_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*arguments: object) -> None:
+    def full(*arguments: object, **options: object) -> None:
         raise DataError("Embedding cache cannot be written (SQLITE_FULL).")
 
     monkeypatch.setattr("flower_privsyn.embedding.cache._BLOCK", 2)
