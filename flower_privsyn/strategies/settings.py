@@ -8,7 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
 from flower_privsyn.data import parse_cutoff
@@ -146,7 +146,7 @@ class PrivateSumConfig:
     round_timeout: float = 3600.0
     run_dir: str = ""
     resume: bool = False
-    node_settings: tuple[tuple[str, str], ...] = ()
+    node_settings: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""

@@ -96,6 +96,7 @@ def finished(folders: dict[str, Path]) -> dict[str, Path]:
     return folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_one_command_makes_a_model_that_loads(finished: dict[str, Path], name: str) -> None:
     import torch
@@ -132,6 +133,7 @@ def test_one_command_makes_a_model_that_loads(finished: dict[str, Path], name: s
     assert f"{evaluation['held_out'][min(objectives)]['nats_per_token']:.3f}" in card
 
 
+@pytest.mark.slow
 def test_the_imitation_test_and_the_curves_are_made(finished: dict[str, Path]) -> None:
     folder = finished["output"] / "privsyn-lm"
     report = json.loads((folder / "imitation.json").read_text())
@@ -141,6 +143,7 @@ def test_the_imitation_test_and_the_curves_are_made(finished: dict[str, Path]) -
     assert finished["curves"].read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_shards_are_no_larger_than_asked(finished: dict[str, Path], tmp_path: Path) -> None:
     import torch
     from export import export, load
@@ -177,6 +180,7 @@ def test_a_private_document_in_the_training_text_stops_the_run(folders: dict[str
     assert quoted["speech"]["windows"] == 60 * (90 - 12)
 
 
+@pytest.mark.slow
 def test_what_was_trained_on_is_what_was_read(finished: dict[str, Path]) -> None:
     from corpus import clean, is_held_out, read_corpus
     from private import training_texts
@@ -188,6 +192,7 @@ def test_what_was_trained_on_is_what_was_read(finished: dict[str, Path]) -> None
     assert len(held_out) == 200 - len(expected) > 0
 
 
+@pytest.mark.slow
 def test_cross_entropy_per_byte_by_hand(finished: dict[str, Path]) -> None:
     import torch
     from evaluate import byte_lengths, score_causal
@@ -213,6 +218,7 @@ def test_cross_entropy_per_byte_by_hand(finished: dict[str, Path]) -> None:
     assert figures["tokens"] == len(ids) - 1
 
 
+@pytest.mark.slow
 def test_only_the_document_and_the_hole_are_counted(finished: dict[str, Path]) -> None:
     from corpus import EOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, Corpus
     from evaluate import of_documents, of_holes
