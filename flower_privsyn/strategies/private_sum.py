@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -442,23 +442,21 @@ class PrivateSumStrategy(Strategy):
             max_nodes_per_user=settings.max_nodes_per_user,
         )
         self._sent = broadcast = wire.read_broadcast(arrays)
-        self._traffic = wire.traffic(
-            wire.Ask(
-                round_number=number,
-                query=query,
-                broadcast=broadcast,
-                data=self._data_request(),
-                sampling=sampling,
-                sampling_key=bytes(32),
-                noise=settings.noise,
-                mechanism=mechanism,
-                num_rounds=settings.num_rounds,
-                relation=NeighboringRelation(settings.relation),
-                correlation=self._correlation,
-                shares_required=settings.shares_required,
-            ),
-            arrays,
+        ask = wire.Ask(
+            round_number=number,
+            query=query,
+            broadcast=broadcast,
+            data=self._data_request(),
+            sampling=sampling,
+            sampling_key=bytes(32),
+            noise=settings.noise,
+            mechanism=mechanism,
+            num_rounds=settings.num_rounds,
+            relation=NeighboringRelation(settings.relation),
+            correlation=self._correlation,
+            shares_required=settings.shares_required,
         )
+        self._traffic = wire.traffic(ask, arrays)
         self._asked = {
             node: count if count >= 0 else self._roster[node]
             for node, (_, count) in recipients.items()
@@ -466,25 +464,16 @@ class PrivateSumStrategy(Strategy):
 
         def pack() -> Iterator[Message]:
             for node, (share, count) in recipients.items():
-                ask = wire.Ask(
-                    round_number=number,
-                    query=query,
-                    broadcast=broadcast,
-                    data=self._data_request(),
+                own = replace(
+                    ask,
                     sampling=share.of_round(number),
                     # One key per node: equal ids on two nodes must not share a coin, and no node
                     # may know the coins of another's users.
                     sampling_key=self._random.uint64(4).tobytes(),
                     sample_count=count,
-                    noise=settings.noise,
-                    mechanism=mechanism,
-                    num_rounds=settings.num_rounds,
-                    relation=NeighboringRelation(settings.relation),
-                    correlation=self._correlation,
-                    shares_required=settings.shares_required,
                 )
                 yield Message(
-                    wire.pack_ask(ask, arrays),
+                    wire.pack_ask(own, arrays),
                     dst_node_id=node,
                     message_type=wire.message_type(query),
                 )
