@@ -1,0 +1,349 @@
+"""Runs of every method under fixed randomness, as digests: what a change of shape must not change.
+
+    python -m tests.support.golden_runs            prints them
+    python -m tests.support.golden_runs --write    stores them in tests/golden/runs.json
+
+Everything that leaves or enters the private path is in them: every message, every answer, every
+line of the ledger, every release, and what was made from them. Left out are the digests that chain
+the ledger's lines, the sizes of messages, and the fields in `RETIRED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from flwr.app import Context, Message
+
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.data import Users
+from flower_privsyn.privacy import InsecureRandom
+from flower_privsyn.strategies import (
+    DPFTRL,
+    DPFedAvg,
+    DPFedAvgConfig,
+    DPFTRLConfig,
+    KernelSketch,
+    KernelSketchConfig,
+    POPri,
+    POPriConfig,
+    PrivateEvolution,
+    PrivateEvolutionConfig,
+)
+from flower_privsyn.testing import (
+    EchoGenerator,
+    HashEmbedder,
+    LoopbackGrid,
+    ShuffleWords,
+    WordGenerator,
+    flower_identity,
+    hash_embedder,
+    train_words,
+)
+
+STORED = Path(__file__).parents[1] / "golden" / "runs.json"
+
+#: Fields that no longer travel or are no longer written, and fields that came later.
+RETIRED = frozenset({"noise", "shares-required", "shares_required", "previous", "reads"})
+
+#: What a metric line says of sizes.
+SIZES = frozenset({"bytes_down", "bytes_up"})
+
+WORDS = (
+    "court judge ruling appeal budget deficit tax senate river forest mountain valley engine "
+    "turbine rocket orbit protein enzyme gene cell market price trade export school teacher"
+).split()
+
+
+def machine() -> str:
+    """What the last bits of a matrix product depend on."""
+    import torch
+
+    return (
+        f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+    )
+
+
+def everybody(count: int = 14) -> Users:
+    """Users who write about something each; the last of them nothing."""
+    rows = [
+        (f"user-{user}", " ".join(WORDS[(user * 3 + i * (sample + 1)) % 26] for i in range(9)))
+        for user in range(count - 1)
+        for sample in range(1 + user % 3)
+    ]
+    return Users.from_rows([*rows, (f"user-{count - 1}", "")])
+
+
+def load(context: Context) -> Users:
+    """The users of one of the nodes."""
+    return everybody().deal(
+        partition_id=int(context.node_config["partition-id"]),
+        num_partitions=int(context.node_config["num-partitions"]),
+    )
+
+
+class Recording:
+    """One run's digests, filled as it goes."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answered: list[str] = []
+
+    def tamper(self, request: Message, reply: Message) -> list[Message]:
+        """Keep both, change nothing."""
+        self.asked.append(_digest_of(request))
+        self.answered.append(_digest_of(reply))
+        return [reply]
+
+    def collect(self, run: Path) -> dict[str, Any]:
+        """What the run directory holds beside."""
+        return {
+            "asked": _hash(*self.asked),
+            "answered": _hash(*self.answered),
+            "messages": len(self.asked),
+            "ledger": _lines(run / "ledger.jsonl", without=RETIRED),
+            "releases": {
+                path.parent.name: _hash(path.read_bytes())
+                for path in sorted(run.glob("rounds/*/release.npy"))
+            },
+            "metrics": _hash(json.dumps(_lines(run / "metrics.jsonl", without=RETIRED | SIZES))),
+            "texts": _hash((run / "synthetic.jsonl").read_bytes())
+            if (run / "synthetic.jsonl").exists()
+            else None,
+            "model": {
+                path.name: _hash(path.read_bytes())
+                for path in sorted(run.glob("models/final/*.safetensors"))
+            },
+        }
+
+
+def _hash(*parts: str | bytes) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.hexdigest()
+
+
+def _lines(path: Path, *, without: frozenset[str]) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return [{key: line[key] for key in sorted(line) if key not in without} for line in found]
+
+
+def _digest_of(message: Message) -> str:
+    if not message.has_content():
+        return f"error {message.error.code}"
+    content = message.content
+    parts: list[str | bytes] = [
+        message.metadata.message_type,
+        str(message.metadata.src_node_id),
+        str(message.metadata.dst_node_id),
+    ]
+    for name in sorted(content):
+        record: Any = content[name]
+        parts.append(name)
+        for key in sorted(set(record) - RETIRED):
+            value = record[key]
+            parts.append(key)
+            if hasattr(value, "numpy"):
+                array = value.numpy()
+                parts += [str(array.dtype), str(array.shape), array.tobytes()]
+            else:
+                parts.append(repr(value))
+    return _hash(*parts)
+
+
+def _public(folder: Path) -> Path:
+    path = folder / "public.jsonl"
+    texts = [
+        " ".join(WORDS[(index * 5 + i * (index % 4 + 1)) % 26] for i in range(10)) + f" w{index}"
+        for index in range(60)
+    ]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def _by_embeddings(folder: Path, recording: Recording) -> LoopbackGrid:
+    app = create_client_app(load, embedder=hash_embedder, cache_directory=folder / "cache")
+    return LoopbackGrid(app, num_nodes=3, tamper=recording.tamper)
+
+
+def _by_training(folder: Path, recording: Recording) -> LoopbackGrid:
+    app = create_training_app(load, cache_directory=folder / "cache")
+    return LoopbackGrid(app, num_nodes=3, tamper=recording.tamper)
+
+
+def _common(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "num_nodes": 3,
+        "num_rounds": 2,
+        "node_timeout": 1.0,
+        "accept_noise": True,
+        "run_dir": str(folder / "run"),
+        "epsilon": 6.0,
+        "delta": 1e-3,
+        **changes,
+    }
+
+
+def evolution(folder: Path, **changes: Any) -> PrivateEvolution:
+    """Private evolution of shuffled words."""
+    values = {"num_candidates": 24, "lookahead": 1, "expand_samples": 6, **changes}
+    return PrivateEvolution(
+        PrivateEvolutionConfig(**_common(folder, public_text=str(_public(folder)), **values)),
+        embedder=HashEmbedder(),
+        variation=ShuffleWords(),
+        generator=EchoGenerator(),
+        random=InsecureRandom(7),
+    )
+
+
+_PAIRS = {
+    "num_prompts": 6,
+    "responses_per_prompt": 5,
+    "rejected_rank": 4,
+    "synthetic_samples": 6,
+    "num_features": 64,
+}
+
+
+def popri(folder: Path, **changes: Any) -> POPri:
+    """POPri of a generator of words."""
+    values = {**_PAIRS, "public_text": str(_public(folder)), **changes}
+    return POPri(
+        POPriConfig(**_common(folder, **values)),
+        embedder=HashEmbedder(),
+        generator=WordGenerator(WORDS),
+        trainer=train_words,
+        random=InsecureRandom(8),
+    )
+
+
+def sketch(folder: Path, **changes: Any) -> KernelSketch:
+    """A kernel mean and what is refined against it."""
+    values = {
+        **_PAIRS,
+        "public_text": str(_public(folder)),
+        "num_rounds": 1,
+        "refinement_rounds": 2,
+        "num_candidates": 12,
+        **changes,
+    }
+    return KernelSketch(
+        KernelSketchConfig(**_common(folder, **values)),
+        embedder=HashEmbedder(),
+        generator=WordGenerator(WORDS),
+        variation=ShuffleWords(),
+        trainer=train_words,
+        random=InsecureRandom(9),
+    )
+
+
+_TRAINING = {
+    "model": "privsyn-tiny",
+    "max_samples": 2,
+    "max_tokens": 16,
+    "local_steps": 1,
+    "clip_norm": 0.05,
+}
+
+
+def dp_fedavg(folder: Path, **changes: Any) -> DPFedAvg:
+    """Training on the nodes with independent noise."""
+    config = DPFedAvgConfig(**_common(folder, **_TRAINING, **changes))
+    return DPFedAvg(config, random=InsecureRandom(10))
+
+
+def dp_ftrl(folder: Path, **changes: Any) -> DPFTRL:
+    """Training on the nodes with correlated noise."""
+    config = DPFTRLConfig(**_common(folder, **_TRAINING, min_separation=2, **changes))
+    return DPFTRL(config, random=InsecureRandom(11))
+
+
+RUNS: dict[str, tuple[Callable[[Path], Any], Callable[[Path, Recording], LoopbackGrid]]] = {
+    "private-evolution": (evolution, _by_embeddings),
+    "private-evolution poisson": (
+        lambda folder: evolution(folder, sampling="poisson", sampling_rate=0.5, clip="l2"),
+        _by_embeddings,
+    ),
+    "private-evolution fixed-size": (
+        lambda folder: evolution(folder, sampling="fixed-size", sample_size=6, accountant="rdp"),
+        _by_embeddings,
+    ),
+    "popri": (popri, _by_embeddings),
+    "popri sketch-mmd": (
+        lambda folder: popri(folder, num_rounds=3, checkpoint="sketch-mmd", patience=2),
+        _by_embeddings,
+    ),
+    "popri as coded": (
+        lambda folder: popri(folder, centre="all", scale="unit", answer_space="candidates"),
+        _by_embeddings,
+    ),
+    "pe+sft": (lambda folder: popri(folder, loss="sft"), _by_embeddings),
+    "kernel-sketch": (sketch, _by_embeddings),
+    "kernel-sketch evolution": (
+        lambda folder: sketch(folder, refine="evolution", max_nodes_per_user=2),
+        _by_embeddings,
+    ),
+    "dp-fedavg": (lambda folder: dp_fedavg(folder, adaptive_clipping=True), _by_training),
+    "dp-ftrl": (lambda folder: dp_ftrl(folder, num_rounds=4), _by_training),
+}
+
+
+@contextmanager
+def fixed() -> Iterator[None]:
+    """Names of streams of noise are drawn like everything else: give them out in order."""
+    numbers = iter(range(1, 1000))
+
+    def token_hex(size: int | None = None) -> str:
+        return f"{next(numbers):0{2 * (size or 32)}x}"
+
+    with flower_identity(), mock.patch.object(secrets, "token_hex", token_hex):
+        yield
+
+
+def run(name: str, folder: Path) -> dict[str, Any]:
+    """Run one of `RUNS` in an empty folder and return its digests."""
+    import torch
+
+    make, federation = RUNS[name]
+    recording = Recording()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with fixed():
+            strategy = make(folder)
+            strategy.start(federation(folder, recording))
+    finally:
+        torch.set_num_threads(threads)
+    return recording.collect(folder / "run")
+
+
+def main() -> None:
+    """Print or store the digests of all runs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true")
+    write = parser.parse_args().write
+    found: dict[str, Any] = {"machine": machine(), "numpy": np.__version__, "runs": {}}
+    for name in RUNS:
+        with tempfile.TemporaryDirectory() as folder:
+            found["runs"][name] = run(name, Path(folder))
+    text = json.dumps(found, indent=1, sort_keys=True) + "\n"
+    if write:
+        STORED.write_text(text, "utf-8")
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
