@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flower_privsyn.processes import descendants
+from flower_privsyn.host.processes import descendants
 from flower_privsyn.queries import ModelDelta, TrainableModel
 from flower_privsyn.training.local import LocalModel
 

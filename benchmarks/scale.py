@@ -161,7 +161,7 @@ def run_in_process(run_dir: Path, cache: Path, settings: dict[str, Any]) -> tupl
 
     from flower_privsyn.client_apps import create_client_app
     from flower_privsyn.data import load_users
-    from flower_privsyn.simulation import load_app, resolve_config
+    from flower_privsyn.host.simulation import load_app, resolve_config
     from flower_privsyn.strategies import PrivateSumConfig
     from flower_privsyn.testing import LoopbackGrid, flower_identity
 
@@ -194,7 +194,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 def measured(run_dir: Path, watch: Watch, wall: float) -> dict[str, Any]:
     """What one run tells about its rounds."""
-    from flower_privsyn.owner import OwnerFolder
+    from flower_privsyn.runs.owner import OwnerFolder
 
     clock = OwnerFolder(run_dir).times()
     asked = {line["round"]: line["time"] for line in clock if line["event"] == "asked"}
@@ -447,7 +447,7 @@ def broadcast(arguments: argparse.Namespace) -> None:
     import ray
     from flwr.app import Array, ArrayRecord
 
-    from flower_privsyn import wire
+    from flower_privsyn.messages import wire
 
     class Node:
         def read(self, record: ArrayRecord) -> float:

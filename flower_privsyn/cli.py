@@ -63,7 +63,8 @@ def _complain(sentence: str, status: int) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from flower_privsyn import runs, simulation
+    from flower_privsyn import runs
+    from flower_privsyn.host import simulation
 
     app = simulation.load_app(arguments.app)
     values = simulation.resolve_config(
@@ -97,7 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    from flower_privsyn import simulation
+    from flower_privsyn.host import simulation
 
     path = Path(arguments.run_dir)
     with _following(path) as follow:
@@ -108,7 +109,7 @@ def _resume(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _following(path: Path) -> Iterator[Any]:
     """Show progress; say how to go on when interrupted."""
-    from flower_privsyn.terminal import follower
+    from flower_privsyn.host.terminal import follower
 
     try:
         with _ended_by_signals(), follower() as follow:
@@ -139,7 +140,7 @@ def _ending_signals() -> list[signal.Signals]:
 
 
 def _report(outcome: Any) -> int:
-    from flower_privsyn.owner import OwnerFolder
+    from flower_privsyn.runs.owner import OwnerFolder
 
     log = OwnerFolder(outcome.path).log_file
     if outcome.error is not None:
@@ -300,7 +301,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
-    from flower_privsyn.migrate import migrate
+    from flower_privsyn.runs.migrate import migrate
 
     done = migrate(arguments.run_dir)
     for sentence in done or [f"{arguments.run_dir} needs no conversion."]:
@@ -390,9 +391,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from flower_privsyn.data import load_users
     from flower_privsyn.evaluation.run import evaluate_run, split_users
     from flower_privsyn.evaluation.show import show
-    from flower_privsyn.progress import ShownProgress
+    from flower_privsyn.host.progress import ShownProgress
+    from flower_privsyn.host.terminal import follower
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.terminal import follower
     from flower_privsyn.training.causal import CausalTraining
 
     def load(source: str) -> Any:
@@ -455,14 +456,15 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _embed(arguments: argparse.Namespace) -> int:
-    from flower_privsyn import quarantine, simulation
     from flower_privsyn.client_apps.first_pass import first_pass
     from flower_privsyn.client_apps.private_sum import default_embedder
     from flower_privsyn.embedding import default_cache_directory
-    from flower_privsyn.progress import ShownProgress
+    from flower_privsyn.host import simulation
+    from flower_privsyn.host.progress import ShownProgress
+    from flower_privsyn.host.terminal import follower
+    from flower_privsyn.messages.wire import DataRequest
+    from flower_privsyn.privacy import quarantine
     from flower_privsyn.strategies import PrivateSumConfig
-    from flower_privsyn.terminal import follower
-    from flower_privsyn.wire import DataRequest
 
     if arguments.app is None and (arguments.config or arguments.settings):
         raise ConfigError("--config and --set are of an app: name it with --app.")
@@ -516,8 +518,8 @@ _EMBED_KEYS = (
 
 def _simulate(arguments: argparse.Namespace) -> int:
     from flower_privsyn.data import simulate_users
-    from flower_privsyn.progress import ShownProgress
-    from flower_privsyn.terminal import follower
+    from flower_privsyn.host.progress import ShownProgress
+    from flower_privsyn.host.terminal import follower
 
     output = Path(arguments.output).expanduser().absolute()
     with (
@@ -541,10 +543,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from flower_privsyn import simulation
     from flower_privsyn.comparison import APP, Comparison, make_plan
     from flower_privsyn.comparison.table import show
-    from flower_privsyn.terminal import follower
+    from flower_privsyn.host import simulation
+    from flower_privsyn.host.terminal import follower
     from flower_privsyn.training.causal import CausalTraining
 
     plan = make_plan(

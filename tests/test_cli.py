@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn import cli, simulation
+from flower_privsyn import cli
+from flower_privsyn.host import simulation
 from flower_privsyn.runs import RunDirectory
 from tests.flower_app import write_app
 from tests.ledgers import write_chain

@@ -14,13 +14,13 @@ import pytest
 from scipy import stats
 
 from benchmarks import scale
-from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import simulate_users
-from flower_privsyn.owner import OwnerFolder
+from flower_privsyn.host.simulation import load_app, resolve_config
+from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PoissonSampling, PrivacyLedger
 from flower_privsyn.privacy.budget import budget_report
-from flower_privsyn.simulation import load_app, resolve_config
+from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.strategies import PrivateSumConfig
 from flower_privsyn.testing import LoopbackGrid
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Context
 
-from flower_privsyn import quarantine
 from flower_privsyn.node import in_simulation
+from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import Broadcast, Cohort, Query
 
 logger = logging.getLogger("flower_privsyn.client")

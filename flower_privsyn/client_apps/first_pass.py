@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps.records import EmbeddingSource, samples_of, users_asked
 from flower_privsyn.data import Samples, load_configured
 from flower_privsyn.embedding import (
@@ -29,6 +28,7 @@ from flower_privsyn.embedding import (
 )
 from flower_privsyn.embedding.environment import device_of
 from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.messages import wire
 
 EmbedderLoader = Callable[[str, str], Embedder]
 

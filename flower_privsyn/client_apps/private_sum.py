@@ -24,7 +24,6 @@ import numpy.typing as npt
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_privsyn import quarantine, wire
 from flower_privsyn.client_apps.answers import answer_of, report
 from flower_privsyn.client_apps.cpu_time import counted
 from flower_privsyn.client_apps.deal import check_deal
@@ -52,8 +51,15 @@ from flower_privsyn.errors import (
     PrivsynError,
 )
 from flower_privsyn.files import WORKING_DIRECTORY, located
+from flower_privsyn.messages import wire
 from flower_privsyn.node import Charge, NodeGuard, in_simulation
-from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, RandomSource, SecureRandom
+from flower_privsyn.privacy import (
+    FixedSizeSampling,
+    PoissonSampling,
+    RandomSource,
+    SecureRandom,
+    quarantine,
+)
 from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.queries import QUERIES, Cohort, Query, TrainableModel
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn import quarantine, wire
 from flower_privsyn.data import Samples, Users, chunk_users, within_limits
 from flower_privsyn.embedding import (
     Embedder,
@@ -25,6 +24,8 @@ from flower_privsyn.embedding import (
 from flower_privsyn.embedding.environment import device_of, environment
 from flower_privsyn.embedding.store import limit_bytes
 from flower_privsyn.errors import DataError
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import Cohort
 
 logger = logging.getLogger("flower_privsyn.client")

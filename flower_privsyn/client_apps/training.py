@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 from flwr.clientapp import ClientApp
 
-from flower_privsyn import quarantine, wire
 from flower_privsyn.client_apps.private_sum import (
     EmbedderLoader,
     UserLoader,
@@ -30,8 +29,9 @@ from flower_privsyn.client_apps.private_sum import (
 )
 from flower_privsyn.data import Samples
 from flower_privsyn.files import located
+from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
-from flower_privsyn.privacy import RandomSource
+from flower_privsyn.privacy import RandomSource, quarantine
 from flower_privsyn.queries import Cohort, ModelDelta, TrainableModel
 from flower_privsyn.training.local import LocalModel
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.simulation import App
+from flower_privsyn.host.simulation import App
 
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
 APP: Final = Path(__file__).parent / "app"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from flower_privsyn.comparison.plan import Cell
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.files import write_json
-from flower_privsyn.progress import ProgressReporter
+from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.runs import RunDirectory
 
 #: Texts shown of a round, and rounds shown of a run.

@@ -14,7 +14,7 @@ import numpy as np
 from flower_privsyn.comparison.methods import DEFAULT_METHODS, REFERENCES, Method, methods_of
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.simulation import App, ConfigValue, check_settings, resolve_config
+from flower_privsyn.host.simulation import App, ConfigValue, check_settings, resolve_config
 from flower_privsyn.training.causal import CausalTraining
 
 #: Where the users of a comparison are dealt to private and held-out: nobody's seed.

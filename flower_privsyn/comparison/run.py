@@ -45,15 +45,15 @@ from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import TRAINED_MODEL, TextComparison, compare_texts
 from flower_privsyn.files import located, read_json_lines, replacing, write_json
+from flower_privsyn.host.progress import ShownProgress
+from flower_privsyn.host.simulation import Outcome, resume_run, run_app
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.progress import ShownProgress
 from flower_privsyn.runs import RunDirectory, lock_file
-from flower_privsyn.simulation import Outcome, resume_run, run_app
 from flower_privsyn.training.causal import fine_tune
 
 Follow = Callable[[Sequence[Mapping[str, Any]]], None]
 Follower = Callable[[], contextlib.AbstractContextManager[Follow]]
-"""Opens a display of stages, `flower_privsyn.terminal.follower`; one for each list of stages."""
+"""Opens a display of stages, as `flower_privsyn.host.terminal.follower` does."""
 
 #: Texts of a cell that the report shows.
 _SAMPLES = 8
@@ -562,7 +562,7 @@ def _expanded(values: Mapping[str, Any], folder: Path, progress: ShownProgress) 
     """Public text, expanded by the generator: what private evolution does without any votes."""
     from flower_privsyn.data import public_texts
     from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
-    from flower_privsyn.strategies.synthesis import expand_resumably
+    from flower_privsyn.strategies.parts.synthesis import expand_resumably
 
     seed = int(values["seed"])
     embedder = load_embedder(

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn import quarantine
 from flower_privsyn.data.limits import ranked
 from flower_privsyn.data.users import Users, seed_key
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import quarantine
 
 # A shorter tail carries no meaning of its own; it is kept only where a document has nothing else.
 MIN_TOKENS = 4

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn import quarantine
 from flower_privsyn.data.users import Users, seed_key
+from flower_privsyn.privacy import quarantine
 
 #: Characters of one document; a longer one is none.
 MAX_DOCUMENT_CHARACTERS: Final = 2**20

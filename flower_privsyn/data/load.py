@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from flower_privsyn import quarantine
-from flower_privsyn._hub import hub_unreachable
 from flower_privsyn.data import bounded, flat_json
 from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
 from flower_privsyn.files import located
+from flower_privsyn.models.hub import hub_unreachable
+from flower_privsyn.privacy import quarantine
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

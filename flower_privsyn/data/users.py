@@ -11,8 +11,8 @@ from datetime import date, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn import quarantine
 from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.privacy import quarantine
 
 # Domain separation: the coin of one purpose says nothing about the coin of another one.
 _HELD_OUT = b"held-out"

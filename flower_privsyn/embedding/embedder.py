@@ -16,9 +16,9 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn._hub import hub_unreachable
 from flower_privsyn.embedding.trust import own_code, refuse_code
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
+from flower_privsyn.models.hub import hub_unreachable
 
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS: Final = ("float32", "bfloat16")

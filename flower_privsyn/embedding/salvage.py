@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn import quarantine
 from flower_privsyn.embedding.embedder import Embedder
 from flower_privsyn.errors import DataError
+from flower_privsyn.privacy import quarantine
 
 
 def embed_each(

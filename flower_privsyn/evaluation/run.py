@@ -44,7 +44,7 @@ from flower_privsyn.evaluation.language_model import (
 )
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import located, read_json_lines
-from flower_privsyn.progress import NullProgress, ProgressReporter
+from flower_privsyn.host.progress import NullProgress, ProgressReporter
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.training.causal import CausalTraining, FineTuning, fine_tune
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from flower_privsyn.api_key import API_KEY_VARIABLE, check_generator, is_address, read_key
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.generation.api_key import (
+    API_KEY_VARIABLE,
+    check_generator,
+    is_address,
+    read_key,
+)
 from flower_privsyn.generation.backends import TextGenerator
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
@@ -33,7 +38,8 @@ def load_generator(
         dtype: As for :class:`TransformersGenerator`; a server has its own.
         device: As for :class:`TransformersGenerator`.
         api_key_env: The environment variable that holds a server's key (see
-            :func:`~flower_privsyn.api_key.read_key`), sent as a bearer token; empty for none.
+            :func:`~flower_privsyn.generation.api_key.read_key`), sent as a bearer token; empty for
+            none.
 
     Returns:
         The generator.

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from flower_privsyn.api_key import REDACTED, has_secrets, redact, shown_address
 from flower_privsyn.errors import GenerationError, MissingExtraError
 from flower_privsyn.generation import streams
+from flower_privsyn.generation.api_key import REDACTED, has_secrets, redact, shown_address
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,

@@ -25,19 +25,18 @@ from flower_privsyn.privacy.factorisation import (
 )
 from flower_privsyn.privacy.ledger import PrivacyLedger
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
-from flower_privsyn.privacy.participation import (
-    CyclicSampling,
-    Participation,
-    participation_of,
-)
+from flower_privsyn.privacy.participation import Participation
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.rows import squared_norms
 from flower_privsyn.privacy.sampling import (
+    CyclicSampling,
     FixedSizeSampling,
     FullParticipation,
+    GroupSampling,
     PoissonSampling,
     Sampling,
+    participation_of,
 )
 from flower_privsyn.privacy.trees import TreeAggregation
 
@@ -53,6 +52,7 @@ __all__ = [
     "FixedSizeSampling",
     "FullParticipation",
     "GaussianMechanism",
+    "GroupSampling",
     "InsecureRandom",
     "NeighboringRelation",
     "PLDAccountant",

@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import _checks
 from flower_privsyn.privacy.mixture import mixture_loss_distribution
-from flower_privsyn.privacy.participation import CyclicSampling
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import (
+    CyclicSampling,
     FixedSizeSampling,
     FullParticipation,
+    GroupSampling,
     PoissonSampling,
     Sampling,
 )
@@ -76,10 +77,7 @@ class Release:
             )
         object.__setattr__(self, "noise_multiplier", multiplier)
         if not isinstance(self.sampling, Sampling):
-            raise ConfigError(
-                "sampling must be FullParticipation, PoissonSampling or FixedSizeSampling, "
-                f"got {self.sampling!r}."
-            )
+            raise ConfigError(f"sampling must be one of this package's, got {self.sampling!r}.")
         if not isinstance(self.relation, NeighboringRelation):
             raise ConfigError(f"relation must be a NeighboringRelation, got {self.relation!r}.")
         if (
@@ -89,6 +87,11 @@ class Release:
             raise ConfigError(
                 'relation must be "zero-out" or "replace-one" for fixed-size sampling, '
                 'got "add-remove".'
+            )
+        if self.sampling.group is not None and self.relation is NeighboringRelation.REPLACE_ONE:
+            raise ConfigError(
+                'relation must be "zero-out" or "add-remove" for groups of users, got '
+                '"replace-one": who takes a user\'s place may be in another group.'
             )
         nodes = _checks.whole(
             "max_nodes_per_user", self.max_nodes_per_user, low=1, high=MOST_NODES_PER_USER
@@ -145,6 +148,10 @@ class Accountant(ABC):
                 bound for a release.
         """
         delta = _checks.probability("delta", delta)
+        return max(self._epsilon_of_one(world, delta) for world in _of_one_user(releases))
+
+    def _epsilon_of_one(self, releases: Releases, delta: float) -> float:
+        """The epsilon of somebody who may be asked in all of these."""
         costs = _grouped(releases)
         if not costs:
             return 0.0
@@ -169,6 +176,10 @@ class Accountant(ABC):
             ConfigError: As for :meth:`epsilon`.
         """
         epsilon = _checks.real("epsilon", epsilon, "a finite number of at least 0", low=0.0)
+        return max(self._delta_of_one(world, epsilon) for world in _of_one_user(releases))
+
+    def _delta_of_one(self, releases: Releases, epsilon: float) -> float:
+        """The delta of somebody who may be asked in all of these."""
         costs = _grouped(releases)
         if not costs:
             return 0.0
@@ -394,7 +405,35 @@ def rough_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") 
 _accountant = accountant
 
 
+def _of_one_user(releases: Releases) -> list[Releases]:
+    """What each user may be asked in, for all kinds of users: who is in one group is in no other.
+
+    Groups of one deal are disjoint. Those of two deals may have everybody in common.
+    """
+    counted = list(_counted(releases))
+    kinds: list[list[tuple[Release, int]]] = [
+        [one for one in counted if one[0].sampling.group is None]
+    ]
+    deals = sorted({r.sampling.group[:2] for r, _ in counted if r.sampling.group is not None})
+    for deal in deals:
+        of_deal: dict[int, list[tuple[Release, int]]] = {}
+        for release, count in counted:
+            group = release.sampling.group
+            if group is not None and group[:2] == deal:
+                of_deal.setdefault(group[2], []).append((release, count))
+        kinds = [[*kind, *own] for kind in kinds for own in of_deal.values()]
+    worlds: list[Releases] = []
+    for kind in kinds:
+        world = Counter[Release]()
+        for release, count in kind:
+            world[release] += count
+        worlds.append(world)
+    return worlds
+
+
 def _with_known_cohort(release: Release) -> Release:
+    if release.sampling.group is not None:
+        return release  # who is in which group is known as it is, and changes nothing
     return replace(release, sampling=FullParticipation(release.sampling.population))
 
 
@@ -435,7 +474,7 @@ def _cost(release: Release) -> _Cost:
     replaced = release.relation is NeighboringRelation.REPLACE_ONE
     # Every cohort is everyone, whatever the method; or whose turn it is, is public.
     # A user on several nodes is in the same cohorts on all: a longer vector, and nothing else.
-    if sampling.rate == 1.0 or isinstance(sampling, CyclicSampling):
+    if sampling.rate == 1.0 or isinstance(sampling, CyclicSampling | GroupSampling):
         return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0, 1)
     if isinstance(sampling, PoissonSampling):
         if release.max_nodes_per_user > 1:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import _checks, accounting
@@ -56,30 +57,74 @@ def calibrate_noise_multiplier(
         Balle and Wang 2018, "Improving the Gaussian Mechanism for Differential Privacy",
         algorithm 1, where every user takes part.
     """
-    epsilon = _checks.positive("epsilon", epsilon)
-    delta = _checks.probability("delta", delta)
     rounds = _checks.whole("rounds", rounds, low=1)
-    chosen = accounting.accountant(accountant)
 
-    def release_with(multiplier: float) -> Release:
-        return Release(
+    def released(multiplier: float) -> dict[Release, int]:
+        release = Release(
             noise_multiplier=multiplier,
             sampling=sampling,
             relation=relation,
             max_nodes_per_user=max_nodes_per_user,
         )
+        return {release: rounds}
 
-    def spent(multiplier: float) -> float:
-        return chosen.epsilon({release_with(multiplier): rounds}, delta=delta)
+    return calibrate_open_releases(
+        released, settled={}, epsilon=epsilon, delta=delta, accountant=accountant
+    )
 
-    def roughly_spent(multiplier: float) -> float:
-        return accounting.rough_epsilon(
-            {release_with(multiplier): rounds}, delta=delta, accountant=accountant
+
+def calibrate_open_releases(
+    released: Callable[[float], Mapping[Release, int]],
+    *,
+    settled: Mapping[Release, int],
+    epsilon: float,
+    delta: float,
+    accountant: str = "pld",
+) -> float:
+    """Return the smallest noise multiplier that keeps open releases and settled ones in a budget.
+
+    *Formal guarantee.* That of :func:`calibrate_noise_multiplier`, for the releases that
+    ``released`` names at the returned multiplier together with those in ``settled``.
+
+    Args:
+        released: From a noise multiplier to the open releases, whose cost must fall with it.
+        settled: What else is paid from the budget.
+        epsilon: The budget, above 0.
+        delta: Between 0 and 1, exclusive.
+        accountant: "pld" or "rdp".
+
+    Returns:
+        The noise multiplier, at most 1e-4 (relative) above the smallest that keeps the budget.
+
+    Raises:
+        ConfigError: A value is out of range, or no noise multiplier between 0.004 and 250,000
+            keeps the budget.
+    """
+    epsilon = _checks.positive("epsilon", epsilon)
+    delta = _checks.probability("delta", delta)
+    chosen = accounting.accountant(accountant)
+    if settled and not chosen.epsilon(settled, delta=delta) < epsilon:
+        raise ConfigError(
+            f"epsilon {epsilon:g} is spent by the releases whose noise is settled: give them more "
+            "noise, or choose a larger epsilon."
         )
 
-    if sampling.rate == 1.0 and accountant == "pld":
-        return _closed_form(spent, epsilon, delta, rounds, relation)
-    low, high = _bracket(roughly_spent, epsilon, start=math.sqrt(rounds))
+    def all_at(multiplier: float) -> Counter[Release]:
+        return Counter(settled) + Counter(released(multiplier))
+
+    def spent(multiplier: float) -> float:
+        return chosen.epsilon(all_at(multiplier), delta=delta)
+
+    def roughly_spent(multiplier: float) -> float:
+        return accounting.rough_epsilon(all_at(multiplier), delta=delta, accountant=accountant)
+
+    example = released(1.0)
+    count = sum(example.values())
+    if len(example) == 1 and not settled and accountant == "pld":
+        (release,) = example
+        if release.sampling.rate == 1.0:
+            return _closed_form(spent, epsilon, delta, count, release.relation)
+    low, high = _bracket(roughly_spent, epsilon, start=math.sqrt(count))
     low, high = _narrow(roughly_spent, epsilon, low, high)
     # How much epsilon grows over the tolerance, to know from one evaluation of the full
     # accountant that the result is not too large.

@@ -12,16 +12,15 @@ from types import TracebackType
 from typing import Any, Final
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
-from flower_privsyn.ledger_chain import VERSION, damaged, refuse_cut
-from flower_privsyn.ledger_chain import header as header_of
 from flower_privsyn.privacy import _checks, accounting, ledger_file
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.correlated_noise import Correlation
+from flower_privsyn.privacy.ledger_chain import VERSION, damaged, refuse_cut
+from flower_privsyn.privacy.ledger_chain import header as header_of
 from flower_privsyn.privacy.ledger_file import LedgerFile
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
-from flower_privsyn.privacy.participation import participation_of
 from flower_privsyn.privacy.relation import NeighboringRelation
-from flower_privsyn.privacy.sampling import FixedSizeSampling, Sampling
+from flower_privsyn.privacy.sampling import FixedSizeSampling, Sampling, participation_of
 
 # The accountants and the calibration are deterministic; the room is for other platforms.
 _BUDGET_TOLERANCE = 1e-6

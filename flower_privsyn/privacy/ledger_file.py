@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import LedgerError
-from flower_privsyn.ledger_chain import damaged as damaged
-from flower_privsyn.ledger_chain import digest, read_chain, split
+from flower_privsyn.privacy.ledger_chain import damaged as damaged
+from flower_privsyn.privacy.ledger_chain import digest, read_chain, split
 
 
 class LedgerFile:

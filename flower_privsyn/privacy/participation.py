@@ -2,28 +2,24 @@
 
 With independent noise every round costs on its own. With correlated noise the rounds are one
 mechanism, and what a user costs is decided by the set of rounds that the user takes part in. So the
-pattern is a contract: :class:`Participation` states it, :class:`CyclicSampling` keeps it, and the
-ledger refuses a round that would break it.
+pattern is a contract: :class:`Participation` states it,
+:class:`~flower_privsyn.privacy.sampling.CyclicSampling` keeps it, and the ledger refuses a round
+that would break it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import math
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import _checks
-from flower_privsyn.privacy.sampling import Sampling
 
-_SALT = re.compile(r"[0-9a-f]{32}")
 #: Patterns that are tried one by one; with more of them a bound takes the place of the maximum.
 _MOST_PATTERNS = 20_000
 
@@ -78,32 +74,6 @@ class Participation:
         object.__setattr__(self, "most", min(most, room))
         object.__setattr__(self, "max_participations", self.most)
 
-    def check(self, rounds: Collection[int]) -> None:
-        """Refuse a set of rounds of one user.
-
-        Args:
-            rounds: Whole numbers, counted from 0 or from 1.
-
-        Raises:
-            FederationError: They are too many, too close, or not a turn of one group.
-        """
-        ordered = sorted(rounds)
-        if len(ordered) > self.most:
-            raise FederationError(
-                f"A user takes part {len(ordered)} times where {self.most} are accounted for."
-            )
-        for before, after in itertools.pairwise(ordered):
-            if after - before < self.min_separation:
-                raise FederationError(
-                    f"A user takes part in rounds {before} and {after}, which are less than the "
-                    f"accounted {self.min_separation} apart."
-                )
-            if self.cyclic and (after - before) % self.min_separation:
-                raise FederationError(
-                    f"A user takes part in rounds {before} and {after}, which are not turns of one "
-                    f"of {self.min_separation} groups."
-                )
-
     def patterns(self) -> Iterator[tuple[int, ...]]:
         """Yield sets of rounds, increasing and from 0, so that every allowed set lies in one.
 
@@ -149,146 +119,6 @@ class Participation:
             min_separation=description["min_separation"],
             cyclic=bool(description["cyclic"]),
         )
-
-
-def participation_of(sampling: Sampling, *, rounds: int) -> Participation:
-    """Return what a sampling says of the rounds of one user.
-
-    Only :class:`CyclicSampling` keeps rounds apart. Under every other sampling a user may be drawn
-    in every round, and the accountant of correlated noise has no use for the chance that they are
-    not.
-
-    Args:
-        sampling: How the cohorts are drawn.
-        rounds: Rounds of the whole mechanism, at least 1.
-
-    Raises:
-        ConfigError: The sampling is cyclic and planned for fewer rounds.
-    """
-    if isinstance(sampling, CyclicSampling):
-        if rounds > sampling.rounds:
-            raise ConfigError(
-                f"rounds must be at most {sampling.rounds}, for which the cyclic sampling is "
-                f"planned, got {rounds}."
-            )
-        return Participation(rounds=rounds, min_separation=sampling.groups, cyclic=True)
-    return Participation(rounds=rounds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CyclicSampling(Sampling):
-    """Users are dealt to groups by a public hash of their ids; the groups take turns.
-
-    Round t, counted from 1, asks group (t - 1) mod ``groups``.
-
-    *Formal guarantee.* The group is a function of the user's id and of ``salt`` alone, so it is
-    the same in every round, on every node and after every restart. A user of group g takes part
-    in round t only if t - 1 = g mod ``groups``. Any two such rounds differ by a positive multiple
-    of ``groups``, and there are at most ceil(``rounds`` / ``groups``) of them. A user who is away
-    takes part in fewer, which the sensitivity covers. The two conditions on which this rests: a
-    user keeps one id for the whole run, and no round is asked twice. The ledger enforces the
-    second (:class:`~flower_privsyn.privacy.ledger.PrivacyLedger`), also across restarts; the
-    first is the duty of whoever loads the users.
-
-    Groups are of users, not of nodes: a node with users of several groups answers in several
-    rounds, with other users each time. Who is in which group is no secret, and nothing is
-    amplified. The sizes of the groups differ by chance, as the sizes of Poisson cohorts do.
-
-    Args:
-        groups: Number of groups b, at least 1: the smallest separation of two rounds of a user.
-        rounds: Rounds T, at least 1.
-        max_participations: Rounds of one user that are allowed, at least 1; None for what
-            ``rounds`` and ``groups`` leave room for.
-        salt: 32 hexadecimal digits, public. Other salts deal users to other groups.
-        population: Number of users in the federation, at least 1; None when it is not known.
-        round_number: The round this sampling is asked for; None for the plan as a whole.
-
-    Raises:
-        ConfigError: A value is out of range, or the rounds would make users take part more than
-            ``max_participations`` times.
-    """
-
-    method: ClassVar[str] = "cyclic"
-    groups: int
-    rounds: int
-    salt: str
-    max_participations: int | None = None
-    population: int | None = None
-    round_number: int | None = None
-    rate: float = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        pattern = Participation(
-            rounds=self.rounds,
-            max_participations=self.max_participations,
-            min_separation=self.groups,
-            cyclic=True,
-        )
-        object.__setattr__(self, "max_participations", pattern.max_participations)
-        object.__setattr__(self, "rate", 1.0 / self.groups)
-        if not isinstance(self.salt, str) or not _SALT.fullmatch(self.salt):
-            raise ConfigError(f"salt must be 32 hexadecimal digits, got {self.salt!r}.")
-        if self.population is not None:
-            object.__setattr__(
-                self, "population", _checks.whole("population", self.population, low=1)
-            )
-        if self.round_number is not None:
-            number = _checks.whole("round_number", self.round_number, low=1, high=self.rounds)
-            object.__setattr__(self, "round_number", number)
-
-    def of_round(self, number: int) -> CyclicSampling:
-        """Return the sampling of one round.
-
-        Args:
-            number: The round, between 1 and ``rounds``.
-
-        Raises:
-            ConfigError: It is none of the planned rounds.
-        """
-        return replace(self, round_number=number)
-
-    def groups_of(self, user_ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return (n,) int64, the group of every user, between 0 and ``groups`` - 1."""
-        empty = hashlib.blake2b(
-            digest_size=8, salt=bytes.fromhex(self.salt), person=b"privsyn-turns"
-        )
-        groups = np.empty(len(user_ids), dtype=np.int64)
-        for index, user_id in enumerate(user_ids):
-            mark = empty.copy()
-            mark.update(user_id.encode())
-            groups[index] = int.from_bytes(mark.digest(), "little") % self.groups
-        return groups
-
-    def participants(
-        self, user_ids: Sequence[str], *, key: bytes = b"", count: int | None = None
-    ) -> NDArray[np.bool_]:
-        """Return (n,) True for the users of the group whose turn it is.
-
-        Args:
-            user_ids: (n,) the ids of the users on this node, unique in the federation.
-            key: Unused: whose turn it is, is public.
-            count: Unused.
-
-        Raises:
-            ConfigError: This is the plan and not the sampling of a round, see :meth:`of_round`.
-        """
-        del key, count
-        if self.round_number is None:
-            raise ConfigError("round_number must be given to say whose turn it is, got None.")
-        turn: NDArray[np.bool_] = self.groups_of(user_ids) == (self.round_number - 1) % self.groups
-        return turn
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``{"method": "cyclic", "groups": ..., "rounds": ..., ...}``."""
-        return {
-            "method": self.method,
-            "groups": self.groups,
-            "rounds": self.rounds,
-            "max_participations": self.max_participations,
-            "salt": self.salt,
-            "population": self.population,
-            "round_number": self.round_number,
-        }
 
 
 def squared_sensitivity(

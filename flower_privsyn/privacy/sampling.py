@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.privacy import _checks
+from flower_privsyn.privacy.participation import Participation
 from flower_privsyn.privacy.randomness import RandomSource
 
 _MIN_KEY_BYTES = 16
+_SALT = re.compile(r"[0-9a-f]{32}")
 
 
 class Sampling(ABC):
@@ -23,8 +26,8 @@ class Sampling(ABC):
 
     One object decides who takes part (:meth:`participants`, :meth:`allocate`) and is what the
     accountants read, so the two cannot disagree. Subclasses: :class:`FullParticipation`,
-    :class:`PoissonSampling`, :class:`FixedSizeSampling`, and
-    :class:`~flower_privsyn.privacy.participation.CyclicSampling` for correlated noise.
+    :class:`PoissonSampling`, :class:`FixedSizeSampling`, :class:`CyclicSampling` for correlated
+    noise, and :class:`GroupSampling` for phases that ask disjoint groups.
     """
 
     method: ClassVar[str]
@@ -52,6 +55,14 @@ class Sampling(ABC):
         head-count of a round, no count of its replies, and no decision that looks at either.
         """
         return False
+
+    @property
+    def group(self) -> tuple[str, int, int] | None:
+        """Which of disjoint groups is asked: the deal's salt, its groups, and the one; else None.
+
+        Who is in one group of a deal is in no other for the whole run.
+        """
+        return None
 
     def of_round(self, number: int) -> Sampling:
         """Return the sampling as it stands in one round's request.
@@ -115,7 +126,7 @@ class Sampling(ABC):
         """Rebuild a sampling from :meth:`to_dict`.
 
         Args:
-            description: ``method`` ("full", "poisson", "fixed-size" or "cyclic"),
+            description: ``method`` ("full", "poisson", "fixed-size", "cyclic" or "group"),
                 ``population`` (int or None), and what the method needs beyond.
 
         Raises:
@@ -129,8 +140,6 @@ class Sampling(ABC):
             return PoissonSampling(description.get("rate"), population=population)  # type: ignore[arg-type]
         if method == FixedSizeSampling.method:
             return FixedSizeSampling(description.get("sample_size"), population=population)  # type: ignore[arg-type]
-        from flower_privsyn.privacy.participation import CyclicSampling
-
         if method == CyclicSampling.method:
             return CyclicSampling(
                 groups=description.get("groups"),  # type: ignore[arg-type]
@@ -140,8 +149,16 @@ class Sampling(ABC):
                 population=population,
                 round_number=description.get("round_number"),
             )
+        if method == GroupSampling.method:
+            return GroupSampling(
+                groups=description.get("groups"),  # type: ignore[arg-type]
+                turn=description.get("turn"),  # type: ignore[arg-type]
+                salt=description.get("salt"),  # type: ignore[arg-type]
+                population=population,
+            )
         raise ConfigError(
-            f'sampling method must be "full", "poisson", "fixed-size" or "cyclic", got {method!r}.'
+            'sampling method must be "full", "poisson", "fixed-size", "cyclic" or "group", got '
+            f"{method!r}."
         )
 
 
@@ -288,6 +305,214 @@ class FixedSizeSampling(Sampling):
             "sample_size": self.sample_size,
             "population": self.population,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicSampling(Sampling):
+    """Users are dealt to groups by a public hash of their ids; the groups take turns.
+
+    Round t, counted from 1, asks group (t - 1) mod ``groups``.
+
+    *Formal guarantee.* The group is a function of the user's id and of ``salt`` alone, so it is
+    the same in every round, on every node and after every restart. A user of group g takes part
+    in round t only if t - 1 = g mod ``groups``. Any two such rounds differ by a positive multiple
+    of ``groups``, and there are at most ceil(``rounds`` / ``groups``) of them. A user who is away
+    takes part in fewer, which the sensitivity covers. The two conditions on which this rests: a
+    user keeps one id for the whole run, and no round is asked twice. The ledger enforces the
+    second (:class:`~flower_privsyn.privacy.ledger.PrivacyLedger`), also across restarts; the
+    first is the duty of whoever loads the users.
+
+    Groups are of users, not of nodes: a node with users of several groups answers in several
+    rounds, with other users each time. Who is in which group is no secret, and nothing is
+    amplified. The sizes of the groups differ by chance, as the sizes of Poisson cohorts do.
+
+    Args:
+        groups: Number of groups b, at least 1: the smallest separation of two rounds of a user.
+        rounds: Rounds T, at least 1.
+        max_participations: Rounds of one user that are allowed, at least 1; None for what
+            ``rounds`` and ``groups`` leave room for.
+        salt: 32 hexadecimal digits, public. Other salts deal users to other groups.
+        population: Number of users in the federation, at least 1; None when it is not known.
+        round_number: The round this sampling is asked for; None for the plan as a whole.
+
+    Raises:
+        ConfigError: A value is out of range, or the rounds would make users take part more than
+            ``max_participations`` times.
+    """
+
+    method: ClassVar[str] = "cyclic"
+    groups: int
+    rounds: int
+    salt: str
+    max_participations: int | None = None
+    population: int | None = None
+    round_number: int | None = None
+    rate: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        pattern = Participation(
+            rounds=self.rounds,
+            max_participations=self.max_participations,
+            min_separation=self.groups,
+            cyclic=True,
+        )
+        object.__setattr__(self, "max_participations", pattern.max_participations)
+        object.__setattr__(self, "rate", 1.0 / self.groups)
+        _check_salt(self.salt)
+        _set_population(self, required=False)
+        if self.round_number is not None:
+            number = _checks.whole("round_number", self.round_number, low=1, high=self.rounds)
+            object.__setattr__(self, "round_number", number)
+
+    def of_round(self, number: int) -> CyclicSampling:
+        """Return the sampling of one round.
+
+        Args:
+            number: The round, between 1 and ``rounds``.
+
+        Raises:
+            ConfigError: It is none of the planned rounds.
+        """
+        return replace(self, round_number=number)
+
+    def groups_of(self, user_ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return (n,) int64, the group of every user, between 0 and ``groups`` - 1."""
+        return _dealt(user_ids, groups=self.groups, salt=self.salt)
+
+    def participants(
+        self, user_ids: Sequence[str], *, key: bytes = b"", count: int | None = None
+    ) -> NDArray[np.bool_]:
+        """Return (n,) True for the users of the group whose turn it is.
+
+        Args:
+            user_ids: (n,) the ids of the users on this node, unique in the federation.
+            key: Unused: whose turn it is, is public.
+            count: Unused.
+
+        Raises:
+            ConfigError: This is the plan and not the sampling of a round, see :meth:`of_round`.
+        """
+        del key, count
+        if self.round_number is None:
+            raise ConfigError("round_number must be given to say whose turn it is, got None.")
+        turn: NDArray[np.bool_] = self.groups_of(user_ids) == (self.round_number - 1) % self.groups
+        return turn
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"method": "cyclic", "groups": ..., "rounds": ..., ...}``."""
+        return {
+            "method": self.method,
+            "groups": self.groups,
+            "rounds": self.rounds,
+            "max_participations": self.max_participations,
+            "salt": self.salt,
+            "population": self.population,
+            "round_number": self.round_number,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSampling(Sampling):
+    """One of disjoint groups takes part in every round; the others are for other phases.
+
+    *Formal guarantee.* The group is a function of the user's id and of ``salt`` alone, as for
+    :class:`CyclicSampling`. Somebody in group g takes part in no round that asks another group of
+    the same deal (equal ``salt`` and ``groups``), so rounds of different groups cost the most that
+    one of them does, and not their sum; the accountants take that maximum. It rests on a user
+    keeping one id for the whole run. A group that was missed is not asked in another's place.
+
+    Args:
+        groups: Number of groups, at least 1.
+        turn: The group that is asked, between 0 and ``groups`` - 1.
+        salt: 32 hexadecimal digits, public. Other salts deal users to other groups.
+        population: Number of users in the federation, at least 1; None when it is not known.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    method: ClassVar[str] = "group"
+    groups: int
+    turn: int
+    salt: str
+    population: int | None = None
+    rate: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        groups = _checks.whole("groups", self.groups, low=1)
+        _checks.whole("turn", self.turn, low=0, high=groups - 1)
+        object.__setattr__(self, "rate", 1.0 / groups)
+        _check_salt(self.salt)
+        _set_population(self, required=False)
+
+    @property
+    def group(self) -> tuple[str, int, int]:
+        """The deal's salt, its groups, and the one that is asked."""
+        return self.salt, self.groups, self.turn
+
+    def participants(
+        self, user_ids: Sequence[str], *, key: bytes = b"", count: int | None = None
+    ) -> NDArray[np.bool_]:
+        """Return (n,) True for the users of the group.
+
+        Args:
+            user_ids: (n,) the ids of the users on this node, unique in the federation.
+            key: Unused: who is in which group is public.
+            count: Unused.
+        """
+        del key, count
+        asked: NDArray[np.bool_] = _dealt(user_ids, groups=self.groups, salt=self.salt) == self.turn
+        return asked
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"method": "group", "groups": ..., "turn": ..., ...}``."""
+        return {
+            "method": self.method,
+            "groups": self.groups,
+            "turn": self.turn,
+            "salt": self.salt,
+            "population": self.population,
+        }
+
+
+def participation_of(sampling: Sampling, *, rounds: int) -> Participation:
+    """Return what a sampling says of the rounds of one user.
+
+    Only :class:`CyclicSampling` keeps rounds apart. Under every other sampling a user may be drawn
+    in every round, and the accountant of correlated noise has no use for the chance that they are
+    not.
+
+    Args:
+        sampling: How the cohorts are drawn.
+        rounds: Rounds of the whole mechanism, at least 1.
+
+    Raises:
+        ConfigError: The sampling is cyclic and planned for fewer rounds.
+    """
+    if isinstance(sampling, CyclicSampling):
+        if rounds > sampling.rounds:
+            raise ConfigError(
+                f"rounds must be at most {sampling.rounds}, for which the cyclic sampling is "
+                f"planned, got {rounds}."
+            )
+        return Participation(rounds=rounds, min_separation=sampling.groups, cyclic=True)
+    return Participation(rounds=rounds)
+
+
+def _check_salt(salt: object) -> None:
+    if not isinstance(salt, str) or not _SALT.fullmatch(salt):
+        raise ConfigError(f"salt must be 32 hexadecimal digits, got {salt!r}.")
+
+
+def _dealt(user_ids: Sequence[str], *, groups: int, salt: str) -> NDArray[np.int64]:
+    """Return (n,) int64, the group of every user: a public hash of its id."""
+    empty = hashlib.blake2b(digest_size=8, salt=bytes.fromhex(salt), person=b"privsyn-turns")
+    dealt = np.empty(len(user_ids), dtype=np.int64)
+    for index, user_id in enumerate(user_ids):
+        mark = empty.copy()
+        mark.update(user_id.encode())
+        dealt[index] = int.from_bytes(mark.digest(), "little") % groups
+    return dealt
 
 
 def _set_population(sampling: Sampling, *, required: bool) -> None:

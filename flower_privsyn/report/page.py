@@ -16,7 +16,7 @@ from pathlib import Path
 from flower_privsyn.files import replacing
 from flower_privsyn.report.scales import NOTHING
 from flower_privsyn.report.style import STYLE
-from flower_privsyn.run_format import ledger_meta
+from flower_privsyn.runs.run_format import ledger_meta
 
 #: HTML elements that have no content and no end tag.
 _VOID = frozenset({"br", "hr", "img", "meta", "link", "col", "wbr"})

@@ -26,13 +26,13 @@ from typing import Any, Final, Self, final
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import RandomSource
+from flower_privsyn.private_path.engine import ReleasedSum
+from flower_privsyn.private_path.settings import check_number
 from flower_privsyn.queries import ModelDelta, next_clip_norm
-from flower_privsyn.strategies.federated_training import (
+from flower_privsyn.strategies.parts.federated_training import (
     FederatedTraining,
     FederatedTrainingConfig,
 )
-from flower_privsyn.strategies.private_sum import ReleasedSum
-from flower_privsyn.strategies.settings import check_number
 
 logger = logging.getLogger("flwr.privsyn")
 

@@ -35,11 +35,11 @@ from flower_privsyn.privacy import (
     Sampling,
     TreeAggregation,
 )
-from flower_privsyn.strategies.federated_training import (
+from flower_privsyn.private_path.settings import check_choice, check_integer, check_number
+from flower_privsyn.strategies.parts.federated_training import (
     FederatedTraining,
     FederatedTrainingConfig,
 )
-from flower_privsyn.strategies.settings import check_choice, check_integer, check_number
 
 logger = logging.getLogger("flwr.privsyn")
 

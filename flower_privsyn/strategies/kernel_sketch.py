@@ -25,11 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.files import located
-from flower_privsyn.population import Population
 from flower_privsyn.privacy import RandomSource
+from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.private_path.settings import check_choice, check_integer, check_number
 from flower_privsyn.queries import Broadcast, KernelMean
 from flower_privsyn.runs import RESEARCH_STAMP
-from flower_privsyn.strategies.preference_rounds import (
+from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.strategies.parts.preference_rounds import (
     FREE_SETTINGS,
     MEMORY_SETTINGS,
     WRITING_SETTINGS,
@@ -39,9 +41,7 @@ from flower_privsyn.strategies.preference_rounds import (
     PublicSide,
     best,
 )
-from flower_privsyn.strategies.private_sum import PrivateSumStrategy, ReleasedSum
-from flower_privsyn.strategies.settings import check_choice, check_integer, check_number
-from flower_privsyn.strategies.sketch import Sketch, sketch_query
+from flower_privsyn.strategies.parts.sketch import Sketch, sketch_query
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder

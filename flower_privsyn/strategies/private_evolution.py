@@ -29,19 +29,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.population import Population
+from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
-from flower_privsyn.strategies.private_sum import PrivateSumStrategy, ReleasedSum
-from flower_privsyn.strategies.settings import (
+from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.private_path.settings import (
     PrivateSumConfig,
     check_choice,
     check_integer,
     check_number,
 )
+from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
+from flower_privsyn.strategies.parts.population import Population
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -429,7 +429,7 @@ class PrivateEvolution(PrivateSumStrategy):
 
     def _expand(self, seeds: Population) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Expand until `expand_samples` texts are kept; what an earlier attempt kept counts."""
-        from flower_privsyn.strategies.synthesis import expand_resumably
+        from flower_privsyn.strategies.parts.synthesis import expand_resumably
 
         config = self.config
         return expand_resumably(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-CANARY = "tests/strategies/test_canary.py"
-MIGRATE_TESTS = "tests/test_migrate.py"
-RUNS_TESTS = "tests/test_runs.py"
+CANARY = "tests/private_path/test_canary.py"
+MIGRATE_TESTS = "tests/runs/test_migrate.py"
+RUNS_TESTS = "tests/runs/test_directory.py"
 LEDGER_TESTS = "tests/privacy/test_ledger.py"
-STRATEGY = "flower_privsyn/strategies/private_sum.py"
-RUNS = "flower_privsyn/runs.py"
+STRATEGY = "flower_privsyn/private_path/engine.py"
+RUNS = "flower_privsyn/runs/directory.py"
 LEDGER = "flower_privsyn/privacy/ledger.py"
-CHAIN = "flower_privsyn/ledger_chain.py"
-FORMAT = "flower_privsyn/run_format.py"
-MIGRATE = "flower_privsyn/migrate.py"
+CHAIN = "flower_privsyn/privacy/ledger_chain.py"
+FORMAT = "flower_privsyn/runs/run_format.py"
+MIGRATE = "flower_privsyn/runs/migrate.py"
 
 EVOLUTION = f"{CANARY}::test_a_canary_changes_no_byte[private-evolution]"
 
@@ -61,10 +61,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="progress.json says how long stages take",
-        file="flower_privsyn/progress.py",
+        file="flower_privsyn/host/progress.py",
         before='            "failed": self.failed,\n',
         after='            "failed": self.failed,\n            "seconds": self.seconds,\n',
-        tests=(EVOLUTION, "tests/test_progress.py"),
+        tests=(EVOLUTION, "tests/host/test_progress.py"),
     ),
     Mutation(
         name="files keep the dates of their rounds",
@@ -89,14 +89,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the owner's folder is open to others",
-        file="flower_privsyn/owner.py",
+        file="flower_privsyn/runs/owner.py",
         before="        self.path.chmod(0o700)\n",
         after="        self.path.chmod(0o755)\n",
         tests=(f"{RUNS_TESTS}::test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone",),
     ),
     Mutation(
         name="times go without their stamp",
-        file="flower_privsyn/owner.py",
+        file="flower_privsyn/runs/owner.py",
         before="        if file.tell() == 0:\n",
         after="        if file.tell() < 0:\n",
         tests=(f"{RUNS_TESTS}::test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone",),
@@ -122,7 +122,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="",
         tests=(
             f"{RUNS_TESTS}::test_every_later_file_states_the_ledger_s_last_line",
-            "tests/strategies/test_private_sum.py::TestResume::test_a_lost_ledger_stops_the_run",
+            "tests/private_path/test_engine.py::TestResume::test_a_lost_ledger_stops_the_run",
         ),
     ),
     Mutation(
@@ -178,9 +178,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="one user trains without end unless it is forbidden",
-        file="flower_privsyn/strategies/federated_training.py",
+        file="flower_privsyn/strategies/parts/federated_training.py",
         before="    local_steps: int = 64\n",
         after="    local_steps: int = 0\n",
-        tests=("tests/strategies/test_registry.py",),
+        tests=("tests/strategies/test_catalogue.py",),
     ),
 )

@@ -82,24 +82,24 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="an answer off the grid is added up",
-        file="flower_privsyn/wire.py",
+        file="flower_privsyn/messages/wire.py",
         before="    if not np.array_equal(np.rint(total * STEPS), total * STEPS):\n",
         after="    if False:\n",
-        tests=("tests/strategies/test_private_sum.py::TestMisbehavingNodes",),
+        tests=("tests/private_path/test_engine.py::TestMisbehavingNodes",),
     ),
     Mutation(
         name="sums beyond what is exact",
-        file="flower_privsyn/strategies/private_sum.py",
+        file="flower_privsyn/private_path/engine.py",
         before="    if largest > LARGEST_SUM:\n",
         after="    if False:\n",
-        tests=("tests/strategies/test_private_sum.py::TestTheGrid",),
+        tests=("tests/private_path/test_engine.py::TestTheGrid",),
     ),
     Mutation(
         name="anybody may read the releases",
         file="flower_privsyn/files.py",
         before="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
         after="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)",
-        tests=("tests/strategies/test_private_sum.py::TestTheGrid",),
+        tests=("tests/private_path/test_engine.py::TestTheGrid",),
     ),
     Mutation(
         name="shares that the rounding eats",
@@ -113,7 +113,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=f"{PRIVACY}/ledger.py",
         before="        if not used:\n",
         after="        if False:\n",
-        tests=("tests/strategies/test_private_sum.py::TestNoise",),
+        tests=("tests/private_path/test_engine.py::TestNoise",),
     ),
     Mutation(
         name="the clip norm grows until the run cannot go on",

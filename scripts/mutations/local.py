@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-SUPERLINK_TESTS = "tests/test_superlink.py"
+SUPERLINK_TESTS = "tests/host/test_superlink.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the SuperLink of a run takes any token",
-        file="flower_privsyn/superlink.py",
+        file="flower_privsyn/host/superlink.py",
         before="known = len(shown) == 1 and secrets.compare_digest(_bytes(shown[0]), "
         "token.encode())",
         after="known = True",
@@ -17,38 +17,42 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="nodes can be registered from outside with the SuperLink of a run",
-        file="flower_privsyn/superlink.py",
+        file="flower_privsyn/host/superlink.py",
         before="    extensions.get_middleware = lambda: (Middleware(_OwnerRoutes),)\n",
         after="",
         tests=(f"{SUPERLINK_TESTS}::test_no_route_answers_without_credentials",),
     ),
     Mutation(
         name="a task's token is read off the command line",
-        file="flower_privsyn/superlink.py",
+        file="flower_privsyn/host/superlink.py",
         before='        arguments[place : place + 2] = ["--token-file", str(file)]\n',
         after="",
         tests=(f"{SUPERLINK_TESTS}::test_task_tokens_are_on_no_command_line",),
     ),
     Mutation(
         name="everybody can read the token of a run",
-        file="flower_privsyn/superlink.py",
+        file="flower_privsyn/host/superlink.py",
         before="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
         after="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)",
         tests=(f"{SUPERLINK_TESTS}::test_what_the_owner_holds_is_the_owners",),
     ),
     Mutation(
         name="Ray listens on all addresses",
-        file="flower_privsyn/simulation.py",
+        file="flower_privsyn/host/simulation.py",
         before='                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",\n',
         after="",
-        tests=("tests/test_simulation.py::test_kill_the_command_then_the_server_app_then_finish",),
+        tests=(
+            "tests/host/test_simulation.py::test_kill_the_command_then_the_server_app_then_finish",
+        ),
     ),
     Mutation(
         name="Ray asks nobody for a token",
-        file="flower_privsyn/simulation.py",
+        file="flower_privsyn/host/simulation.py",
         before='                "RAY_AUTH_MODE": "token",\n',
         after="",
-        tests=("tests/test_simulation.py::test_kill_the_command_then_the_server_app_then_finish",),
+        tests=(
+            "tests/host/test_simulation.py::test_kill_the_command_then_the_server_app_then_finish",
+        ),
     ),
     Mutation(
         name="an embedding model brings classes of its own",
@@ -103,7 +107,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file="flower_privsyn/strategies/private_evolution.py",
         before="        check_generator(self.generator, self.generator_api_key_env)\n",
         after="",
-        tests=("tests/test_api_key.py",),
+        tests=("tests/generation/test_api_key.py",),
     ),
     Mutation(
         name="a compressed file expands to whatever it likes",

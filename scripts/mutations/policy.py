@@ -8,7 +8,7 @@ ACCOUNT = "flower_privsyn/node/account.py"
 GUARD = "flower_privsyn/node/guard.py"
 CLIENT = "flower_privsyn/client_apps/private_sum.py"
 RECIPE = "flower_privsyn/client_apps/recipe.py"
-WIRE = "flower_privsyn/wire.py"
+WIRE = "flower_privsyn/messages/wire.py"
 ACCOUNT_TESTS = "tests/node/test_account.py"
 REQUEST_TESTS = "tests/node/test_requests.py"
 POLICY_TESTS = "tests/node/test_policy.py"
@@ -137,7 +137,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=WIRE,
         before="ask.mechanism.l2_sensitivity < most * (1 - 1e-9):\n",
         after="False:\n",
-        tests=("tests/test_wire.py",),
+        tests=("tests/messages/test_wire.py",),
     ),
     Mutation(
         name="a run that names what a SuperNode reads is not refused",
@@ -151,14 +151,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=WIRE,
         before="sampling.round_number != ask.round_number:\n",
         after="False:\n",
-        tests=("tests/test_wire.py",),
+        tests=("tests/messages/test_wire.py",),
     ),
     Mutation(
         name="a node draws more users than the whole cohort has",
         file=WIRE,
         before="        0 <= ask.sample_count <= sampling.sample_size\n",
         after="        0 <= ask.sample_count\n",
-        tests=("tests/test_wire.py",),
+        tests=("tests/messages/test_wire.py",),
     ),
     Mutation(
         name="a population is smaller than the users of one of its nodes",
@@ -193,7 +193,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=WIRE,
         before='        if trains is None and not str(record["embedding-model"]):\n',
         after="        if False:\n",
-        tests=("tests/test_wire.py",),
+        tests=("tests/messages/test_wire.py",),
     ),
     Mutation(
         name="a second question in a round is free for users on several nodes",

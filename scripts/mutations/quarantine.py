@@ -9,7 +9,7 @@ SAME_SUM = f"{ANSWERS}::test_the_others_sum_is_the_same_to_the_bit"
 LIMITS = "tests/data/test_limits.py"
 LOAD = "tests/data/test_load.py"
 NODES = "tests/privacy/test_several_nodes.py"
-NODES_RUN = "tests/strategies/test_several_nodes.py"
+NODES_RUN = "tests/private_path/test_several_nodes.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -21,25 +21,25 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="what fails takes its half of the users along",
-        file="flower_privsyn/quarantine.py",
+        file="flower_privsyn/privacy/quarantine.py",
         before="            if len(part) == 1:\n                results.append(None)\n",
         after="            if len(part) <= 2:\n"
         "                results.extend([None] * len(part))\n",
-        tests=("tests/test_quarantine.py", SAME_SUM),
+        tests=("tests/privacy/test_quarantine.py", SAME_SUM),
     ),
     Mutation(
         name="a fault of the node passes for everybody's silence",
-        file="flower_privsyn/quarantine.py",
+        file="flower_privsyn/privacy/quarantine.py",
         before="        _counted([probe], compute)\n",
         after="        pass\n",
-        tests=("tests/test_quarantine.py", f"{ANSWERS}::TestAnswerOf"),
+        tests=("tests/privacy/test_quarantine.py", f"{ANSWERS}::TestAnswerOf"),
     ),
     Mutation(
         name="only ordinary exceptions are a record's fault",
-        file="flower_privsyn/quarantine.py",
+        file="flower_privsyn/privacy/quarantine.py",
         before="    except BaseException:\n        _counted([probe], compute)\n",
         after="    except Exception:\n        _counted([probe], compute)\n",
-        tests=("tests/test_quarantine.py", SAME_SUM, f"{LIMITS}"),
+        tests=("tests/privacy/test_quarantine.py", SAME_SUM, f"{LIMITS}"),
     ),
     Mutation(
         name="a user whose answer fails takes the sum along",
@@ -129,7 +129,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a user on two nodes has the noise of one",
-        file="flower_privsyn/strategies/private_sum.py",
+        file="flower_privsyn/private_path/engine.py",
         before="l2_sensitivity=self._settings.max_nodes_per_user * query.clip_norm",
         after="l2_sensitivity=query.clip_norm",
         tests=(f"{NODES_RUN}::test_the_noise_is_k_times_that_of_one_node",),
@@ -150,7 +150,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the budget is calibrated for one node",
-        file="flower_privsyn/strategies/private_sum.py",
+        file="flower_privsyn/private_path/engine.py",
         before="            max_nodes_per_user=settings.max_nodes_per_user,\n        )\n"
         "        if correlation is not None:",
         after="        )\n        if correlation is not None:",

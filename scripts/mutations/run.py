@@ -21,11 +21,11 @@ from pathlib import Path
 from mutation import Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-STRATEGY = "flower_privsyn/strategies/private_sum.py"
+STRATEGY = "flower_privsyn/private_path/engine.py"
 PRIVACY = "flower_privsyn/privacy"
 
 
-SUM_TESTS = "tests/strategies/test_private_sum.py"
+SUM_TESTS = "tests/private_path/test_engine.py"
 LEDGER_TESTS = "tests/privacy/test_ledger.py"
 ACCOUNTING = "tests/privacy/test_accounting.py"
 CORRELATED = "tests/privacy/test_correlated_noise.py"
@@ -34,8 +34,8 @@ SIMILARITY = "flower_privsyn/queries/similarity.py"
 SIMILARITY_TESTS = "tests/queries/test_similarity.py"
 KERNEL_MEAN = "flower_privsyn/queries/kernel_mean.py"
 KERNEL_MEAN_TESTS = "tests/queries/test_kernel_mean.py"
-ROUNDS = "flower_privsyn/strategies/preference_rounds.py"
-ROUNDS_TESTS = "tests/strategies/test_preference_rounds.py"
+ROUNDS = "flower_privsyn/strategies/parts/preference_rounds.py"
+ROUNDS_TESTS = "tests/strategies/parts/test_preference_rounds.py"
 POPRI_TESTS = "tests/strategies/test_popri.py"
 SKETCH_TESTS = "tests/strategies/test_kernel_sketch.py"
 
@@ -352,14 +352,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="herding that does not count what was chosen",
-        file="flower_privsyn/strategies/sketch.py",
+        file="flower_privsyn/strategies/parts/sketch.py",
         before="            covered += rows @ rows[chosen[step]]\n",
         after="",
         tests=(f"{SKETCH_TESTS}::TestSketch",),
     ),
     Mutation(
         name="a resumed run with other features",
-        file="flower_privsyn/strategies/sketch.py",
+        file="flower_privsyn/strategies/parts/sketch.py",
         before="    if file.exists():\n        try:\n            return _kernel",
         after="    if False:\n        try:\n            return _kernel",
         tests=(f"{SKETCH_TESTS}::TestKernel",),
@@ -394,7 +394,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="updates are averaged over those who answered",
-        file="flower_privsyn/strategies/federated_training.py",
+        file="flower_privsyn/strategies/parts/federated_training.py",
         before="query.mean_update(release.values, self.expected_users)",
         after="query.mean_update(release.values, release.num_users or 1)",
         tests=("tests/strategies/test_dp_fedavg.py::TestNoise",),
@@ -603,17 +603,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a late reply is handed out as another question's",
-        file="flower_privsyn/strategies/window.py",
+        file="flower_privsyn/messages/window.py",
         before="                    if answered not in mine:\n",
         after="                    if False:\n",
-        tests=("tests/strategies/test_window.py",),
+        tests=("tests/messages/test_window.py",),
     ),
     Mutation(
         name="another strategy goes on with a run",
-        file="flower_privsyn/strategies/private_sum.py",
+        file="flower_privsyn/private_path/engine.py",
         before="        if strategy != type(self).__name__:\n",
         after="        if False:\n",
-        tests=("tests/strategies/test_private_sum.py",),
+        tests=("tests/private_path/test_engine.py",),
     ),
     Mutation(
         name="a node answers about another run's file",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-TESTS = "tests/strategies/test_spending.py"
+TESTS = "tests/private_path/test_spending.py"
 CLIENT = "flower_privsyn/client_apps/private_sum.py"
-STRATEGY = "flower_privsyn/strategies/private_sum.py"
-ATTENDANCE = "flower_privsyn/strategies/attendance.py"
-SETTINGS = "flower_privsyn/strategies/settings.py"
-SECRET_TESTS = "tests/strategies/test_secret_cohorts.py"
-CHANGES_TESTS = "tests/strategies/test_changes.py"
-ROUNDS = "flower_privsyn/strategies/preference_rounds.py"
-NOISE = "flower_privsyn/strategies/noise_check.py"
-RESUMPTION = "flower_privsyn/strategies/resumption.py"
-RESUMPTION_TESTS = "tests/strategies/test_resumption.py"
+STRATEGY = "flower_privsyn/private_path/engine.py"
+ATTENDANCE = "flower_privsyn/private_path/attendance.py"
+SETTINGS = "flower_privsyn/private_path/settings.py"
+SECRET_TESTS = "tests/private_path/test_secret_cohorts.py"
+CHANGES_TESTS = "tests/private_path/test_changes.py"
+ROUNDS = "flower_privsyn/strategies/parts/preference_rounds.py"
+NOISE = "flower_privsyn/private_path/noise_check.py"
+RESUMPTION = "flower_privsyn/private_path/resumption.py"
+RESUMPTION_TESTS = "tests/private_path/test_resumption.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -125,7 +125,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="candidates of a round taken back stay for the next",
-        file="flower_privsyn/strategies/preference_rounds.py",
+        file="flower_privsyn/strategies/parts/preference_rounds.py",
         before="        self._candidates_file(number + 1).unlink(missing_ok=True)\n",
         after="        pass\n",
         tests=(f"{TESTS}::TestAskingAgain",),
@@ -160,11 +160,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="privsyn run starts anew where it was asked to resume",
-        file="flower_privsyn/simulation.py",
+        file="flower_privsyn/host/simulation.py",
         before='    if values.get("resume"):\n',
         after="    if False:\n",
         tests=(
-            "tests/test_simulation.py::test_a_run_is_not_started_by_settings_that_ask_to_continue_one",
+            "tests/host/test_simulation.py::test_a_run_is_not_started_by_settings_that_ask_to_continue_one",
         ),
     ),
     Mutation(
@@ -172,7 +172,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file="flower_privsyn/cli.py",
         before="    if named or set_to:\n        path = Path(named or set_to)",
         after="    if named:\n        path = Path(named)",
-        tests=("tests/test_simulation.py::test_a_run_directory_may_be_a_setting",),
+        tests=("tests/host/test_simulation.py::test_a_run_directory_may_be_a_setting",),
     ),
     Mutation(
         name="a generator is first asked after the last release",
@@ -197,21 +197,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="what releases to come depend on may change",
-        file="flower_privsyn/strategies/resumption.py",
+        file="flower_privsyn/private_path/resumption.py",
         before="    return reached >= num_rounds or",
         after="    return reached >= 1 or",
         tests=(f"{CHANGES_TESTS}::TestChanges",),
     ),
     Mutation(
         name="rounds to be asked again count as released",
-        file="flower_privsyn/strategies/resumption.py",
+        file="flower_privsyn/private_path/resumption.py",
         before="        while reached in discarded - charged:\n",
         after="        while False:\n",
         tests=(f"{CHANGES_TESTS}::TestChanges",),
     ),
     Mutation(
         name="another model on a server passes for the same",
-        file="flower_privsyn/strategies/changes.py",
+        file="flower_privsyn/private_path/changes.py",
         before='    return len(names) == 1 and "" not in names\n',
         after='    return "" not in names\n',
         tests=(f"{CHANGES_TESTS}::TestChanges",),

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.host.simulation import check_settings, load_app, resolve_config, run_app
 from flower_privsyn.privacy import Correlation, participation_of, release_epsilon
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.sampling import FullParticipation
-from flower_privsyn.simulation import check_settings, load_app, resolve_config, run_app
 from flower_privsyn.strategies import (
     CLIENT_KEYS,
     DPFedAvgConfig,

@@ -17,10 +17,10 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps import answers, create_client_app
 from flower_privsyn.client_apps.answers import answer_of
 from flower_privsyn.data import Users
+from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.queries import (
     Broadcast,
@@ -31,7 +31,7 @@ from flower_privsyn.queries import (
     Query,
 )
 from flower_privsyn.testing import HashEmbedder, flower_identity, random_cohort
-from tests.test_wire import DATA
+from tests.messages.test_wire import DATA
 
 WORDS = "court judge tax river stone bread salt moon tree lamp glass iron".split()
 CANDIDATES = HashEmbedder().embed([" ".join(WORDS[n : n + 4]) for n in range(9)])

@@ -11,14 +11,14 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app, users_of_node
 from flower_privsyn.client_apps.deal import check_deal
 from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError
+from flower_privsyn.messages import wire
 from flower_privsyn.testing import hash_embedder
 from tests.conftest import make_users
-from tests.test_wire import DATA
+from tests.messages.test_wire import DATA
 
 RUN = 2**62 + 11
 DEALS = {1: ["a", "b"], 2: ["c", "shared"], 3: ["shared", "d"]}

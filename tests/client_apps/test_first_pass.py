@@ -17,7 +17,7 @@ from flower_privsyn.client_apps.first_pass import FirstPass, first_pass
 from flower_privsyn.embedding import EmbeddingCache
 from flower_privsyn.embedding.company import probe_texts
 from flower_privsyn.errors import ConfigError, DataError, FederationError
-from flower_privsyn.progress import NullProgress
+from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.testing import HashEmbedder
 from tests.client_apps.test_records import REQUEST, answer, context, population  # noqa: F401
 from tests.conftest import WORDS

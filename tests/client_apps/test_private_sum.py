@@ -11,12 +11,12 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps import add_handlers, create_client_app, users_of_node
 from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError, ModelError
+from flower_privsyn.messages import wire
 from flower_privsyn.testing import HashEmbedder, hash_embedder
-from tests.test_wire import DATA
+from tests.messages.test_wire import DATA
 
 
 def context(node: dict[str, Any] | None = None, run: dict[str, Any] | None = None) -> Context:

@@ -15,10 +15,10 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app, private_sum, recipe, users_of_node
 from flower_privsyn.data import Users
 from flower_privsyn.embedding import RecordStore, store
+from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeGuard
 from flower_privsyn.privacy import (
     FullParticipation,
@@ -29,7 +29,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.testing import HashEmbedder, flower_identity, hash_embedder
 from tests.conftest import WORDS
-from tests.test_wire import DATA
+from tests.messages.test_wire import DATA
 
 RUN = 2**40 + 7
 REQUEST = replace(DATA, max_tokens=8, max_samples=2, held_out_fraction=0.0, seed=0)

@@ -12,15 +12,15 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps import training
 from flower_privsyn.client_apps.training import LocalTraining, create_training_app
 from flower_privsyn.data import Users
+from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
-from tests.test_wire import DATA
+from tests.messages.test_wire import DATA
 from tests.training.models import lstm, offline, one_thread, texts
 
 __all__ = ["lstm", "offline", "one_thread", "texts"]

@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from flower_privsyn import quarantine
 from flower_privsyn.data import Users, chunk_users, limits, within_limits
+from flower_privsyn.privacy import quarantine
 from flower_privsyn.testing import HashEmbedder
 
 

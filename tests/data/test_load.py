@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flower_privsyn import quarantine
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.data import load as module
 from flower_privsyn.data.flat_json import outermost
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
+from flower_privsyn.privacy import quarantine
 
 SECRET = "the private words nobody may see"
 ROWS = [

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_privsyn import quarantine
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.privacy import quarantine
 
 IDS = st.lists(st.text(max_size=8), unique=True, max_size=30)
 

@@ -13,7 +13,6 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message
 from flwr.common.serde import recorddict_to_proto
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.cpu_time import CPU_TIME_FILE
 from flower_privsyn.client_apps.training import create_training_app
@@ -32,6 +31,7 @@ from flower_privsyn.evaluation.costs import (
     run_costs,
     run_times,
 )
+from flower_privsyn.messages import wire
 from flower_privsyn.privacy.randomness import InsecureRandom
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import (

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
 from flower_privsyn.evaluation.costs import DISTILGPT2_PARAMETERS, MINILM_DIMENSION, run_costs
+from flower_privsyn.messages import wire
 from flower_privsyn.strategies import (
     DPFedAvg,
     DPFedAvgConfig,

@@ -10,8 +10,8 @@ import pytest
 
 from flower_privsyn.data import load_users
 from flower_privsyn.evaluation.nearest_neighbor import evaluate_run
+from flower_privsyn.host.simulation import load_app, resolve_config, run_app
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.simulation import load_app, resolve_config, run_app
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flower_privsyn.host.processes import marked_processes
+from flower_privsyn.host.simulation import load_app, resolve_config, run_app
 from flower_privsyn.node import NodeLedger, NodePolicy
-from flower_privsyn.processes import marked_processes
-from flower_privsyn.simulation import load_app, resolve_config, run_app
 from tests.conftest import make_users
 from tests.integration.federation_app import write_app
 

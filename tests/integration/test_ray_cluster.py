@@ -19,9 +19,9 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from flower_privsyn.owner import OwnerFolder
-from flower_privsyn.processes import descendants, is_alive
-from flower_privsyn.superlink import write_secret
+from flower_privsyn.host.processes import descendants, is_alive
+from flower_privsyn.host.superlink import write_secret
+from flower_privsyn.runs.owner import OwnerFolder
 from tests.integration.federation_app import write_app
 from tests.integration.test_federations import SCRIPTS, free_port, ledger, simulate, sums
 from tests.strategies.test_private_evolution import lines
@@ -49,7 +49,7 @@ def ray_node(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Po
     log = (folder / f"{name}.log").open("wb")
     node = subprocess.Popen(
         [
-            sys.executable, "-m", "flower_privsyn.processes", "--",
+            sys.executable, "-m", "flower_privsyn.host.processes", "--",
             str(SCRIPTS / "ray"), "start", "--block", "--num-cpus=1", "--disable-usage-stats",
             "--object-store-memory=100000000", *arguments,
         ],

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app, users_of_node
 from flower_privsyn.errors import DataError, NotAllowedError
+from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeLedger, NodePolicy, model_digest, simulated
 from flower_privsyn.privacy import FixedSizeSampling, FullParticipation, PoissonSampling
 from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from tests.conftest import make_users
-from tests.test_wire import DATA, ask
+from tests.messages.test_wire import DATA, ask
 
 REQUEST = replace(DATA, held_out_fraction=0.0)
 Answering = Callable[..., tuple[int | str, float]]

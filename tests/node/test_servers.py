@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import FederationError
+from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeLedger, NodePolicy
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.conftest import make_users
@@ -187,7 +187,7 @@ def test_the_log_says_once_which_policy_is_in_force(
 
 _NODE = """
 import os, signal, sys
-from flower_privsyn import wire
+from flower_privsyn.messages import wire
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
 from flower_privsyn.testing import *

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_privsyn.population import Population
 from flower_privsyn.report import write_comparison_page, write_run_page
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.strategies.parts.population import Population
 from tests.report.examples import comparison
 
 BROWSER = next(

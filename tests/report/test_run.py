@@ -13,7 +13,6 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.errors import LedgerError
-from flower_privsyn.population import Population
 from flower_privsyn.report import write_run_page
 from flower_privsyn.report.rounds import principal_plane, read_round, round_files, spread_over
 from flower_privsyn.report.run import run_page
@@ -24,6 +23,7 @@ from flower_privsyn.strategies import (
     DPFTRLConfig,
     KernelSketchConfig,
 )
+from flower_privsyn.strategies.parts.population import Population
 from tests.evaluation.test_costs import Runs, runs
 from tests.ledgers import write_chain
 from tests.report.pages import Node, check

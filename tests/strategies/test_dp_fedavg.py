@@ -15,17 +15,17 @@ import torch
 from flwr.app import Context, Message
 from safetensors.numpy import load_file
 
-from flower_privsyn import wire
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining, create_training_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.messages import wire
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.testing import LoopbackGrid
 from flower_privsyn.training.local import LocalModel
+from tests.private_path.test_engine import Killed, silent_users
 from tests.strategies.test_private_evolution import lines, releases
-from tests.strategies.test_private_sum import Killed, silent_users
 from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
 
 __all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]

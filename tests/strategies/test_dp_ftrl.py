@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from flower_privsyn import wire
 from flower_privsyn.data import Users
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
+from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     BandedToeplitz,
     BufferedLinearToeplitz,
@@ -37,9 +37,9 @@ from flower_privsyn.strategies.dp_ftrl import POPRI_TREES
 from flower_privsyn.training.local import LocalModel
 from tests.conftest import make_users
 from tests.privacy.test_correlated_noise import worst_deviation
+from tests.private_path.test_engine import Killed, Probe, silent_users
 from tests.strategies.test_dp_fedavg import asked, federation, release
 from tests.strategies.test_private_evolution import lines, releases
-from tests.strategies.test_private_sum import Killed, Probe, silent_users
 from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
 
 __all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]

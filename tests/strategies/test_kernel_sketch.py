@@ -13,12 +13,12 @@ import pytest
 from flwr.app import Message
 
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
-from flower_privsyn.population import Population
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import KernelMean, features, mean_features
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.strategies import KernelSketch, KernelSketchConfig, Sketch
-from flower_privsyn.strategies.preference_rounds import Candidates
+from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.strategies.parts.preference_rounds import Candidates
 from flower_privsyn.testing import HashEmbedder, ShuffleWords, WordGenerator, train_words
 from tests.conftest import WORDS, is_rehearsal, make_users
 

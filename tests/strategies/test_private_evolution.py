@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.errors import ConfigError, FederationError
-from flower_privsyn.population import Population
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
+from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.testing import HashEmbedder
 from tests.conftest import is_rehearsal, make_users
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import platform
 import secrets
 import tempfile
@@ -334,6 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
     write = parser.parse_args().write
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     found: dict[str, Any] = {"machine": machine(), "numpy": np.__version__, "runs": {}}
     for name in RUNS:
         with tempfile.TemporaryDirectory() as folder:

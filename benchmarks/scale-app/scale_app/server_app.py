@@ -10,9 +10,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flower_privsyn.embedding import Embedder
+from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
 from flower_privsyn.queries import Broadcast, MeanSimilarity, NearestNeighborHistogram, Query
 from flower_privsyn.strategies import PrivateSumConfig
-from flower_privsyn.strategies.private_sum import PrivateSumStrategy, ReleasedSum
 from scale_app.client_app import embedder
 
 OWN_KEYS = ("question", "num-candidates", "responses-per-prompt", "answer-space")

@@ -1,0 +1,230 @@
+"""How far a run has come, written where whoever follows it can read it.
+
+The ServerApp runs in a process that has no terminal, so it cannot draw bars. It writes
+`progress.json` in the run directory; the command that follows the run draws from that file.
+Without such a command the same information goes to Flower's log, a line every few seconds.
+
+The file counts steps and holds no time: how long a stage takes may depend on private text, and a
+run directory says nothing of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from flower_privsyn import clock
+from flower_privsyn.host.processes import SUPERVISOR_PID
+
+_WRITES_PER_SECOND = 5
+_LOG_EVERY_SECONDS = 5.0
+
+
+class ProgressReporter(Protocol):
+    """What code that takes a while needs: named stages with a number of steps."""
+
+    def stage(
+        self, name: str, total: int | None = None
+    ) -> contextlib.AbstractContextManager[Stage]:
+        """Open a stage of `total` steps; None where the number is not known."""
+        ...
+
+
+class Stage:
+    """One named stretch of work.
+
+    Attributes:
+        name: What is being done, a few words.
+        total: Number of steps, or None when it is not known.
+        done: Steps done so far.
+        finished: Whether the stage has ended.
+        seconds: How long it took; None while it runs, and never in the file.
+        failed: Whether the stage was left by an exception.
+        note: Whether this is no work at all but a sentence to pass on.
+    """
+
+    def __init__(self, name: str, total: int | None, owner: Progress | None = None) -> None:
+        self.name = name
+        self.total = total
+        self.done = 0
+        self.finished = False
+        self.seconds: float | None = None
+        self._begun = clock.seconds()
+        self.failed = False
+        self.note = False
+        self._owner = owner
+
+    def update(self, steps: int = 1) -> None:
+        """Count `steps` more steps as done; safe to call from several threads."""
+        if self._owner is None:
+            self.done += steps
+        else:
+            self._owner._advance(self, steps)
+
+    def end(self) -> None:
+        """Say that the stage has ended."""
+        self.seconds = clock.seconds() - self._begun
+        self.finished = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stage as it stands in `progress.json`."""
+        return {
+            "name": self.name,
+            "total": self.total,
+            "done": self.done,
+            "finished": self.finished,
+            "failed": self.failed,
+            "note": self.note,
+        }
+
+
+class Progress:
+    """Stages of a run, kept in one file that is replaced as a whole.
+
+    Args:
+        path: The file to write, `<run-dir>/progress.json`.
+        log: Write a line to Flower's log every few seconds; None does so exactly when no
+            supervising command reads the file.
+        ended: Told of every stage that has ended; None for nobody.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        log: bool | None = None,
+        ended: Callable[[Stage], None] | None = None,
+    ) -> None:
+        self._path = path
+        self._ended = ended
+        self._log = SUPERVISOR_PID not in os.environ if log is None else log
+        self._stages: list[Stage] = []
+        # Re-entrant: a stage may be updated from a callback that runs inside another update.
+        self._lock = threading.RLock()
+        self._written = 0.0
+        self._logged = 0.0
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
+        """Open a stage; it is finished when the block is left.
+
+        Args:
+            name: What is being done, a few words.
+            total: Number of steps, >= 0; None when it is not known.
+
+        Yields:
+            The stage; call its `update(steps)` as work is done.
+        """
+        stage = Stage(name, total, self)
+        with self._lock:
+            self._stages.append(stage)
+            self._write()
+        try:
+            yield stage
+        except BaseException:
+            stage.failed = True
+            raise
+        finally:
+            with self._lock:
+                stage.end()
+                self._write()
+                if self._log:
+                    self._say(stage)
+                if self._ended is not None:
+                    self._ended(stage)
+
+    def note(self, sentence: str) -> None:
+        """Pass a sentence, such as a warning, on to whoever follows the run."""
+        stage = Stage(sentence, None)
+        stage.note = True
+        stage.finished = True
+        with self._lock:
+            self._stages.append(stage)
+            self._write()
+
+    def _advance(self, stage: Stage, steps: int) -> None:
+        with self._lock:
+            stage.done += steps
+            now = clock.seconds()
+            if now - self._written >= 1 / _WRITES_PER_SECOND:
+                self._write()
+            if self._log and now - self._logged >= _LOG_EVERY_SECONDS:
+                self._say(stage)
+
+    def _write(self) -> None:
+        self._written = clock.seconds()
+        text = json.dumps({"stages": [stage.to_dict() for stage in self._stages]})
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        # Progress is for people: a full disk must stop the run where it matters, not here.
+        with contextlib.suppress(OSError):
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self._path)
+
+    def _say(self, stage: Stage) -> None:
+        self._logged = clock.seconds()
+        # Flower's own logger, by name: it already has a handler, and no import is needed.
+        logging.getLogger("flwr").info("%s", describe(stage.to_dict(), stage.seconds))
+
+
+class ShownProgress(Progress):
+    """Progress of work in this process, handed to whoever shows it.
+
+    Args:
+        follow: Given the stages, oldest first, several times a second.
+    """
+
+    def __init__(self, follow: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
+        super().__init__(Path(os.devnull), log=False)
+        self._follow = follow
+
+    def _write(self) -> None:
+        self._written = clock.seconds()
+        self._follow([stage.to_dict() for stage in self._stages])
+
+
+class NullProgress:
+    """Progress that nobody follows."""
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
+        """Open a stage that only counts."""
+        yield Stage(name, total)
+
+
+def read_progress(path: Path) -> list[dict[str, Any]]:
+    """The stages in a progress file, oldest first; empty when there is none yet."""
+    try:
+        stages = json.loads(path.read_text(encoding="utf-8"))["stages"]
+        return [stage for stage in stages if isinstance(stage, dict)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def describe(stage: Mapping[str, Any], seconds: float | None = None) -> str:
+    """One line about a stage: its name, how far it is and, where that is known, how long it took.
+
+    Args:
+        stage: As in `progress.json`.
+        seconds: How long it took, by the clock of whoever followed it.
+    """
+    words = [str(stage["name"])]
+    if stage.get("note"):
+        return words[0]
+    total, done = stage.get("total"), stage.get("done", 0)
+    if stage.get("finished"):
+        words.append("stopped" if stage.get("failed") else "done")
+        if done:
+            words.append(f"({done:,})")
+        if seconds is not None:
+            words.append(f"in {seconds:.1f} s")
+    elif total:
+        words.append(f"{done:,}/{total:,} ({100 * done // total} %)")
+    elif done:
+        words.append(f"{done:,}")
+    return " ".join(words)

@@ -1,0 +1,148 @@
+"""Showing the stages of a run: bars in a terminal, lines everywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from flower_privsyn import clock
+from flower_privsyn.host.progress import describe
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import Progress, TaskID
+
+Stages = Sequence[Mapping[str, Any]]
+
+
+class _Watch:
+    """How long stages take, by when they are first seen and when they are seen to have ended.
+
+    The progress of a run says nothing about time, so whoever looks on uses a clock of their own.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {}
+
+    def look(self, stages: Stages) -> None:
+        """Note which stages are new."""
+        for number, stage in enumerate(stages):
+            if number not in self._seen and not stage.get("finished"):
+                self._seen[number] = clock.seconds()
+
+    def seconds(self, number: int) -> float | None:
+        """Since a stage was first seen to run; None if it never was."""
+        begun = self._seen.get(number)
+        return None if begun is None else clock.seconds() - begun
+
+
+class Lines:
+    """One line per stage when it ends, and one for every tenth of it on the way.
+
+    Args:
+        stream: Where to write; standard error by default.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._tenths: dict[int, int] = {}
+        self._watch = _Watch()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing to take down."""
+
+    def __call__(self, stages: Stages) -> None:
+        """Show what is new; the stages of earlier calls come first, in the same order."""
+        self._watch.look(stages)
+        for number, stage in enumerate(stages):
+            shown = self._tenths.get(number, 0)
+            if shown > 10:
+                continue
+            tenths = 11 if stage.get("finished") else _tenths(stage)
+            if tenths > shown:
+                self._tenths[number] = tenths
+                self._stream.write(describe(stage, self._watch.seconds(number)) + "\n")
+                self._stream.flush()
+
+
+def _tenths(stage: Mapping[str, Any]) -> int:
+    total = stage.get("total")
+    return min(10, 10 * int(stage.get("done", 0)) // total) if total else 0
+
+
+class Bars:
+    """A bar for every stage that is running, and a line for every one that has ended."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import (
+            Progress as RichProgress,
+        )
+
+        self._progress: Progress = RichProgress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            refresh_per_second=4,
+        )
+        self._tasks: dict[int, TaskID] = {}
+        self._watch = _Watch()
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, stages: Stages) -> None:
+        """Show what is new; the stages of earlier calls come first, in the same order."""
+        self._watch.look(stages)
+        for number, stage in enumerate(stages):
+            if number not in self._tasks:
+                self._tasks[number] = self._progress.add_task(
+                    str(stage["name"]), total=stage.get("total")
+                )
+            task = self._tasks[number]
+            if not stage.get("finished"):
+                self._progress.update(
+                    task, completed=stage.get("done", 0), total=stage.get("total")
+                )
+            elif self._progress.tasks and task in self._progress.task_ids:
+                self._progress.remove_task(task)
+                self._progress.console.print(
+                    describe(stage, self._watch.seconds(number)), markup=False, highlight=False
+                )
+
+
+def follower() -> Lines | Bars:
+    """Bars where standard error is a terminal, lines where it is a file or a pipe."""
+    return Bars() if sys.stderr.isatty() else Lines()

@@ -1,0 +1,1 @@
+"""What travels between server and nodes, and how much of it at a time."""

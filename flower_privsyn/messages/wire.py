@@ -1,0 +1,577 @@
+"""What travels between server and nodes: message types, record keys, packing and checking.
+
+Nobody else spells a record key. A request holds public values only. A reply holds either the number
+of users a node hosts (the public roster), or one summed vector and the number of users in it, or an
+error code from a fixed list; `unpack_*` refuse anything more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from flower_privsyn.messages.shared_array import SharedArray, content_digest
+from flower_privsyn.node import Plan
+from flower_privsyn.privacy import (
+    Correlation,
+    CyclicSampling,
+    FixedSizeSampling,
+    GaussianMechanism,
+    NeighboringRelation,
+    Sampling,
+    mechanism_from_dict,
+    participation_of,
+)
+from flower_privsyn.privacy.grid import STEPS
+from flower_privsyn.queries import Broadcast, Query, TrainableModel
+
+PROTOCOL = 2
+PREPARE = "query.prepare"
+
+_REQUEST = "privsyn.request"
+_QUERY = "privsyn.query"
+_BROADCAST = "privsyn.broadcast"
+_ANSWER = "privsyn.answer"
+_COHORT = "privsyn.cohort"
+_ROSTER = "privsyn.roster"
+
+
+#: Bytes of broadcasts kept in a process: of the round, and of the one before while its last nodes
+#: answer. Whole models are larger, and are read anew for every node.
+_KEPT_BROADCAST_BYTES = 128 * 2**20
+_broadcasts: OrderedDict[tuple[tuple[str, bytes], ...], dict[str, npt.NDArray[Any]]] = OrderedDict()
+_broadcasts_lock = threading.Lock()
+
+
+class ClientErrorCode(IntEnum):
+    """Everything a failing client may say. The numbers are stable and carry no data."""
+
+    INTERNAL = 1000
+    BAD_REQUEST = 1001
+    DATA_UNAVAILABLE = 1002
+    EMBEDDER_UNAVAILABLE = 1003
+    UNKNOWN_QUERY = 1004
+    NOT_ALLOWED = 1005
+    USER_ON_SEVERAL_NODES = 1006
+
+
+#: The fixed sentence of each code: the only error text that leaves a client.
+CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
+    ClientErrorCode.INTERNAL: "the client app failed; its own log says why",
+    ClientErrorCode.BAD_REQUEST: "the client app does not understand the request",
+    ClientErrorCode.DATA_UNAVAILABLE: "the node's text could not be loaded; its own log says why",
+    ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's model could not be loaded",
+    ClientErrorCode.UNKNOWN_QUERY: "the client app does not answer every question of the run",
+    ClientErrorCode.NOT_ALLOWED: "the node's owner does not allow this question",
+    ClientErrorCode.USER_ON_SEVERAL_NODES: "a user is on more nodes than max-nodes-per-user says",
+}
+
+
+class WireError(ValueError):
+    """A message does not have the agreed form. The text names the record, never its content."""
+
+
+def message_type(query: type[Query] | Query) -> str:
+    """Flower message type that carries a query."""
+    return f"query.{query.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRequest:
+    """How a node turns its text into records; the same in every round of a run.
+
+    Attributes:
+        embedding_model: name or path of the embedding model.
+        embedding_precision: "float32" or "bfloat16".
+        max_tokens: length of one sample in tokens.
+        max_samples: samples of one user that take part, or 0 for all of them.
+        newer_than: ISO date; only text dated after it takes part; "" for all.
+        held_out_fraction: share of users kept out of the run for evaluation.
+        seed: public seed of the cap's subset, of the held-out split and of the order in which a
+            user's samples are trained on.
+        max_nodes_per_user: on how many nodes one user may be.
+        trains: the language model whose updates are the records, cut by its own tokenizer; None
+            where embeddings are, and the embedding model has the tokenizer.
+    """
+
+    embedding_model: str
+    embedding_precision: str
+    max_tokens: int
+    max_samples: int
+    newer_than: str
+    held_out_fraction: float
+    seed: int
+    max_nodes_per_user: int = 1
+    trains: TrainableModel | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """A node's reply to the preparation request.
+
+    Attributes:
+        num_users: users hosted; they form the public roster.
+        embedder: fingerprint of the model that makes the records.
+        dimension: numbers in a record: of an embedding, or the parameters that are trained.
+    """
+
+    num_users: int
+    embedder: str
+    dimension: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One question to one node.
+
+    Attributes:
+        round_number: 1-based.
+        query: the question, with its clip.
+        broadcast: public arrays.
+        data: how the node makes its records.
+        sampling: who takes part.
+        sampling_key: fresh random key of the users' coins in this round.
+        sample_count: users this node draws under fixed-size sampling; -1 otherwise.
+        mechanism: the noise of the whole sum, which the node charges to its own account.
+        num_rounds: rounds of the whole run.
+        relation: neighbouring relation that the run claims.
+        correlation: for correlated noise, the rounds that this one belongs to.
+        noise: "central" (the server adds it) or "shares" (every user adds a share).
+        shares_required: for "shares": how many shares make up the whole variance.
+    """
+
+    round_number: int
+    query: Query
+    broadcast: Broadcast
+    data: DataRequest
+    sampling: Sampling
+    sampling_key: bytes
+    mechanism: GaussianMechanism
+    num_rounds: int
+    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+    correlation: Correlation | None = None
+    sample_count: int = -1
+    noise: Literal["central", "shares"] = "central"
+    shares_required: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A node's reply: the sum over its users, and how many they were.
+
+    Attributes:
+        total: (m,) float64.
+        num_users: users of the roster that took part, those without text included.
+    """
+
+    total: npt.NDArray[np.float64]
+    num_users: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What one round carries between the server and one node; public.
+
+    Attributes:
+        floats_down: floating-point numbers of the broadcast.
+        floats_up: numbers of the answer.
+        bytes_down: of the packed request, everything the strategy sends.
+        bytes_up: of the packed answer.
+
+    Bytes are those of the packed records. Flower's own envelope (addresses, object identifiers,
+    gRPC, TLS) comes on top, some hundred bytes a message.
+    """
+
+    floats_down: int
+    floats_up: int
+    bytes_down: int
+    bytes_up: int
+
+
+def pack_prepare(data: DataRequest, *, plan: Plan | None = None) -> RecordDict:
+    """Request of the preparation phase: load, embed, report the roster.
+
+    Args:
+        data: how the node is to make its records.
+        plan: what the run may ask and what it costs, so that a node that does not know a question,
+            or whose owner does not allow it, says so before anything is spent.
+    """
+    plan = plan or Plan()
+    record = _request_record(data)
+    record["queries"] = list(plan.queries)
+    record["num-rounds"] = plan.num_rounds
+    record["relation"] = plan.relation.value
+    record["clip-norm"] = plan.clip_norm
+    record["releases"] = plan.releases
+    record["noise-multiplier"] = json.dumps(plan.noise_multiplier)
+    record["sampling"] = json.dumps(plan.sampling.to_dict() if plan.sampling else None)
+    record["stream"] = plan.stream
+    return RecordDict({_REQUEST: record})
+
+
+def unpack_prepare(message: Message) -> tuple[DataRequest, Plan]:
+    """Read a preparation request on a node: how to make records, and what will be asked."""
+    record = _config(message, _REQUEST)
+    data, queries = _data_request(record), record.get("queries")
+    if not isinstance(queries, list) or not all(isinstance(name, str) for name in queries):
+        raise WireError("the request does not name its questions")
+    try:
+        multiplier = json.loads(str(record["noise-multiplier"]))
+        sampling = json.loads(str(record["sampling"]))
+        plan = Plan(
+            queries=tuple(map(str, queries)),
+            num_rounds=int(record["num-rounds"]),  # type: ignore[arg-type]
+            clip_norm=float(record["clip-norm"]),  # type: ignore[arg-type]
+            releases=int(record["releases"]),  # type: ignore[arg-type]
+            noise_multiplier=None if multiplier is None else float(multiplier),
+            relation=NeighboringRelation(str(record["relation"])),
+            sampling=None if sampling is None else Sampling.from_dict(sampling),
+            stream=str(record["stream"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError("the request's plan cannot be read") from error
+    if (
+        not math.isfinite(plan.clip_norm)
+        or not 0 <= plan.releases <= plan.num_rounds
+        or not 0.0 <= (plan.noise_multiplier or 0.0) < math.inf
+    ):
+        raise WireError("the request's plan holds an absurd number")
+    return data, plan
+
+
+def pack_roster(roster: Roster) -> RecordDict:
+    """A node's answer to the preparation request."""
+    return RecordDict({_ROSTER: ConfigRecord(asdict(roster))})
+
+
+def unpack_roster(message: Message) -> Roster:
+    """Read and check a roster reply on the server."""
+    record = _config(message, _ROSTER)
+    _only(message, {_ROSTER})
+    values = {"num_users": int, "embedder": str, "dimension": int}
+    _check_keys(record, values, _ROSTER)
+    if not 0 <= record["num_users"] <= 2**40 or not 0 < record["dimension"] <= 2**40:  # type: ignore[operator]
+        raise WireError("the roster holds an absurd number")
+    if not re.fullmatch(r"[0-9A-Za-z-]{1,80}", str(record["embedder"])):
+        raise WireError("the roster's embedder is no fingerprint")
+    return Roster(**{key: record[key] for key in values})  # type: ignore[arg-type]
+
+
+def broadcast_record(
+    broadcast: Broadcast, *, precision: Literal["float16", "float32"]
+) -> ArrayRecord:
+    """The broadcast as it travels: one record, shared by all messages of a round.
+
+    Args:
+        broadcast: named arrays.
+        precision: how floating-point arrays travel; others keep their type.
+    """
+    record = ArrayRecord()
+    for name, array in broadcast.items():
+        floating = np.issubdtype(array.dtype, np.floating)
+        record[name] = SharedArray(array.astype(precision) if floating else array)
+    return record
+
+
+def read_broadcast(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
+    """The broadcast as nodes see it after the journey; floating-point arrays are float32.
+
+    A process that answers for many nodes gets the same arrays with every message. They are turned
+    into numbers once and shared, read-only, among all who were sent the same bytes.
+    """
+    key = tuple((name, content_digest(record[name])) for name in record)
+    with _broadcasts_lock:
+        kept = _broadcasts.get(key)
+        if kept is not None:
+            _broadcasts.move_to_end(key)
+            return dict(kept)
+    arrays = {}
+    for name in record:
+        values = record[name].numpy()
+        # Arrays of their own, so that what follows from them can be kept with them.
+        floating = np.issubdtype(values.dtype, np.floating)
+        values = values.astype(np.float32 if floating else values.dtype)
+        values.flags.writeable = False
+        arrays[name] = values
+    with _broadcasts_lock:
+        _broadcasts[key] = arrays
+        while sum(map(_array_bytes, _broadcasts.values())) > _KEPT_BROADCAST_BYTES:
+            _broadcasts.popitem(last=False)
+    return dict(arrays)
+
+
+def _array_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
+    return sum(array.nbytes for array in arrays.values())
+
+
+def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
+    """Request of one round; `broadcast` is `ask.broadcast` made by `broadcast_record`."""
+    record = _request_record(ask.data)
+    record["round"] = ask.round_number
+    record["query"] = ask.query.name
+    record["sampling"] = json.dumps(ask.sampling.to_dict())
+    record["sampling-key"] = ask.sampling_key
+    record["sample-count"] = ask.sample_count
+    record["noise"] = ask.noise
+    record["mechanism"] = json.dumps(ask.mechanism.to_dict())
+    record["num-rounds"] = ask.num_rounds
+    record["relation"] = ask.relation.value
+    record["correlation"] = json.dumps(ask.correlation.to_dict() if ask.correlation else None)
+    record["shares-required"] = ask.shares_required
+    return RecordDict(
+        {_REQUEST: record, _QUERY: ConfigRecord(ask.query.to_wire()), _BROADCAST: broadcast}  # type: ignore[arg-type]
+    )
+
+
+def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
+    """Read one round's request on a node, and check that what it claims can be true."""
+    record = _config(message, _REQUEST)
+    arrays = message.content.array_records.get(_BROADCAST)
+    if arrays is None:
+        raise WireError(f"the request lacks {_BROADCAST}")
+    if record.get("query") != query_class.name:
+        raise WireError("the request's query differs from its message type")
+    noise = record.get("noise")
+    if noise not in ("central", "shares"):
+        raise WireError("the request's noise placement is unknown")
+    try:
+        ask = Ask(
+            round_number=int(record["round"]),  # type: ignore[arg-type]
+            query=query_class.from_wire(dict(_config(message, _QUERY))),
+            broadcast=read_broadcast(arrays),
+            data=_data_request(record),
+            sampling=Sampling.from_dict(json.loads(str(record["sampling"]))),
+            sampling_key=bytes(record["sampling-key"]),  # type: ignore[arg-type]
+            sample_count=int(record["sample-count"]),  # type: ignore[arg-type]
+            noise=noise,  # type: ignore[arg-type]
+            mechanism=mechanism_from_dict(json.loads(str(record["mechanism"]))),
+            num_rounds=int(record["num-rounds"]),  # type: ignore[arg-type]
+            relation=NeighboringRelation(str(record["relation"])),
+            correlation=_correlation(str(record["correlation"])),
+            shares_required=int(record["shares-required"]),  # type: ignore[arg-type]
+        )
+        _check_claim(ask)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, WireError):
+            raise
+        raise WireError("the request cannot be read") from error
+    return ask
+
+
+@lru_cache(maxsize=8)
+def _correlation(description: str) -> Correlation | None:
+    """Read a correlation; its sensitivity is computed once in a process."""
+    values = json.loads(description)
+    return None if values is None else Correlation.from_dict(values)
+
+
+def _check_claim(ask: Ask) -> None:
+    """Refuse a request whose noise is not stated for its own question, round and sampling."""
+    most = ask.data.max_nodes_per_user * ask.query.clip_norm
+    if ask.data.max_nodes_per_user < 1 or ask.mechanism.l2_sensitivity < most * (1 - 1e-9):
+        raise WireError("the request's sensitivity is below its query's clip norm")
+    if not 1 <= ask.round_number <= ask.num_rounds:
+        raise WireError("the request's round is none of the run's")
+    sampling = ask.sampling
+    if isinstance(sampling, CyclicSampling) and sampling.round_number != ask.round_number:
+        # Else one group of users could be asked in every round as if it were its turn.
+        raise WireError("the request's sampling is for another round")
+    if isinstance(sampling, FixedSizeSampling) and not (
+        0 <= ask.sample_count <= sampling.sample_size
+    ):
+        raise WireError("the request draws more users than the whole cohort has")
+    if (ask.noise == "shares") != (ask.shares_required > 0):
+        raise WireError("the request asks for noise shares without saying of how many")
+    if ask.correlation is not None:
+        ask.correlation.step(ask.round_number)
+        pattern = ask.correlation.participation
+        if ask.noise != "central":
+            raise WireError("the request asks for shares of correlated noise")
+        if participation_of(sampling, rounds=pattern.rounds) != pattern:
+            raise WireError("the request's sampling is not what its correlation is accounted for")
+
+
+def request_digest(message: Message) -> str:
+    """Digest of everything a request holds; two requests with one digest ask the same."""
+    total = hashlib.blake2b(digest_size=16)
+    for name, record in sorted(message.content.items()):
+        if isinstance(record, ArrayRecord):
+            parts = {key: content_digest(record[key]).hex() for key in record}
+        else:
+            parts = {"": hashlib.blake2b(_plain_bytes(record), digest_size=16).hexdigest()}
+        total.update(json.dumps([name, sorted(parts.items())]).encode())
+    return total.hexdigest()
+
+
+def _plain_bytes(record: Any) -> bytes:
+    return repr(sorted((key, record[key]) for key in record)).encode()
+
+
+def pack_answer(answer: Answer) -> RecordDict:
+    """A node's reply of one round: the sum and the head-count, nothing else."""
+    arrays = ArrayRecord()
+    arrays["total"] = Array(np.ascontiguousarray(answer.total, dtype=np.float64))
+    return RecordDict({_ANSWER: arrays, _COHORT: ConfigRecord({"num_users": answer.num_users})})
+
+
+def traffic(ask: Ask, broadcast: ArrayRecord) -> Traffic:
+    """Count a round's exchange with one node, on messages packed like the real ones.
+
+    Not on the real ones: whether there are any and how long the head-count in an answer is would
+    say something about who took part.
+
+    Args:
+        ask: the question as any node might get it.
+        broadcast: `ask.broadcast` made by `broadcast_record`.
+    """
+    length = ask.query.answer_length(ask.broadcast)
+    answer = Answer(total=np.zeros(length), num_users=1)
+    return Traffic(
+        floats_down=sum(array.size for array in ask.broadcast.values() if array.dtype.kind == "f"),
+        floats_up=length,
+        bytes_down=packed_bytes(pack_ask(ask, broadcast)),
+        bytes_up=packed_bytes(pack_answer(answer)),
+    )
+
+
+def packed_bytes(content: RecordDict) -> int:
+    """Bytes of a message's packed records, with their names."""
+    total = 0
+    for name, record in content.items():
+        # Flower's own count refuses the empty texts that a configuration may hold.
+        counted = record.count_bytes() if isinstance(record, ArrayRecord) else len(record.deflate())
+        total += len(name) + counted
+    return total
+
+
+def unpack_answer(message: Message, *, length: int, roster_users: int, bound: float) -> Answer:
+    """Read and check a reply on the server.
+
+    Args:
+        message: the reply, without error.
+        length: how many numbers the query answers.
+        roster_users: users the node announced.
+        bound: largest absolute coordinate that one user can honestly contribute.
+
+    Raises:
+        WireError: with one of a few fixed texts; the reply is then counted and left out.
+    """
+    _only(message, {_ANSWER, _COHORT})
+    arrays = message.content.array_records.get(_ANSWER)
+    if arrays is None or list(arrays) != ["total"]:
+        raise WireError("no answer")
+    record = _config(message, _COHORT)
+    _check_keys(record, {"num_users": int}, _COHORT)
+    num_users = record["num_users"]
+    if not isinstance(num_users, int) or not 0 <= num_users <= roster_users:
+        raise WireError("absurd head-count")
+    try:
+        total = arrays["total"].numpy()
+    except Exception as error:
+        raise WireError("unreadable answer") from error
+    if total.shape != (length,):
+        raise WireError("wrong shape")
+    if total.dtype != np.float64:
+        raise WireError("wrong type")
+    if not np.isfinite(total).all():
+        raise WireError("not finite")
+    if len(total) and float(np.abs(total).max()) > bound * num_users * (1 + 1e-9):
+        raise WireError("outside the bound of its head-count")
+    if not np.array_equal(np.rint(total * STEPS), total * STEPS):
+        raise WireError("off the grid")
+    return Answer(total=total, num_users=num_users)
+
+
+def error_reply(code: ClientErrorCode, message: Message) -> Message:
+    """The reply of a client that failed: a fixed code and its fixed sentence."""
+    return Message(Error(code=int(code), reason=CLIENT_ERROR_TEXT[code]), reply_to=message)
+
+
+def reply(content: RecordDict, message: Message) -> Message:
+    """A reply that holds `content`."""
+    return Message(content, reply_to=message)
+
+
+def unexpected_records(message: Message) -> list[str]:
+    """Names of records in a client's message that are neither public, masked nor accounted."""
+    allowed = {_ANSWER: {"total"}, _COHORT: {"num_users"}}
+    allowed[_ROSTER] = {"num_users", "embedder", "dimension"}
+    found: list[str] = []
+    if message.has_error():
+        reasons = {(int(code), text) for code, text in CLIENT_ERROR_TEXT.items()}
+        if (message.error.code, message.error.reason) not in reasons:
+            found.append("error text")
+        return found
+    for name, record in message.content.items():
+        keys = set(record)
+        if isinstance(record, MetricRecord) or name not in allowed:
+            found.append(name)
+        else:
+            found.extend(f"{name}.{key}" for key in sorted(keys - allowed[name]))
+    return found
+
+
+def _request_record(data: DataRequest) -> ConfigRecord:
+    fields: dict[str, Any] = {key.replace("_", "-"): value for key, value in asdict(data).items()}
+    fields["trains"] = json.dumps(data.trains.to_dict() if data.trains else None)
+    return ConfigRecord({"protocol": PROTOCOL, **fields})
+
+
+def _data_request(record: ConfigRecord) -> DataRequest:
+    if record.get("protocol") != PROTOCOL:
+        raise WireError(
+            f"the server speaks protocol {record.get('protocol')!r}, this client {PROTOCOL}: "
+            "install the same flower-privsyn on both sides"
+        )
+    try:
+        trains = json.loads(str(record["trains"]))
+        if trains is None and not str(record["embedding-model"]):
+            raise WireError("the request names no embedding model")
+        return DataRequest(
+            embedding_model=str(record["embedding-model"]),
+            embedding_precision=str(record["embedding-precision"]),
+            max_tokens=int(record["max-tokens"]),  # type: ignore[arg-type]
+            max_samples=int(record["max-samples"]),  # type: ignore[arg-type]
+            newer_than=str(record["newer-than"]),
+            held_out_fraction=float(record["held-out-fraction"]),  # type: ignore[arg-type]
+            seed=int(record["seed"]),  # type: ignore[arg-type]
+            max_nodes_per_user=int(record["max-nodes-per-user"]),  # type: ignore[arg-type]
+            trains=None if trains is None else TrainableModel.from_dict(trains),
+        )
+    except WireError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError("the request's data settings cannot be read") from error
+
+
+def _config(message: Message, name: str) -> ConfigRecord:
+    record = message.content.config_records.get(name)
+    if record is None:
+        raise WireError(f"the message lacks {name}")
+    return record
+
+
+def _only(message: Message, names: set[str]) -> None:
+    if set(message.content) - names:
+        raise WireError("unexpected records")
+
+
+def _check_keys(record: ConfigRecord, values: Mapping[str, type], name: str) -> None:
+    if set(record) != set(values):
+        raise WireError(f"{name} holds other keys than agreed")
+    for key, kind in values.items():
+        if not isinstance(record[key], kind) or isinstance(record[key], bool):
+            raise WireError(f"{name}.{key} has the wrong type")

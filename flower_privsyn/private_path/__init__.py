@@ -1,0 +1,1 @@
+"""The one private path: from a question to a released, accounted, noisy sum."""

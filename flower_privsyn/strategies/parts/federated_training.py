@@ -1,0 +1,332 @@
+"""The server's half of training a model on the nodes: its state, its steps, its files.
+
+What differs between `DPFedAvg` and `DPFTRL` is the noise; what they do with a released sum of
+updates is the same and is here.
+
+Papers:
+    McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models"
+    (ICLR 2018), Algorithm 1.
+    Hsu, Qi, Brown: "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification" (2019), section 4.3: the server's momentum, FedAvgM.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import located, replacing, write_json
+from flower_privsyn.privacy import RandomSource
+from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.private_path.settings import (
+    PrivateSumConfig,
+    check_choice,
+    check_number,
+)
+from flower_privsyn.queries import Broadcast, ModelDelta, TrainableModel
+
+if TYPE_CHECKING:
+    from flower_privsyn.training.local import LocalModel
+
+logger = logging.getLogger("flwr.privsyn")
+
+_MODEL = "model.safetensors"
+_SERVER = "server.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedTrainingConfig(PrivateSumConfig):
+    """Settings of every strategy that trains a model on the nodes.
+
+    `embedding_model` and `embedding_precision` are not used: text is cut by the model's own
+    tokenizer, `max_tokens` tokens to a sample.
+
+    Attributes:
+        broadcast_precision: how parameters travel; "float16" halves the download, and users train
+            from the rounded parameters.
+        max_samples: samples of one user that are trained on, a random subset fixed per user and
+            seed; 0 for all of them: the clip bounds a user whatever their number. The default
+            bounds the time a user's training takes, which nothing noises.
+        model: causal language model to train; a bundled short name, a path, or a hub name.
+        trainable: "full"; "lora": adapters on all linear layers but the output; or "layers": the
+            parameters named by `trainable_layers`.
+        trainable_layers: patterns of parameter names separated by commas, for "layers".
+        lora_rank: rank of the adapters, >= 1.
+        lora_alpha: their scale times their rank, >= 1.
+        local_precision: "float32", or "bfloat16" for the products of local training on CPUs that
+            multiply it natively.
+        local_learning_rate: of a user's stochastic gradient descent, > 0.
+        local_epochs: passes over a user's samples in a round, >= 1.
+        local_batch_size: samples per local step, >= 1.
+        local_steps: steps after which a user's training ends, or 0 for all of the epochs. By
+            default as many as one pass over `max_samples` takes one by one.
+        clip_norm: bound on the L2 norm of a user's whole update, > 0.
+        server_learning_rate: step along the momentum, > 0.
+        server_momentum: in [0, 1); 0 is plain averaging.
+        checkpoints: "last": only the latest model is kept; "all": that of every round.
+
+    References:
+        McMahan et al. 2018, Algorithm 1; Hsu et al. 2019.
+    """
+
+    delta: float = 3e-6
+    num_rounds: int = 20
+    broadcast_precision: Literal["float16", "float32"] = "float32"
+    max_samples: int = 64
+    model: str = "privsyn-lm"
+    trainable: Literal["full", "lora", "layers"] = "full"
+    trainable_layers: str = ""
+    lora_rank: int = 4
+    lora_alpha: int = 8
+    local_precision: Literal["float32", "bfloat16"] = "float32"
+    local_learning_rate: float = 0.1
+    local_epochs: int = 1
+    local_batch_size: int = 4
+    local_steps: int = 64
+    clip_norm: float = 0.1
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.9
+    checkpoints: Literal["last", "all"] = "last"
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        check_number("server-learning-rate", self.server_learning_rate, low=0, low_open=True)
+        check_number("server-momentum", self.server_momentum, low=0, high=0.999999)
+        check_choice("checkpoints", self.checkpoints, ("last", "all"))
+        self.trained_model()
+        self.question(self.clip_norm)
+
+    def trained_model(self) -> TrainableModel:
+        """The model these settings train, and what of it."""
+        return TrainableModel(
+            name=self.model,
+            trainable=self.trainable,
+            layers=self.trainable_layers,
+            lora_rank=self.lora_rank,
+            lora_alpha=self.lora_alpha,
+            precision=self.local_precision,
+        )
+
+    def question(self, clip_norm: float) -> ModelDelta:
+        """The query these settings ask at a clip norm."""
+        return ModelDelta(
+            clip_to=clip_norm,
+            learning_rate=self.local_learning_rate,
+            epochs=self.local_epochs,
+            batch_size=self.local_batch_size,
+            max_steps=self.local_steps,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerState:
+    """What the server knows after a round, and all that the next one needs.
+
+    Attributes:
+        parameters: (p,) float32, what users train from in the next round.
+        momentum: (p,) float32, decaying sum of the average updates.
+        clip_norm: C of the next round.
+    """
+
+    parameters: npt.NDArray[np.float32]
+    momentum: npt.NDArray[np.float32]
+    clip_norm: float
+
+
+class FederatedTraining(PrivateSumStrategy):
+    """Abstract: a model trained on the nodes, seen by the server as noisy sums of updates.
+
+    A subclass is final and may say how the clip norm goes on (`following_clip_norm`).
+
+    Formal guarantee:
+        That of `PrivateSumStrategy`, for updates clipped as a whole to the clip norm of their
+        round. Averages are over `expected_users`, a public constant. The server's steps, the
+        checkpoints and the final model are post-processing.
+
+    Args:
+        config: the settings.
+        random: source of noise and coins; only tests pass one.
+    """
+
+    def __init__(
+        self, config: FederatedTrainingConfig, *, random: RandomSource | None = None
+    ) -> None:
+        super().__init__(config, random=random)
+        self.training_config = config
+        self._model: LocalModel | None = None
+        self._clip_norm = config.clip_norm
+
+    @property
+    def query(self) -> ModelDelta:
+        """Updates, clipped to the clip norm of the round."""
+        return self.training_config.question(self._clip_norm)
+
+    @property
+    def trains(self) -> TrainableModel:
+        """The model whose updates are asked for."""
+        return self.training_config.trained_model()
+
+    # ------------------------------------------------------------------ before the first round
+
+    def check(self) -> None:
+        """Load the model."""
+        from flower_privsyn.training.local import LocalModel
+
+        config, spec = self.training_config, self.trains
+        if self._model is None:
+            on_disk = TrainableModel.from_dict({**spec.to_dict(), "name": located(spec.name)})
+            self._model = LocalModel(on_disk)
+        most = self._model.max_tokens
+        if most is not None and config.max_tokens > most:
+            raise ConfigError(
+                f"max-tokens = {config.max_tokens} is more than the {most} tokens that model "
+                f"{config.model!r} takes"
+            )
+        logger.info("%s: %d parameters are trained", config.model, self._model.dimension)
+
+    def embedder_identity(self) -> tuple[str, int]:
+        """Fingerprint of the model, and how many parameters are trained."""
+        return self.model.fingerprint, self.model.dimension
+
+    @property
+    def model(self) -> LocalModel:
+        """The model at the server; available from `check` on."""
+        if self._model is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._model
+
+    def first_broadcast(self) -> Broadcast:
+        """The public parameters."""
+        parameters = self.model.parameters
+        state = ServerState(
+            parameters=parameters,
+            momentum=np.zeros_like(parameters),
+            clip_norm=self.training_config.clip_norm,
+        )
+        self._write(state, 0)
+        return self._set(state)
+
+    # ------------------------------------------------------------------ a round
+
+    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
+        """One step of the server's optimiser along the average update.
+
+        v <- mu v + average update; x <- x + eta v (Hsu et al. 2019). Float64, stored as float32.
+        """
+        config, number = self.training_config, release.round_number
+        before = self._read(number - 1)
+        query = config.question(before.clip_norm)
+        average = query.mean_update(release.values, self.expected_users)
+        momentum = config.server_momentum * before.momentum.astype(np.float64) + average
+        parameters = before.parameters + config.server_learning_rate * momentum
+        after = ServerState(
+            parameters=parameters.astype(np.float32),
+            momentum=momentum.astype(np.float32),
+            clip_norm=self.following_clip_norm(query, release),
+        )
+        self._write(after, number)
+        write_json(
+            self.run.round_dir(number) / "server.json",
+            {
+                "clip_norm": before.clip_norm,
+                "next_clip_norm": after.clip_norm,
+                "average_update_norm": float(np.linalg.norm(average)),
+                "average_noise_norm": release.noise_std
+                * query.unit
+                / self.expected_users
+                * float(np.sqrt(len(average))),
+                **self.observed(query, release),
+            },
+        )
+        self._forget_until(number - 2)
+        return None if last else self._set(after)
+
+    def following_clip_norm(
+        self,
+        query: ModelDelta,
+        release: ReleasedSum,  # noqa: ARG002 - for methods whose clip norm moves
+    ) -> float:
+        """The clip norm of the next round; here that of this one.
+
+        Args:
+            query: what was asked.
+            release: what was released.
+        """
+        return query.clip_to
+
+    def observed(self, query: ModelDelta, release: ReleasedSum) -> dict[str, float]:  # noqa: ARG002
+        """Further released figures for the round's `server.json`; here none."""
+        return {}
+
+    def restore(self, round_number: int) -> Broadcast:
+        """The stored parameters of a round."""
+        return self._set(self._read(round_number - 1))
+
+    def keep(self, round_number: int) -> None:
+        """A lost round changes nothing; what was before it stays, as it may be asked again."""
+        self._write(self._read(round_number - 1), round_number)
+
+    def _set(self, state: ServerState) -> Broadcast:
+        self._clip_norm = state.clip_norm
+        return {"parameters": state.parameters}
+
+    # ------------------------------------------------------------------ the result
+
+    def finish(self) -> dict[str, Any]:
+        """Write the trained model as a folder that Transformers loads."""
+        # A lost round leaves its state to the next one; a lost last round has none to leave it to.
+        state = self._read(
+            max(n for n in self.run.finished_rounds() if (self.run.round_path(n) / _MODEL).exists())
+        )
+        folder = self.run.path / "models" / "final"
+        with self.progress.stage("Write the model", total=None):
+            folder.parent.mkdir(exist_ok=True)
+            self.model.save(folder, state.parameters)
+        return {
+            "model": str(folder.relative_to(self.run.path)),
+            "trained_parameters": self.model.dimension,
+            "clip_norm": state.clip_norm,
+        }
+
+    # ------------------------------------------------------------------ the state on disk
+
+    def _write(self, state: ServerState, number: int) -> None:
+        """Store what was known after a round; 0 is before the first."""
+        from safetensors.numpy import save_file
+
+        folder = self.run.round_dir(number)
+        with replacing(folder / _MODEL) as temporary:
+            save_file(self.model.named(state.parameters), temporary, metadata={"format": "pt"})
+        rest: dict[str, npt.NDArray[Any]] = {
+            "momentum": state.momentum,
+            "clip_norm": np.array([state.clip_norm], dtype=np.float64),
+        }
+        with replacing(folder / _SERVER) as temporary:
+            save_file(rest, temporary)
+
+    def _read(self, number: int) -> ServerState:
+        from safetensors.numpy import load_file
+
+        folder = self.run.round_path(number)
+        named, rest = load_file(folder / _MODEL), load_file(folder / _SERVER)
+        return ServerState(
+            parameters=np.concatenate([named[name].ravel() for name in self.model.shapes]),
+            momentum=rest["momentum"],
+            clip_norm=float(rest["clip_norm"][0]),
+        )
+
+    def _forget_until(self, number: int) -> None:
+        """Delete what no resumed run can need: the round after it was released as well."""
+        while number >= 0 and (self.run.round_path(number) / _SERVER).exists():
+            folder: Path = self.run.round_path(number)
+            (folder / _SERVER).unlink()
+            if self.training_config.checkpoints == "last":
+                (folder / _MODEL).unlink(missing_ok=True)
+            number -= 1  # a round that was lost has left the one before it as well

@@ -1,0 +1,501 @@
+"""Apps really run under Flower's simulation, and whatever is killed, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flower_privsyn import cli
+from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
+from flower_privsyn.host import simulation
+from flower_privsyn.host.processes import SUPERVISOR_PID, descendants, is_alive, process_info
+from flower_privsyn.host.progress import read_progress
+from flower_privsyn.host.simulation import App, Outcome, load_app, resolve_config
+from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
+from tests.flower_app import write_app
+from tests.run_files import times_in
+from tests.sockets import addresses
+
+# -------------------------------------------------------------------- settings
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> App:
+    folder = write_app(tmp_path / "app")
+    (folder / "conf").mkdir()
+    (folder / "conf" / "small.toml").write_text("num-nodes = 3\nepsilon = 2\n")
+    (folder / "conf" / "wrong.toml").write_text("num-node = 3\n")
+    (folder / "conf" / "broken.toml").write_text("num-nodes = \n")
+    return load_app(folder)
+
+
+def test_an_app_is_read(app: App) -> None:
+    assert app.name == "asking-app"
+    assert app.uses_run_directory
+    assert app.defaults["epsilon"] == 7.58
+
+
+def test_what_is_not_an_app_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="There is no app folder"):
+        load_app(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"is not a Flower app: it holds no pyproject.toml"):
+        load_app(tmp_path)
+    file = tmp_path / "pyproject.toml"
+    for text, expected in (
+        ("[project", "pyproject.toml is not valid TOML: "),
+        ('[project]\nname = "a"', "does not describe a Flower app"),
+        ('[tool.flwr.app.components]\nserverapp = "a"\nclientapp = "b"', r"no \[project\] name"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=expected):
+            load_app(tmp_path)
+
+
+def test_settings_come_from_the_app_a_named_file_and_the_command_line(app: App) -> None:
+    assert resolve_config(app) == app.defaults
+    values = resolve_config(
+        app, config_name="small", settings=["epsilon=1", "note=2024", "behaviour='a b'"]
+    )
+    assert values["num-nodes"] == 3
+    assert values["epsilon"] == 1.0
+    assert isinstance(values["epsilon"], float)
+    assert values["note"] == "2024"
+    assert values["behaviour"] == "a b"
+
+
+@pytest.mark.parametrize(
+    ("config", "setting", "expected"),
+    [
+        (None, "epsilon", r"--set takes key=value, got 'epsilon'\."),
+        (None, "=3", r"--set takes key=value, got '=3'\."),
+        (None, "num-node=3", r"has no setting 'num-node'; did you mean 'num-nodes'\?"),
+        (None, "zzz=3", "has no setting 'zzz'; it has run-dir, resume, num-nodes"),
+        (None, "num-nodes=2.5", "num-nodes is 2.5; it must be a whole number, such as 1"),
+        (None, "num-nodes=true", "num-nodes is True; it must be a whole number"),
+        (None, "num-nodes=many", "num-nodes is 'many'; it must be a whole number"),
+        (None, "epsilon=big", "epsilon is 'big'; it must be a number, such as 7.58"),
+        (None, "resume=1", "resume is 1; it must be true or false, such as false"),
+        ("large", "", "no configuration 'large'; it has broken, small, wrong"),
+        ("wrong", "", r"conf/wrong.toml: .*no setting 'num-node'; did you mean 'num-nodes'\?"),
+        ("broken", "", r"conf/broken.toml is not valid TOML"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    app: App, config: str | None, setting: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        resolve_config(app, config_name=config, settings=[setting] if setting else [])
+
+
+def test_an_app_without_configurations_says_so(tmp_path: Path) -> None:
+    app = load_app(write_app(tmp_path / "app"))
+    with pytest.raises(ConfigError, match=r"no configuration 'small'; it has none\."):
+        resolve_config(app, config_name="small")
+
+
+def test_settings_survive_the_way_to_flower() -> None:
+    import tomllib
+
+    values: dict[str, bool | int | float | str] = {
+        "a.b": 1,
+        "text": 'quote " backslash \\ line\nend \x7f é 😀',
+        "yes": True,
+        "tiny": 1e-9,
+        "whole": 2.0,
+    }
+    assert tomllib.loads(simulation._to_toml(values)) == values
+
+
+def test_the_federation_follows_num_nodes(app: App) -> None:
+    assert simulation._federation(app, {"num-nodes": 1000})["num-supernodes"] == 1000
+    assert simulation._federation(app, {"num-nodes": 1})["init-args-num-cpus"] == 1
+    assert simulation._federation(app, {})["num-supernodes"] == 2
+    # A running cluster refuses to be told its size.
+    assert "init-args-num-cpus" not in simulation._federation(app, {"ray-address": "head:6379"})
+    with pytest.raises(ConfigError, match="num-nodes is 0; it must be a whole number >= 1"):
+        simulation._federation(app, {"num-nodes": 0})
+
+
+@pytest.mark.parametrize("address", ["head", "ray://head:10001", "head:", "a b:1", 6379])
+def test_an_address_that_is_none(app: App, address: object) -> None:
+    with pytest.raises(ConfigError, match=r"The setting ray-address is .*; it must be host:port"):
+        simulation._federation(app, {"num-nodes": 2, "ray-address": address})  # type: ignore[dict-item]
+
+
+def test_a_cluster_that_does_not_answer(app: App, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{simulation._free_port()}"
+    with pytest.raises(FederationError, match=f"No Ray cluster answers at ray-address = {address}"):
+        simulation.run_app(app, tmp_path / "run", {"num-nodes": 2, "ray-address": address})
+    assert not (tmp_path / "run").exists()
+
+
+# -------------------------------------------------------------------- what is refused at once
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_starts(
+    app: App, tmp_path: Path
+) -> None:
+    RunDirectory.create(tmp_path / "run", config={}).unlock()
+    with pytest.raises(RunDirectoryError, match="already holds a run; resume it with"):
+        simulation.run_app(app, tmp_path / "run", resolve_config(app))
+    assert not (tmp_path / "run.owner" / "flower.log").exists()
+
+
+def test_what_cannot_be_resumed_is_named(app: App, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(RunDirectoryError, match="There is no run directory"):
+        simulation.resume_run(path)
+    run = RunDirectory.create(path, config={})
+    run.unlock()
+    with pytest.raises(RunDirectoryError, match="was not started by `privsyn run`; resume it wi"):
+        simulation.resume_run(path)
+    launch = path / LAUNCH_FILE
+    launch.parent.mkdir()
+    launch.write_text("{}")
+    with pytest.raises(RunDirectoryError, match=r"launch.json is damaged"):
+        simulation.resume_run(path)
+    launch.write_text(json.dumps({"app": str(tmp_path / "gone"), "run-config": {}}))
+    with pytest.raises(ConfigError, match="There is no app folder"):
+        simulation.resume_run(path)
+    launch.write_text(json.dumps({"app": str(app.path), "run-config": {"old": 1}}))
+    with pytest.raises(ConfigError, match=r"has changed since the run began: .* no setting 'old'"):
+        simulation.resume_run(path)
+    launch.write_text(json.dumps({"app": str(app.path), "run-config": {"num-nodes": 1}}))
+    with pytest.raises(RunDirectoryError, match=r"cannot resume: its .* declares no `resume`"):
+        simulation.resume_run(path)
+    run.mark_finished()
+    with pytest.raises(RunDirectoryError, match="has finished"):
+        simulation.resume_run(path)
+
+
+@pytest.mark.parametrize("way", ["--run-dir", "--set", "file", "app"])
+def test_a_run_is_not_started_by_settings_that_ask_to_continue_one(
+    tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_app(tmp_path / "app")
+    run = tmp_path / "run"
+    words: list[str] = ["--run-dir", str(run)]
+    if way == "--set":
+        words = ["--set", f"run-dir={run}", "--set", "resume=true"]
+    elif way == "--run-dir":
+        words += ["--set", "resume=true"]
+    elif way == "file":
+        (folder / "conf").mkdir()
+        (folder / "conf" / "again.toml").write_text("resume = true\n")
+        words += ["--config", "again"]
+    else:
+        project = folder / "pyproject.toml"
+        project.write_text(project.read_text().replace("resume = false", "resume = true"))
+    RunDirectory.create(run, config={}).unlock()
+    assert cli.main(["run", str(folder), *words]) == 2
+    said = capsys.readouterr().err
+    assert "which would charge the same people again" in said
+    assert f"privsyn resume {run}" in said
+    assert not (run / "flower.log").exists()
+
+
+def test_a_run_directory_may_be_a_setting(
+    app: App, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    RunDirectory.create(run, config={}).unlock()
+    assert cli.main(["run", str(app.path), "--set", f"run-dir={run}"]) == 2
+    assert f"{run} already holds a run; resume it with" in capsys.readouterr().err
+    both = ["--run-dir", str(tmp_path / "a"), "--set", "run-dir=b"]
+    assert cli.main(["run", str(app.path), *both]) == 2
+    assert "name two folders; give one" in capsys.readouterr().err
+
+
+def test_a_run_is_resumed_with_what_was_changed(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without starting Flower: what it would be started with."""
+    launched: list[dict[str, Any]] = []
+
+    def launch(app: App, path: Path, launch: dict[str, Any], **rest: Any) -> Outcome:
+        launched.append({**launch, **rest})
+        return Outcome(path=path, error=None)
+
+    monkeypatch.setattr(simulation, "_launch", launch)
+    run = RunDirectory.create(tmp_path / "run", config={"note": "a text"})
+    values = resolve_config(app)
+    (run.path / LAUNCH_FILE).parent.mkdir()
+    (run.path / LAUNCH_FILE).write_text(json.dumps({"app": str(app.path), "run-config": values}))
+    simulation.resume_run(run.path, settings=["note=another", "epsilon=2"])
+    assert launched[0]["resume"] is True
+    assert launched[0]["run-config"] == {**values, "note": "another", "epsilon": 2.0}
+    # The run takes and records one of them, and is resumed without any word about it.
+    run.record_changes({"note": ("a text", "another")})
+    simulation.resume_run(run.path)
+    assert launched[1]["run-config"] == {**values, "note": "another"}
+    assert run.config["note"] == "another"
+    for setting, said in (
+        ("run-dir=x", "run-dir cannot be set here"),
+        ("resume=false", "resume cannot be set here"),
+        ("notes=x", "did you mean 'note'"),
+        ("note", "--set takes key=value"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            simulation.resume_run(run.path, settings=[setting])
+
+
+# -------------------------------------------------------------------- how an end is judged
+
+
+def _judge(
+    app: App, path: Path, word: str, *, details: str = "", died: bool = False, log: str = ""
+) -> Outcome:
+    status = simulation._Status(word=word, details=details, died=died)
+    return simulation._judge(app, path, status, log)
+
+
+def test_the_run_directory_decides(app: App, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    run.mark_failed("The users file is missing.")
+    assert _judge(app, run.path, "finished:completed").error == "The users file is missing."
+    run.mark_finished()
+    assert _judge(app, run.path, "finished:failed").error is None
+
+
+def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    outcome = _judge(app, run.path, "running", died=True)
+    assert outcome.error == "The ServerApp was killed before the run was finished."
+    assert run.error == outcome.error
+    run.clear_failure()
+    outcome = _judge(app, run.path, "finished:completed")
+    assert outcome.error is not None
+    assert outcome.error.startswith("The ServerApp ended early")
+
+
+def test_without_a_run_directory_flower_and_its_log_decide(tmp_path: Path) -> None:
+    plain = load_app(write_app(tmp_path / "app", run_directory=False))
+    assert not plain.uses_run_directory
+    assert _judge(plain, tmp_path, "finished:completed").error is None
+    # The trace of a ServerApp that called sys.exit.
+    early = _judge(plain, tmp_path, "finished:completed", log=f"DEBUG: {simulation._NO_CONTEXT}\n")
+    assert early.error is not None
+    failed = _judge(
+        plain,
+        tmp_path,
+        "finished:failed",
+        details="Simulation failed with exception: no such thing",
+    )
+    assert failed.error == "The ServerApp failed: no such thing"
+    assert failed.unexpected
+    log = "Traceback\nflower_privsyn.errors.ConfigError: epsilon is -1; it must be > 0.\nmore\n"
+    ours = _judge(plain, tmp_path, "finished:failed", log=log)
+    assert (ours.error, ours.unexpected) == ("epsilon is -1; it must be > 0.", False)
+
+
+# -------------------------------------------------------------------- real runs
+
+
+def _privsyn(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "flower_privsyn.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        # A test runner in the background ignores Ctrl-C, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def _wait_for_stage(
+    path: Path, name: str, process: subprocess.Popen[str], *, since: float = 0.0
+) -> None:
+    """Wait until a stage has begun after `since`, not one of an earlier start of the run."""
+    deadline = time.monotonic() + 240
+    while not any(
+        stage["name"] == name and (path / "progress.json").stat().st_mtime > since
+        for stage in read_progress(path / "progress.json")
+    ):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _started_by(path: Path) -> dict[int, str]:
+    """The processes of the run in a directory: all below the guard its ServerApp names."""
+    server = RunDirectory(path).running_process()
+    environment = Path(f"/proc/{server}/environ").read_bytes().decode().split("\0")
+    guard = int(dict(line.split("=", 1) for line in environment if "=" in line)[SUPERVISOR_PID])
+    info = process_info(guard)
+    assert info is not None
+    return {p.pid: p.started for p in [info, *descendants(guard)]}
+
+
+def _belongs_to_its_owner(path: Path, pids: list[int]) -> None:
+    """Nothing of a run listens beyond this machine, and Ray answers nobody without the token."""
+    assert addresses(pids) == {"127.0.0.1"}
+    names = {psutil.Process(pid).name(): psutil.Process(pid) for pid in pids}
+    sockets = names["gcs_server"].net_connections(kind="inet")
+    address = next(
+        f"127.0.0.1:{each.laddr.port}" for each in sockets if each.status == psutil.CONN_LISTEN
+    )
+    token = path.with_name("run.owner") / "keys" / "ray"
+    for mode, file, expected in (
+        ("token", token, "answered"),
+        ("token", path / "guess", "refused"),
+        ("disabled", token, "refused"),
+    ):
+        (path / "guess").write_text("0" * 64)
+        environment = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN_PATH": str(file)}
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_RAY, address],
+            capture_output=True, text=True, env=environment, timeout=60, check=False,
+        )  # fmt: skip
+        assert asked.stdout.strip() == expected, (mode, file, asked.stdout, asked.stderr)
+    (path / "guess").unlink()
+    # Ray's own folders are open to everybody; the one they lie in is not.
+    arguments = names["raylet"].cmdline()
+    session = Path(next(each for each in arguments if each.startswith("--session_dir=")))
+    session = Path(str(session).partition("=")[2])
+    assert path.parent not in session.parents
+    assert stat.S_IMODE(session.parents[1].stat().st_mode) == 0o700
+    assert session.parents[1].name.startswith("privsyn-")
+
+
+_ASK_RAY = """
+import sys
+from ray._raylet import GcsClient
+
+try:
+    GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None)
+    print("answered")
+except Exception as error:
+    print("refused" if "auth" in str(error).lower() else repr(error))
+"""
+
+
+def _wait_until_gone(started: dict[int, str], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid, when in started.items() if is_alive(pid, when)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads environments in /proc")
+
+
+@needs_proc
+def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    path = tmp_path / "run"
+    command = _privsyn("run", app, "--run-dir", path, "--set", "behaviour=hang", cwd=tmp_path)
+    _wait_for_stage(path, "hang", command)
+    started = _started_by(path)
+    # SuperLink, SuperExec, simulation and Ray at the least.
+    assert len(started) > 6
+    _belongs_to_its_owner(path, list(started))
+
+    command.kill()  # not waited for: a supervisor nobody has collected is dead all the same
+    _wait_until_gone(started, seconds=20)
+    command.communicate()
+    run = RunDirectory.open(path)
+    assert run.status == "running"
+    assert run.running_process() is None
+    run.lock()
+    run.unlock()
+
+    # Resumed, and now only the ServerApp is killed.
+    since = time.time()
+    command = _privsyn("resume", path, cwd=tmp_path)
+    _wait_for_stage(path, "hang", command, since=since)
+    started = _started_by(path)
+    with pytest.raises(RunDirectoryError, match=f"is in use by process {command.pid}; wait"):
+        simulation.resume_run(path)
+    server = run.running_process()
+    assert server is not None
+    os.kill(server, signal.SIGKILL)
+    errors = command.communicate(timeout=60)[1]
+    assert command.returncode == 1
+    assert "privsyn: The ServerApp was killed before the run was finished." in errors
+    assert f"The log is {tmp_path / 'run.owner' / 'flower.log'}" in errors
+    _wait_until_gone(started, seconds=5)
+    assert run.status == "failed"
+
+    (path / "go-on").touch()
+    resumed = _privsyn("resume", path, cwd=tmp_path)
+    output, errors = resumed.communicate(timeout=240)
+    assert resumed.returncode == 0, errors
+    assert f"Run directory: {path}\n" in output
+    assert f"Synthetic texts: {path / 'synthetic.jsonl'} (5)\n" in output
+    assert "start Flower done in " in errors
+    assert "ask the nodes done (1) in " in errors
+    assert run.status == "finished"
+    assert run.finished_rounds() == [1]
+    assert run.state["starts"] == 3
+    assert run.document["launch"]["app"] == str(app)
+    metrics = run.metrics()
+    assert [line["answers"] for line in metrics] == [1, 1, 1]
+    # Neutral: neither the user's folder nor the app's decides which client code runs.
+    assert metrics[0]["folder"] == str(tmp_path / "run.owner" / "empty")
+    # Flower's own folder goes; the log stays.
+    assert sorted(entry.name for entry in (path / ".flower").iterdir()) == ["launch.json", "lock"]
+    assert times_in(path) == {"config.json": {run.document["created"]}}
+    assert len({entry.stat().st_mtime for entry in [path, *path.rglob("*")]}) == 1
+    assert "Starting Flower Simulation" in (tmp_path / "run.owner" / "flower.log").read_text()
+
+
+@needs_proc
+def test_ctrl_c_takes_everything_with_it(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    path = tmp_path / "run"
+    command = _privsyn("run", app, "--run-dir", path, cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    started: dict[int, str] = {}
+    while len(started) < 3:  # the guard, the SuperLink and its SuperExec
+        assert command.poll() is None, command.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        started = {info.pid: info.name for info in descendants(command.pid)}
+    command.send_signal(signal.SIGINT)
+    errors = command.communicate(timeout=60)[1]
+    assert command.returncode == 130
+    assert errors.endswith("privsyn: interrupted\n")
+    assert not any(is_alive(pid) for pid in started)
+
+
+def test_sys_exit_in_a_server_app_is_a_failure(tmp_path: Path) -> None:
+    # Flower's own status for this run is finished:completed.
+    plain = load_app(write_app(tmp_path / "app", run_directory=False))
+    values = resolve_config(plain, settings=["behaviour=exit"])
+    outcome = simulation.run_app(plain, tmp_path / "run", values)
+    assert outcome.error is not None
+    assert outcome.error.startswith("The ServerApp ended early")
+
+
+def test_a_refusal_before_the_run_began_is_its_sentence(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    path = tmp_path / "run"
+    command = _privsyn("run", app, "--run-dir", path, "--set", "behaviour=refuse", cwd=tmp_path)
+    output, errors = command.communicate(timeout=240)
+    assert command.returncode == 2
+    assert errors.endswith("privsyn: The setting epsilon is -1.0; it must be > 0.\n")
+    assert output == ""
+    # No run was begun, so the same folder can be used once the setting is right.
+    assert not (path / "config.json").exists()
+
+
+def test_an_app_flower_refuses_is_named(tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "app", name="not_a_valid_name")
+    app = load_app(folder)
+    # Python keeps a process of its own once another test has started a pool of processes.
+    before = {info.pid for info in descendants(os.getpid())}
+    with pytest.raises(FederationError, match=f"Flower refused the app {folder}: .*invalid"):
+        simulation.run_app(app, tmp_path / "run", resolve_config(app))
+    assert "---- " in (tmp_path / "run.owner" / "flower.log").read_text()
+    assert not {info.pid for info in descendants(os.getpid())} - before

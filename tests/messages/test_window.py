@@ -1,0 +1,349 @@
+"""Few messages under way, whatever the federation: silent, late and ended receivers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import wire
+from flower_privsyn.messages.window import WindowedGrid
+from flower_privsyn.testing import LoopbackGrid
+from tests.conftest import make_users
+from tests.private_path.test_engine import Probe, config, silent_users
+from tests.strategies.test_private_evolution import lines, releases
+
+__all__ = ["config"]  # a fixture
+
+Builder = Callable[..., Any]
+
+
+def echo() -> ClientApp:
+    app = ClientApp()
+
+    @app.query("echo")
+    def answer(message: Message, context: Any) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    return app
+
+
+def ask(nodes: Iterable[int]) -> Iterator[Message]:
+    for node in nodes:
+        yield Message(RecordDict(), dst_node_id=node, message_type="query.echo")
+
+
+def senders(replies: Iterable[Message]) -> list[int]:
+    return [reply.metadata.src_node_id for reply in replies]
+
+
+class Slow(LoopbackGrid):
+    """Keeps the replies of some nodes back."""
+
+    def __init__(self, *args: Any, silent: Iterable[int] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.silent = set(silent)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        spoken = [
+            name
+            for name in message_ids
+            if not any(r.metadata.src_node_id in self.silent for r in self._arrived.get(name, []))
+        ]
+        return super().pull_messages(spoken)
+
+
+class Pool(LoopbackGrid):
+    """Processes as Flower's simulation has them: one that has ended is taken like any other.
+
+    A living process answers at the second look, an ended one comes back at once; the process that
+    was given back last is taken first.
+    """
+
+    def __init__(self, *args: Any, living: int, ended: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.idle = [f"1{i}" for i in range(living)] + [f"0{i}" for i in range(ended)]
+        self.queue: list[Message] = []
+        self.busy: list[tuple[str, Message]] = []
+        self.wasted = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        batch = list(messages)
+        names = list(super().push_messages(batch))
+        self.queue += batch
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        wanted = set(message_ids)
+        finished, self.busy = self.busy, []
+        errors: list[Message] = []
+        while self.queue and self.idle:
+            gone: list[str] = []
+            while self.queue and self.idle:  # side by side
+                process, message = self.idle.pop(), self.queue.pop(0)
+                if process.startswith("1"):
+                    self.busy.append((process, message))
+                    continue
+                text = f"<class 'ray.exceptions.ActorDiedError'>:<'...\n\tactor_id: {process}\n"
+                errors.append(Message(Error(code=0, reason=text), reply_to=message))
+                gone.append(process)
+            self.wasted += len(gone)
+            self.idle += gone
+        self.idle += [process for process, _ in finished]
+        done = [message.metadata.message_id for _, message in finished]
+        assert wanted >= set(done)
+        return [*errors[::-1], *super().pull_messages(done)]  # in no order that means anything
+
+
+class TestRoom:
+    def test_a_grid_may_go_through_the_messages_twice(self) -> None:
+        """As that of a deployment does: it names them all before it sends any."""
+
+        class Careful(LoopbackGrid):
+            def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+                assert len(list(messages)) == len(list(messages)) > 0
+                return super().push_messages(messages)
+
+        windowed = WindowedGrid(Careful(echo(), num_nodes=5), window=2)
+        assert senders(windowed.send_and_receive(ask(range(1, 6)), timeout=60)) == [1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize("window", [1, 7, 200, 1000])
+    def test_messages_are_built_when_there_is_room(self, window: int) -> None:
+        grid = LoopbackGrid(echo(), num_nodes=200)
+        windowed = WindowedGrid(grid, window=window)
+        built, answered, most = 0, 0, 0
+
+        def build() -> Iterator[Message]:
+            nonlocal built, most
+            for message in ask(range(1, 201)):
+                built += 1
+                most = max(most, built - answered)
+                yield message
+
+        for _ in windowed.send_and_receive(build(), timeout=60):
+            answered += 1
+        assert answered == 200
+        assert most == grid.most_under_way == min(window, 200)
+
+    def test_nothing_is_sent_before_a_reply_is_asked_for(self) -> None:
+        grid = LoopbackGrid(echo(), num_nodes=3)
+        replies = WindowedGrid(grid).send_and_receive(ask([1, 2, 3]), timeout=60)
+        assert grid.requests == []
+        assert senders(replies) == [1, 2, 3]
+
+    @pytest.mark.parametrize("window", [0, -1, True, 2.0])
+    def test_a_window_of_nothing(self, window: Any) -> None:
+        with pytest.raises(ConfigError, match="window must be a whole number >= 1"):
+            WindowedGrid(LoopbackGrid(echo()), window=window)
+
+    def test_a_strategy_asks_two_hundred_single_users_through_it(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        class Narrow(Probe):
+            messages_under_way = 16
+
+        histograms = []
+        for nodes in (1, 200):
+            strategy = Narrow(
+                config(
+                    noise_multiplier=0.0,
+                    num_rounds=2,
+                    num_nodes=nodes,
+                    run_dir=str(tmp_path / str(nodes)),
+                )
+            )
+            grid = federation(make_users(200), num_nodes=nodes)
+            strategy.start(grid)
+            assert grid.most_under_way == min(16, nodes)
+            assert len(grid.requests) == 3 * nodes
+            assert [line["answers"] for line in lines(strategy.run.metrics_file)] == [nodes] * 2
+            histograms.append([release.values for release in strategy.released])
+        assert np.array_equal(*histograms)
+        assert histograms[0][0].sum() == 600
+
+
+class TestSilence:
+    def test_silent_nodes_cost_only_their_own_answers(self) -> None:
+        grid = Slow(echo(), num_nodes=40, silent=range(1, 9))
+        started = time.monotonic()
+        replies = senders(
+            WindowedGrid(grid, window=4).send_and_receive(ask(range(1, 41)), timeout=1.6)
+        )
+        # Two windows of silent nodes, each of which holds the others up for a tenth of a second.
+        assert replies == list(range(9, 41))
+        assert time.monotonic() - started >= 1.6
+
+    def test_what_had_come_by_the_end_is_handed_out(self) -> None:
+        grid = LoopbackGrid(echo(), num_nodes=3)
+        replies = WindowedGrid(grid).send_and_receive(ask([1, 2, 3]), timeout=0.05)
+        assert next(replies).metadata.src_node_id == 1
+        time.sleep(0.1)
+        assert senders(replies) == [2, 3]
+
+    def test_nobody_is_asked_after_the_end(self) -> None:
+        grid = LoopbackGrid(echo(), num_nodes=3)
+        replies = WindowedGrid(grid, window=1).send_and_receive(ask([1, 2, 3]), timeout=0.05)
+        next(replies)
+        time.sleep(0.1)
+        assert senders(replies) == []
+        assert len(grid.requests) == 1
+
+    def test_a_late_reply_is_no_answer_to_the_next_question(self) -> None:
+        grid = Slow(echo(), num_nodes=3, silent=[2])
+        windowed = WindowedGrid(grid)
+        assert senders(windowed.send_and_receive(ask([1, 2, 3]), timeout=0.2)) == [1, 3]
+        assert windowed.take_late() == 0
+        grid.silent.clear()
+        replies = list(windowed.send_and_receive(ask([1, 2, 3]), timeout=60))
+        assert sorted(senders(replies)) == [1, 2, 3]
+        assert {reply.metadata.reply_to_message_id for reply in replies} == {
+            message.metadata.message_id for message in grid.requests[3:]
+        }
+        assert windowed.take_late() == 1
+        assert windowed.take_late() == 0
+
+    def test_a_reply_that_nobody_asked_for_is_not_handed_out(self) -> None:
+        class Careless(Slow):
+            def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+                return super().pull_messages(list(self._arrived))  # whatever is there
+
+        grid = Careless(echo(), num_nodes=3, silent=[2])
+        windowed = WindowedGrid(grid, window=1)
+        assert senders(windowed.send_and_receive(ask([1, 2]), timeout=0.1)) == [1]
+        replies = windowed.send_and_receive(ask([3, 1]), timeout=60)
+        assert senders([next(replies)]) == [3]
+        grid.silent.clear()
+        assert senders(replies) == [1]
+        assert windowed.take_late() == 1
+
+    def test_late_answers_are_counted_in_the_round_they_come_in(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = Probe(config(num_rounds=3, noise_multiplier=0.0))
+        kept: list[Message] = []
+
+        def tamper(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == wire.PREPARE or reply.metadata.src_node_id != 1:
+                return [reply]
+            if not kept:
+                kept.append(reply)
+                return []
+            return [reply, kept[0]] if len(strategy.released) == 1 else [reply]
+
+        strategy.start(federation(tamper=tamper))
+        assert [release.num_users for release in strategy.released] == [6, 12, 12]
+        first, second, third = lines(strategy.run.metrics_file)
+        assert (first["answers"], first["missing"]) == (1, 1)
+        assert (second["answers"], second["missing"], second["rejected: late reply"]) == (2, 0, 1)
+        assert "rejected: late reply" not in {*first, *third}
+        assert np.array_equal(strategy.released[1].values, strategy.released[2].values)
+        assert strategy.released[0].values.sum() == 18
+
+    def test_who_was_late_stays_secret_where_cohorts_are(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        kept: list[Message] = []
+        late: list[int] = []
+
+        class Counting(Probe):
+            @property
+            def query(self) -> Any:
+                late.append(self._grid._late if self._grid else 0)
+                return super().query
+
+        def tamper(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == wire.PREPARE:
+                return [reply]
+            replies = [*kept, reply] if len(kept) == 1 else [reply]
+            kept.append(reply)
+            return replies if len(kept) > 1 else []
+
+        strategy = Counting(
+            config(
+                sampling="poisson",
+                sampling_rate=0.9,
+                noise_multiplier=1.0,
+                accountant="rdp",
+                num_rounds=2,
+            )
+        )
+        strategy.start(federation(silent_users(40), tamper=tamper))
+        assert len(kept) == 4
+        for line in lines(strategy.run.metrics_file):
+            assert not {"answers", "missing", "rejected: late reply"} & set(line)
+        assert len(releases(strategy.run.path)) == 2
+
+
+class TestEndedProcesses:
+    def test_messages_that_met_an_ended_process_are_sent_again(self) -> None:
+        grid = Pool(echo(), num_nodes=30, living=1, ended=1)
+        windowed = WindowedGrid(grid, window=8)
+        replies = list(windowed.send_and_receive(ask(range(1, 31)), timeout=60))
+        # The first message that met the process may have ended it: it is not tried on another.
+        lost = [reply for reply in replies if reply.has_error()]
+        assert len(lost) == 1
+        assert len([m for m in grid.requests if m.metadata.dst_node_id == senders(lost)[0]]) == 1
+        assert senders(lost) == [1]
+        assert sorted(senders(replies)) == list(range(1, 31))
+        assert windowed.take_late() == 0
+        # Known from now on: nothing is lost.
+        grid.wasted = 0
+        replies = list(windowed.send_and_receive(ask(range(1, 31)), timeout=60))
+        assert not any(reply.has_error() for reply in replies)
+        assert sorted(senders(replies)) == list(range(1, 31))
+        assert grid.wasted > 0
+
+    def test_errors_that_come_after_the_last_answer(self) -> None:
+        class Hesitant(Pool):
+            """Notices only at the next look that a process has ended."""
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                self.unnoticed: list[Message] = []
+                self.hesitates = False
+
+            def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+                replies = list(super().pull_messages(message_ids))
+                if not self.hesitates:
+                    return replies
+                if self.unnoticed:
+                    self.hesitates = False
+                    self.idle.sort(reverse=True)  # it is given back after the living one
+                    return [*self.unnoticed, *replies]
+                self.unnoticed = [reply for reply in replies if reply.has_error()]
+                return [reply for reply in replies if not reply.has_error()]
+
+        grid = Hesitant(echo(), num_nodes=30, living=1, ended=1)
+        windowed = WindowedGrid(grid)
+        assert sorted(senders(windowed.send_and_receive(ask(range(1, 31))))) == list(range(1, 31))
+        grid.hesitates = True
+        # One answer comes first; then nothing but errors, and no answer to wait for.
+        replies = list(windowed.send_and_receive(ask(range(1, 7)), timeout=60))
+        assert not any(reply.has_error() for reply in replies)
+        assert sorted(senders(replies)) == list(range(1, 7))
+
+    @pytest.mark.parametrize("ended", [1, 3])
+    def test_no_process_is_left(self, ended: int) -> None:
+        grid = Pool(echo(), num_nodes=10, living=0, ended=ended)
+        replies = list(WindowedGrid(grid).send_and_receive(ask(range(1, 11)), timeout=60))
+        assert sorted(senders(replies)) == list(range(1, 11))
+        assert all(reply.has_error() for reply in replies)
+
+    def test_other_errors_are_handed_out(self) -> None:
+        failed: list[int] = []
+
+        def tamper(request: Message, reply: Message) -> list[Message]:
+            failed.append(reply.metadata.src_node_id)
+            return [Message(Error(code=2, reason="actor_id: 01"), reply_to=request)]
+
+        grid = LoopbackGrid(echo(), num_nodes=5, tamper=tamper)
+        replies = list(WindowedGrid(grid).send_and_receive(ask(range(1, 6)), timeout=60))
+        assert [reply.error.code for reply in replies] == [2] * 5
+        assert failed == [1, 2, 3, 4, 5]

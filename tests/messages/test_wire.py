@@ -1,0 +1,230 @@
+"""What travels: it arrives as it was sent, and nothing else is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from flower_privsyn.messages import wire
+from flower_privsyn.node import Plan
+from flower_privsyn.privacy import (
+    BandedToeplitz,
+    Correlation,
+    CyclicSampling,
+    FixedSizeSampling,
+    FullParticipation,
+    GaussianMechanism,
+    NeighboringRelation,
+    Participation,
+    PoissonSampling,
+)
+from flower_privsyn.queries import NearestNeighborHistogram
+
+DATA = wire.DataRequest(
+    embedding_model="all-MiniLM-L6-v2",
+    embedding_precision="float32",
+    max_tokens=64,
+    max_samples=8,
+    newer_than="",
+    held_out_fraction=0.1,
+    seed=3,
+)
+TURNS = CyclicSampling(groups=2, rounds=6, salt="0" * 32)
+
+
+def message(content: RecordDict, kind: str = "query.nearest_neighbor_histogram") -> Message:
+    return Message(content, dst_node_id=7, message_type=kind)
+
+
+def ask(**changes: Any) -> wire.Ask:
+    values: dict[str, Any] = {
+        "round_number": 4,
+        "query": NearestNeighborHistogram(max_samples=5, clip="l2"),
+        "broadcast": {"candidates": np.eye(3, dtype=np.float32)},
+        "data": DATA,
+        "sampling": PoissonSampling(rate=0.25, population=40),
+        "sampling_key": b"k" * 32,
+        "mechanism": GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0),
+        "num_rounds": 6,
+        **changes,
+    }
+    return wire.Ask(**values)
+
+
+class TestRequests:
+    def test_a_question_arrives_as_it_was_sent(self) -> None:
+        sent = ask(
+            noise="shares",
+            mechanism=GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0),
+            shares_required=9,
+            sampling=FullParticipation(population=40),
+            broadcast={
+                "candidates": np.arange(6, dtype=np.float32).reshape(2, 3),
+                "seed": np.array([7], dtype=np.int64),
+            },
+        )
+        record = wire.broadcast_record(sent.broadcast, precision="float16")
+        got = wire.unpack_ask(message(wire.pack_ask(sent, record)), NearestNeighborHistogram)
+        for name, array in sent.broadcast.items():
+            assert np.array_equal(got.broadcast[name], array)
+            assert got.broadcast[name].dtype == array.dtype
+        assert (got.query, got.data, got.sampling, got.mechanism, got.shares_required) == (
+            sent.query, sent.data, sent.sampling, sent.mechanism, 9,
+        )  # fmt: skip
+
+    def test_preparation_arrives(self) -> None:
+        assert wire.unpack_prepare(message(wire.pack_prepare(DATA), wire.PREPARE)) == (
+            DATA, Plan(),
+        )  # fmt: skip
+        plan = Plan(
+            queries=("kernel_mean",),
+            num_rounds=7,
+            clip_norm=1.5,
+            releases=4,
+            noise_multiplier=0.7,
+            relation=NeighboringRelation.REPLACE_ONE,
+            sampling=PoissonSampling(rate=0.25, population=40),
+            stream="ab" * 16,
+        )
+        told = wire.pack_prepare(DATA, plan=plan)
+        assert wire.unpack_prepare(message(told, wire.PREPARE)) == (DATA, plan)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [("releases", 8), ("noise-multiplier", "-1.0"), ("clip-norm", float("inf")),
+         ("relation", "friends"), ("queries", "kernel_mean")],
+    )  # fmt: skip
+    def test_an_absurd_plan_is_refused(self, key: str, value: object) -> None:
+        content = wire.pack_prepare(DATA, plan=Plan(num_rounds=7))
+        content.config_records["privsyn.request"][key] = value  # type: ignore[assignment]
+        with pytest.raises(wire.WireError):
+            wire.unpack_prepare(message(content, wire.PREPARE))
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"mechanism": GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=0.5)},
+            {"data": replace(DATA, max_nodes_per_user=3)},
+            {"data": replace(DATA, max_nodes_per_user=0)},
+            {"num_rounds": 3},
+            {"noise": "shares"},
+            {"shares_required": 3},
+            {"sampling": FixedSizeSampling(3, population=40)},
+            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 4},
+            {"sampling": TURNS},
+            {"sampling": TURNS.of_round(3)},
+            {"data": replace(DATA, embedding_model="")},
+        ],
+    )
+    def test_a_claim_that_cannot_be_true_is_refused(self, changes: dict[str, Any]) -> None:
+        """Else a node's own account would be charged for less than it answers."""
+        sent = ask(**changes)
+        content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
+        with pytest.raises(wire.WireError):
+            wire.unpack_ask(message(content), NearestNeighborHistogram)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3},
+            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 0},
+            {"sampling": TURNS.of_round(4)},
+        ],
+    )
+    def test_a_claim_that_can_be_true_arrives(self, changes: dict[str, Any]) -> None:
+        sent = ask(**changes)
+        content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
+        got = wire.unpack_ask(message(content), NearestNeighborHistogram)
+        assert (got.sampling, got.sample_count) == (sent.sampling, sent.sample_count)
+
+    def test_correlated_rounds_arrive_with_their_pattern(self) -> None:
+        rounds = Participation(rounds=6)
+        correlation = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)), rounds)
+        sent = ask(correlation=correlation, sampling=FullParticipation(population=40))
+        record = wire.broadcast_record(sent.broadcast, precision="float32")
+        got = wire.unpack_ask(message(wire.pack_ask(sent, record)), NearestNeighborHistogram)
+        assert got.correlation == correlation
+        turns = CyclicSampling(groups=2, rounds=6, salt="0" * 32).of_round(4)
+        other = wire.pack_ask(ask(correlation=correlation, sampling=turns), record)
+        with pytest.raises(wire.WireError, match="accounted"):
+            wire.unpack_ask(message(other), NearestNeighborHistogram)
+
+    def test_a_digest_changes_with_everything_that_is_asked(self) -> None:
+        record = wire.broadcast_record(ask().broadcast, precision="float32")
+        asked = [
+            ask(), ask(round_number=5), ask(sampling_key=b"j" * 32),
+            ask(sampling=FullParticipation()),
+            ask(query=NearestNeighborHistogram(max_samples=4, clip="l2")),
+        ]  # fmt: skip
+        digests = [wire.request_digest(message(wire.pack_ask(each, record))) for each in asked]
+        other = wire.broadcast_record(
+            {"candidates": np.eye(3, dtype=np.float32)[::-1]}, precision="float32"
+        )
+        digests.append(wire.request_digest(message(wire.pack_ask(ask(), other))))
+        assert len(set(digests)) == 6
+        assert wire.request_digest(message(wire.pack_ask(ask(), record))) == digests[0]
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("protocol", 1),
+            ("query", "similarity"),
+            ("noise", "none"),
+            ("sampling", "{}"),
+            ("mechanism", '{"mechanism": "laplace"}'),
+            ("max-tokens", "many"),
+        ],
+    )
+    def test_a_changed_request_is_refused(self, key: str, value: object) -> None:
+        sent = ask()
+        content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
+        content.config_records["privsyn.request"][key] = value  # type: ignore[assignment]
+        with pytest.raises(wire.WireError):
+            wire.unpack_ask(message(content), NearestNeighborHistogram)
+
+    def test_a_request_without_its_parts_is_refused(self) -> None:
+        with pytest.raises(wire.WireError, match=r"lacks privsyn\.request"):
+            wire.unpack_prepare(message(RecordDict(), wire.PREPARE))
+
+
+class TestReplies:
+    def roster(self, **changes: Any) -> RecordDict:
+        values = {"num_users": 3, "embedder": "ab" * 32, "dimension": 384, **changes}
+        return RecordDict({"privsyn.roster": ConfigRecord(values)})
+
+    def test_a_roster_arrives(self) -> None:
+        roster = wire.Roster(num_users=3, embedder="ab" * 32, dimension=384)
+        assert wire.unpack_roster(message(wire.pack_roster(roster))) == roster
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"num_users": -1},
+            {"num_users": 2**50},
+            {"dimension": 0},
+            {"embedder": "dear diary, today"},
+            {"num_users": 2.0},
+            {"loss": 0.3},
+        ],
+    )
+    def test_an_absurd_roster_is_refused(self, changes: dict[str, Any]) -> None:
+        with pytest.raises(wire.WireError):
+            wire.unpack_roster(message(self.roster(**changes)))
+
+    def test_what_is_not_agreed_is_found(self) -> None:
+        content = self.roster(words=5)
+        content["train_metrics"] = MetricRecord({"loss": 0.1})
+        found = wire.unexpected_records(message(content))
+        assert found == ["privsyn.roster.words", "train_metrics"]
+        leak = Message(Error(code=1000, reason="a diary"), reply_to=message(RecordDict()))
+        assert wire.unexpected_records(leak) == ["error text"]
+
+    def test_every_code_has_its_sentence(self) -> None:
+        assert set(wire.CLIENT_ERROR_TEXT) == set(wire.ClientErrorCode)
+        for code in wire.ClientErrorCode:
+            reply = wire.error_reply(code, message(RecordDict()))
+            assert wire.unexpected_records(reply) == []

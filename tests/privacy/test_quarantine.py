@@ -1,0 +1,69 @@
+"""salvage: what fails is found, the rest is kept, and what is no record's fault is raised."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from flower_privsyn.privacy import quarantine
+
+
+class Panic(BaseException):
+    """As a tokenizer written in Rust raises it: no Exception."""
+
+
+def doubled(items: Sequence[int]) -> list[int]:
+    if any(item < 0 for item in items):
+        raise Panic
+    return [2 * item for item in items]
+
+
+@pytest.mark.parametrize("bad", [set(), {0}, {6}, {2, 3}, set(range(7))])
+def test_every_item_that_fails_and_no_other(bad: set[int]) -> None:
+    items = [-1 if place in bad else place for place in range(7)]
+    wanted = [None if place in bad else 2 * place for place in range(7)]
+    assert quarantine.salvage(items, doubled, probe=1) == wanted
+
+
+def test_one_call_where_nothing_fails() -> None:
+    calls: list[int] = []
+
+    def compute(items: Sequence[int]) -> Sequence[int]:
+        calls.append(len(items))
+        return items
+
+    assert quarantine.salvage(range(1000), compute, probe=0) == list(range(1000))
+    assert quarantine.salvage([], compute, probe=0) == []
+    assert calls == [1000, 0]
+
+
+def test_a_fault_that_is_no_records_is_raised() -> None:
+    def broken(items: Sequence[int]) -> list[int]:
+        raise OSError("no such file")
+
+    with pytest.raises(OSError, match="no such file"):
+        quarantine.salvage([1, 2], broken, probe=0)
+    with pytest.raises(ValueError, match="1 items gave 0 results"):
+        quarantine.salvage([1, 2], lambda items: [], probe=0)
+
+
+def test_the_end_of_the_process_is_no_records_fault() -> None:
+    def ended(items: Sequence[int]) -> list[int]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quarantine.salvage([1, 2], ended, probe=0)
+
+
+def test_counts(caplog: pytest.LogCaptureFixture) -> None:
+    with quarantine.counting() as tally:
+        assert not tally
+        quarantine.note(["a", "b"], records=3)
+        quarantine.note(["a"], records=1)
+    assert (tally.records, tally.users) == (4, {"a", "b"})
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        quarantine.note(["secret name"], records=1)
+    assert caplog.messages == ["1 records of 1 users are left out as unusable"]

@@ -1,0 +1,367 @@
+"""What a resumed run may do otherwise; what comes after the last release is tried first."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.cli import inspect_run
+from flower_privsyn.errors import (
+    ConfigError,
+    GenerationError,
+    ModelError,
+    PrivsynError,
+    RunDirectoryError,
+)
+from flower_privsyn.generation import OpenAIGenerator
+from flower_privsyn.strategies import KernelSketch, KernelSketchConfig, POPri, POPriConfig
+from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
+from flower_privsyn.testing import EchoGenerator, HashEmbedder
+from tests.conftest import is_rehearsal, make_users
+from tests.generation.test_openai_backend import Server
+from tests.private_path.test_engine import Killed, Probe, config
+from tests.private_path.test_spending import rounds_asked, silent
+from tests.strategies import test_kernel_sketch, test_popri
+from tests.strategies.test_private_evolution import lines, releases
+from tests.training.models import llama, offline, one_thread
+
+__all__ = ["config", "llama", "offline", "one_thread"]
+
+Builder = Callable[..., Any]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    started = Server()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def nowhere() -> str:
+    """The address of a server that is not there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+
+
+def remote(address: str, model: str = "tiny") -> OpenAIGenerator:
+    return OpenAIGenerator(address, model, max_retries=0, backoff=0.0)
+
+
+@pytest.fixture
+def popri(tmp_path: Path, public_file: Path) -> Callable[..., POPri]:
+    def build(writer: Any = None, trainer: Any = test_popri.train_words, **changes: Any) -> POPri:
+        values: dict[str, Any] = {
+            "noise_multiplier": 0.0,
+            "num_rounds": 2,
+            "num_prompts": 3,
+            "responses_per_prompt": 3,
+            "rejected_rank": 2,
+            "public_text": str(public_file),
+            "synthetic_samples": 4,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            **changes,
+        }
+        return POPri(
+            POPriConfig(**values),
+            embedder=HashEmbedder(),
+            generator=writer or test_popri.WordGenerator(test_popri.WORDS),
+            trainer=trainer,
+        )
+
+    return build
+
+
+def untouched(strategy: Any, grid: Any) -> bool:
+    """Whether a run stopped before anybody was asked for anything."""
+    return rounds_asked(grid) == [] and not strategy.run.ledger_file.exists()
+
+
+class TestTriedBeforeTheFirstRound:
+    def test_a_server_that_is_down(
+        self, federation: Builder, settings: Builder, evolution: Builder, nowhere: str
+    ) -> None:
+        grid = federation()
+        strategy = evolution(settings(), generator=remote(nowhere))
+        with pytest.raises(GenerationError, match=f"server {nowhere} cannot be reached"):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+
+    @pytest.mark.parametrize("strategy", ["popri", "kernel-sketch"])
+    def test_a_server_that_is_down_for_the_other_methods(
+        self,
+        federation: Builder,
+        popri: Builder,
+        public_file: Path,
+        tmp_path: Path,
+        nowhere: str,
+        strategy: str,
+    ) -> None:
+        grid = federation()
+        built = popri(remote(nowhere))
+        if strategy == "kernel-sketch":
+            values = {"noise_multiplier": 0.0, "public_text": str(public_file), "num_features": 8}
+            ours = KernelSketchConfig(**values, run_dir=str(tmp_path / "run"), node_timeout=0.2)
+            built = test_kernel_sketch.sketching(ours, generator=remote(nowhere))
+        with pytest.raises(GenerationError, match="cannot be reached"):
+            built.start(grid)
+        assert untouched(built, grid)
+
+    def test_a_server_without_the_model(
+        self, federation: Builder, settings: Builder, evolution: Builder, server: Server
+    ) -> None:
+        grid = federation()
+        strategy = evolution(settings(), generator=remote(server.url, "large"))
+        with pytest.raises(GenerationError, match="The model `large` does not exist"):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+
+    def test_a_server_gets_a_request_as_the_run_will_send_them(
+        self, federation: Builder, popri: Builder, server: Server
+    ) -> None:
+        def refuse(path: str, body: dict[str, Any], number: int) -> Any:
+            too_many = body.get("n", 1) > 2 and body["max_tokens"] == 60
+            return (400, {"error": {"message": "n must be at most 2"}}) if too_many else None
+
+        server.misbehave = refuse
+        grid = federation()
+        strategy = popri(remote(server.url), max_new_tokens=60)
+        with pytest.raises(GenerationError, match="n must be at most 2"):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+
+    def test_a_server_that_loads_no_adapters(
+        self, federation: Builder, popri: Builder, server: Server, llama: Path
+    ) -> None:
+        server.misbehave = lambda path, body, number: (
+            (404, {"detail": "Not Found"}) if path.endswith("load_lora_adapter") else None
+        )
+        grid = federation()
+        strategy = popri(remote(server.url), trainer=None, training_model=str(llama))
+        with pytest.raises(GenerationError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+        assert not (strategy.run.path / ".rehearsal").exists()
+
+    def test_a_model_that_cannot_be_trained(
+        self, federation: Builder, popri: Builder, server: Server, llama: Path, tmp_path: Path
+    ) -> None:
+        broken = tmp_path / "model"
+        broken.mkdir()
+        for file in llama.iterdir():
+            content = file.read_bytes()
+            (broken / file.name).write_bytes(
+                content[:100] if file.suffix == ".safetensors" else content
+            )
+        grid = federation()
+        strategy = popri(remote(server.url), trainer=None, training_model=str(broken))
+        with pytest.raises(ModelError):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+
+    def test_a_prompt_without_room_for_the_examples(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "prompt.json"
+        texts = {"name": "mine", "heading": "Read:", "marker": "Text {number}:"}
+        file.write_text(json.dumps({**texts, "num_samples": 3}))
+        grid = federation()
+        strategy = evolution(settings(prompt=str(file)))
+        with pytest.raises(GenerationError, match="num_examples"):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+
+    def test_more_new_tokens_than_the_model_has_room_for(
+        self, federation: Builder, settings: Builder, evolution: Builder, llama: Path
+    ) -> None:
+        from flower_privsyn.generation import TransformersGenerator
+
+        grid = federation()
+        strategy = evolution(
+            settings(max_new_tokens=100_000), generator=TransformersGenerator(llama)
+        )
+        with pytest.raises(GenerationError, match="max_new_tokens must be below"):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+
+    def test_nothing_is_tried_that_the_run_does_not_use(
+        self, federation: Builder, settings: Builder, evolution: Builder, nowhere: str
+    ) -> None:
+        strategy = evolution(settings(output="survivors"), generator=remote(nowhere))
+        strategy.start(federation())
+        assert strategy.run.status == "finished"
+
+
+class Failing(EchoGenerator):
+    """Breaks down when the first text is wanted."""
+
+    def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+        if is_rehearsal(prompts, kwargs["sampling"]):
+            return super().generate(prompts, **kwargs)
+        raise GenerationError("the server has gone")
+
+
+class TestChanges:
+    def test_what_comes_after_the_last_release_may_change_and_is_recorded(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        first = evolution(settings(generator="http://a:1/v1#one"), generator=Failing())
+        with pytest.raises(GenerationError, match="has gone"):
+            first.start(federation())
+        ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+        new = {"generator": "privsyn-lm", "temperature": 0.7, "expand_samples": 5}
+        again = evolution(settings(**new, resume=True))
+        again.start(federation())
+        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
+        assert len(lines(again.run.synthetic_jsonl)) == 5
+        changes = {
+            "expand-samples": {"from": 12, "to": 5},
+            "generator": {"from": "http://a:1/v1#one", "to": "privsyn-lm"},
+            "temperature": {"from": 1.0, "to": 0.7},
+        }
+        history = [{"after_round": 3, "texts_before": 0, "settings": changes}]
+        assert again.run.document["changes"] == inspect_run(again.run.path)["changes"] == history
+        assert again.run.config["generator"] == "privsyn-lm"
+
+    def test_what_a_release_to_come_depends_on_may_not(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        def die(request: Any, reply: Any) -> Any:
+            if request.content["privsyn.request"].get("round") == 2:
+                raise Killed
+            return [reply]
+
+        with pytest.raises(Killed):
+            evolution(settings()).start(federation(tamper=die))
+        for change, said in (
+            ({"temperature": 0.7}, "temperature = 0.7 differs from the 1.0"),
+            ({"epsilon": 9.0}, "epsilon = 9.0 differs from the 8.0"),
+            ({"lookahead": 0}, "lookahead = 0 differs from the 1"),
+        ):
+            with pytest.raises(ConfigError, match=f"{said} the run in .* was started with"):
+                evolution(settings(**change, resume=True)).start(federation())
+        # The generator of private evolution writes after the last release, whenever it is changed.
+        again = evolution(settings(generator="another", node_timeout=0.3, resume=True))
+        again.start(federation())
+        assert again.run.document["changes"] == [
+            {
+                "after_round": 1,
+                "texts_before": 0,
+                "settings": {
+                    "generator": {"from": "privsyn-lm", "to": "another"},
+                    "node-timeout": {"from": 0.2, "to": 0.3},
+                },
+            }
+        ]
+
+    def test_what_was_paid_for_stays_when_all_is_released(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        with pytest.raises(GenerationError):
+            evolution(settings(), generator=Failing()).start(federation())
+        for change in ({"threshold": 2.0}, {"num_rounds": 4}, {"seed": 1}, {"delta": 1e-5}):
+            with pytest.raises(ConfigError, match="a resumed run keeps its settings"):
+                evolution(settings(**change, resume=True)).start(federation())
+
+    def test_rounds_that_are_asked_again_are_releases_to_come(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        with pytest.raises(PrivsynError, match="rounds 2 and 3 were lost"):
+            evolution(settings()).start(federation(tamper=silent(2, 3)))
+        with pytest.raises(ConfigError, match=r"temperature = 0\.7 differs"):
+            evolution(settings(temperature=0.7, resume=True)).start(federation())
+
+    def test_a_generator_that_writes_candidates_moves_but_stays_the_same(
+        self, federation: Builder, popri: Builder
+    ) -> None:
+        here = {"generator": "http://a:1/v1#one", "training_model": "privsyn-lm"}
+        with pytest.raises(PrivsynError, match="rounds 1 and 2 were lost"):
+            popri(**here).start(federation(tamper=silent()))
+        for other in ("http://a:1/v1#two", "http://a:1/v1", "privsyn-lm"):
+            with pytest.raises(ConfigError, match="generator = .* differs"):
+                popri(**{**here, "generator": other}, resume=True).start(federation())
+        moved = popri(**{**here, "generator": "http://b:2/v1#one"}, resume=True)
+        moved.start(federation())
+        assert moved.run.status == "finished"
+
+    def test_the_refinement_of_a_sketch_is_free_until_it_has_begun(
+        self,
+        federation: Builder,
+        public_file: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def sketch(**changes: Any) -> Any:
+            values = {
+                "noise_multiplier": 0.0,
+                "public_text": str(public_file),
+                "num_features": 8,
+                "num_prompts": 3,
+                "responses_per_prompt": 3,
+                "rejected_rank": 2,
+                "refinement_rounds": 2,
+                "synthetic_samples": 4,
+                "run_dir": str(tmp_path / "run"),
+                "node_timeout": 0.2,
+            }
+            return KernelSketchConfig(**{**values, **changes})
+
+        def die(*args: Any, **kwargs: Any) -> None:
+            raise Killed
+
+        def start(**changes: Any) -> Any:
+            strategy = test_kernel_sketch.sketching(sketch(**changes))
+            strategy.start(federation())
+            return strategy
+
+        monkeypatch.setattr(KernelSketch, "finish", die)
+        with pytest.raises(Killed):
+            start()
+        monkeypatch.undo()
+        with pytest.raises(ConfigError, match="num-features = 16 differs"):
+            start(num_features=16, resume=True)
+        monkeypatch.setattr(PreferenceRounds, "corpus", die)
+        with pytest.raises(Killed):
+            start(refinement_rounds=1, resume=True)
+        monkeypatch.undo()
+        with pytest.raises(ConfigError, match="refinement-rounds = 2 differs from the 1"):
+            start(resume=True)
+        last = start(refinement_rounds=1, synthetic_samples=2, resume=True)
+        assert len(lines(last.run.synthetic_jsonl)) == 2
+
+    def test_few_users_do_not_matter_once_all_is_released(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        few = {"accept_noise": False, "noise_multiplier": 1.0}
+        with pytest.raises(GenerationError):
+            evolution(settings(**few), generator=Failing()).start(federation())
+        again = evolution(settings(**few, resume=True))
+        again.start(federation(make_users(2)))
+        assert again.run.status == "finished"
+        assert len(releases(again.run.path)) == 3
+
+
+class TestResumeOfNothing:
+    def test_a_folder_without_a_run_is_not_resumed_into_a_new_one(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        for folder in (tmp_path / "missing", tmp_path):
+            with pytest.raises(RunDirectoryError, match="is no run directory|holds no config"):
+                Probe(config(resume=True, run_dir=str(folder))).start(federation())
+        assert not (tmp_path / "missing").exists()
+
+    def test_a_folder_with_a_run_is_not_started_anew(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        Probe(config(num_rounds=1)).start(federation())
+        before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+        with pytest.raises(RunDirectoryError, match="already holds a run; resume it with"):
+            Probe(config(num_rounds=1)).start(federation())
+        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before

@@ -1,0 +1,834 @@
+"""The private path: noise, ledger, misbehaving nodes, interruptions, and what leaves a client."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.data import Users
+from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import InsecureRandom, PrivacyLedger
+from flower_privsyn.privacy.grid import to_grid
+from flower_privsyn.private_path import attendance
+from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
+from flower_privsyn.strategies import PrivateSumConfig, PrivateSumStrategy, ReleasedSum
+from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
+from tests.conftest import make_users
+from tests.strategies.test_private_evolution import lines, releases
+
+Builder = Callable[..., Any]
+
+
+class Probe(PrivateSumStrategy):
+    """Asks the same votes in every round and keeps what is released."""
+
+    def __init__(self, config: PrivateSumConfig, *, candidates: int = 20, **parts: Any) -> None:
+        super().__init__(config, **parts)
+        generator = np.random.default_rng(0)
+        self.candidates = generator.standard_normal((candidates, 32)).astype(np.float32)
+        self.released: list[ReleasedSum] = []
+        self.before_update: Callable[[], None] = lambda: None
+
+    @property
+    def query(self) -> NearestNeighborHistogram:
+        return NearestNeighborHistogram(max_samples=self._settings.max_samples)
+
+    def check(self) -> None:
+        pass
+
+    def embedder_identity(self) -> tuple[str, int]:
+        embedder = HashEmbedder()
+        return embedder.fingerprint, embedder.dimension
+
+    def first_broadcast(self) -> Broadcast:
+        return {"candidates": self.candidates}
+
+    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
+        self.before_update()
+        self.released.append(release)
+        return None if last else {"candidates": self.candidates}
+
+    def restore(self, round_number: int) -> Broadcast:
+        return {"candidates": self.candidates}
+
+    def keep(self, round_number: int) -> None:
+        pass
+
+    def finish(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., PrivateSumConfig]:
+    def build(**changes: Any) -> PrivateSumConfig:
+        values = {
+            "num_rounds": 3,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "accept_noise": True,
+            **changes,
+        }
+        if "epsilon" not in values and "noise_multiplier" not in values:
+            values["epsilon"] = 4.0
+        return PrivateSumConfig(**values)
+
+    return build
+
+
+def silent_users(count: int) -> Users:
+    return Users.from_rows((f"user-{i}", "") for i in range(count))
+
+
+class TestNoise:
+    def test_released_noise_has_the_stated_law(self, federation: Builder, config: Builder) -> None:
+        # A million draws through real messages, without any signal.
+        strategy = Probe(
+            config(noise_multiplier=2.31, num_rounds=20, max_samples=8), candidates=50_000
+        )
+        strategy.start(federation(silent_users(4)))
+        noise = np.stack([release.values for release in strategy.released])
+        std = 2.31 * 8
+        assert noise.shape == (20, 50_000)
+        assert {release.noise_std for release in strategy.released} == {std}
+        assert noise.std() == pytest.approx(std, rel=0.0028)  # four standard errors
+        assert abs(noise.mean()) < 4 * std / 1000
+        rounds = np.corrcoef(noise)[np.triu_indices(20, 1)]
+        assert np.abs(rounds).max() < 5 / math.sqrt(50_000)
+        neighbours = np.corrcoef(noise[:, :-1].ravel(), noise[:, 1:].ravel())[0, 1]
+        assert abs(neighbours) < 4 / 1000
+
+    def test_error_at_the_papers_noise_is_the_noise(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        users = make_users(60)
+        clean = Probe(
+            config(noise_multiplier=0.0, num_rounds=1, run_dir=str(tmp_path / "clean")),
+            candidates=20_000,
+        )
+        clean.start(federation(users))
+        noisy = Probe(
+            config(noise_multiplier=11.3, num_rounds=2, run_dir=str(tmp_path / "noisy")),
+            candidates=20_000,
+        )
+        noisy.start(federation(users))
+        errors = np.concatenate([r.values - clean.released[0].values for r in noisy.released])
+        assert clean.released[0].values.sum() == 180
+        assert errors.std() == pytest.approx(11.3 * 8, rel=0.01)
+
+    def test_two_runs_never_share_noise(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        drawn = []
+        for name in ("a", "b"):
+            strategy = Probe(
+                config(noise_multiplier=1.0, num_rounds=1, run_dir=str(tmp_path / name))
+            )
+            strategy.start(federation(silent_users(2)))
+            drawn.append(strategy.released[0].values)
+        assert not np.intersect1d(*drawn).size
+
+    def test_insecure_randomness_is_stamped(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config(), random=InsecureRandom(0))
+        strategy.start(federation())
+        line = releases(tmp_path / "run")[-1]
+        assert (line["private"], line["epsilon_release"]) == (False, None)
+
+    def test_shares_add_up_to_the_noise_and_more(self, tmp_path: Path, config: Builder) -> None:
+        users = silent_users(30)
+        app = create_client_app(
+            lambda context: users.deal(
+                partition_id=int(context.node_config["partition-id"]), num_partitions=3
+            ),
+            embedder=hash_embedder,
+            cache_directory=tmp_path / "cache",
+        )
+        strategy = Probe(
+            config(noise_multiplier=2.0, num_rounds=2, noise="shares", shares_required=20),
+            candidates=100_000,
+        )
+        strategy.start(LoopbackGrid(app, num_nodes=3))
+        values = np.concatenate([release.values for release in strategy.released])
+        expected = 2.0 * 8 * math.sqrt(30 / 20)
+        assert values.std() == pytest.approx(expected, rel=0.01)
+        assert strategy.released[0].noise_std == pytest.approx(expected)
+        line = releases(tmp_path / "run")[-1]
+        assert line["noise"] == "shares"
+        # The server sees each reply: a share alone hides little.
+        assert line["epsilon_known_cohorts"] > 5 * line["epsilon_release"]
+
+    def test_a_round_short_of_shares_is_charged_and_not_used(
+        self, tmp_path: Path, config: Builder
+    ) -> None:
+        users = silent_users(4)
+        app = create_client_app(
+            lambda context: users.deal(
+                partition_id=int(context.node_config["partition-id"]), num_partitions=2
+            ),
+            embedder=hash_embedder,
+            cache_directory=tmp_path / "cache",
+        )
+
+        def lose(request: Message, reply: Message) -> list[Message]:
+            first = reply.metadata.src_node_id == 1
+            return [] if first and request.metadata.message_type != wire.PREPARE else [reply]
+
+        strategy = Probe(
+            config(noise_multiplier=2.0, num_rounds=2, noise="shares", shares_required=3)
+        )
+        with pytest.raises(
+            FederationError, match=r"rounds 1 and 2 were lost: 2 users on 1 of 2 .* charged"
+        ):
+            strategy.start(LoopbackGrid(app, num_nodes=2, tamper=lose))
+        assert strategy.released == []
+        assert len(releases(tmp_path / "run")) == 2
+
+    @pytest.mark.parametrize("answering", [0, 1])
+    def test_rounds_short_of_shares_end_a_run_within_its_budget(
+        self, tmp_path: Path, config: Builder, answering: int
+    ) -> None:
+        """They cost what was planned, nothing where nobody answered, and never a dead end."""
+        users = silent_users(6)
+        app = create_client_app(
+            lambda context: users.deal(
+                partition_id=int(context.node_config["partition-id"]), num_partitions=2
+            ),
+            embedder=hash_embedder,
+            cache_directory=tmp_path / "cache",
+        )
+
+        def lose(request: Message, reply: Message) -> list[Message]:
+            heard = reply.metadata.src_node_id <= answering
+            return [reply] if heard or request.metadata.message_type == wire.PREPARE else []
+
+        strategy = Probe(
+            config(epsilon=2.0, num_rounds=3, noise="shares", shares_required=5, accept_noise=True)
+        )
+        with pytest.raises(FederationError, match=r"^rounds 1 and 2 were lost"):
+            strategy.start(LoopbackGrid(app, num_nodes=2, tamper=lose))
+        charged = releases(tmp_path / "run")
+        assert len(charged) == 2 * answering
+        assert all(line["private"] for line in charged)
+        if charged:
+            planned = strategy.noise_multiplier
+            assert [line["noise_multiplier"] for line in charged] == [planned, planned]
+            assert [line["num_users"] for line in charged] == [3, 3]
+            assert charged[-1]["epsilon_release"] < 2.0
+
+
+class TestTheGrid:
+    def test_sums_that_may_leave_the_exact_numbers_are_refused_before_anybody_is_asked(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config(noise_multiplier=1.0, max_samples=2**22))
+        with pytest.raises(
+            ConfigError, match=r"for 6 users lets the sum reach 2.*choose a smaller"
+        ):
+            strategy.start(federation(make_users(6)))
+        assert [line["event"] for line in lines(tmp_path / "run/ledger.jsonl")] == ["opened"]
+
+    def test_a_node_refuses_them_whatever_the_server_says(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("flower_privsyn.private_path.engine.LARGEST_SUM", math.inf)
+        strategy = Probe(config(noise_multiplier=1.0, max_samples=2**22, num_rounds=1))
+        with pytest.raises(FederationError, match="no round was released"):
+            strategy.start(federation(make_users(6)))
+        refused = f"error code {int(wire.ClientErrorCode.BAD_REQUEST)}"
+        assert sum(line.get(refused, 0) for line in lines(tmp_path / "run/metrics.jsonl")) == 2
+        assert strategy.released == []
+
+    def test_releases_are_multiples_of_the_grid_for_the_owner_alone(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config(noise_multiplier=1.0, num_rounds=1))
+        strategy.start(federation(make_users(6)))
+        path = tmp_path / "run/rounds/0001/release.npy"
+        assert path.stat().st_mode & 0o777 == 0o600
+        steps = to_grid("the release", np.load(path))
+        assert len(np.unique(steps & 1023)) > 10  # noise has all digits, and no more
+
+
+class TestLedgerComesFirst:
+    def test_line_is_on_disk_before_the_release_is_used(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config())
+        seen: list[int] = []
+        strategy.before_update = lambda: seen.append(len(releases(tmp_path / "run")))
+        strategy.start(federation())
+        assert seen == [1, 2, 3]
+
+    def test_round_is_announced_before_any_message(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        announced: list[int] = []
+
+        def watch(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type != wire.PREPARE:
+                events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
+                announced.append(events.count("started") - events.count("release"))
+            return [reply]
+
+        Probe(config()).start(federation(tamper=watch))
+        assert announced == [1] * 6
+
+    def test_only_one_function_sees_the_raw_sum(self) -> None:
+        source = inspect.getsource(inspect.getmodule(PrivateSumStrategy))  # type: ignore[arg-type]
+        tree = ast.parse(source)
+        readers = {
+            function.name
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Attribute)
+            and node.attr in {"total", "unpack_answer"}
+            and isinstance(node.ctx, ast.Load)
+        }
+        assert readers == {"_release"}
+        returned = [
+            node
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef) and function.name == "_release"
+            for node in ast.walk(function)
+            if isinstance(node, ast.Return | ast.Yield)
+            and node.value is not None
+            and any(isinstance(n, ast.Name) and n.id == "total" for n in ast.walk(node.value))
+        ]
+        assert returned == []
+
+    def test_the_path_cannot_be_replaced_by_a_method(self) -> None:
+        for name in ("_release", "configure_train", "aggregate_train", "start"):
+            with pytest.raises(TypeError, match=name):
+                type("Loose", (Probe,), {name: lambda self: None})
+
+
+class TestMisbehavingNodes:
+    def run(
+        self,
+        federation: Builder,
+        config: Builder,
+        change: Callable[[Message, Message], list[Message]],
+    ) -> tuple[Probe, dict[str, Any]]:
+        def tamper(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == wire.PREPARE or reply.metadata.src_node_id != 1:
+                return [reply]
+            return change(request, reply)
+
+        strategy = Probe(config(num_rounds=1))
+        strategy.start(federation(tamper=tamper))
+        return strategy, lines(strategy.run.metrics_file)[0]
+
+    def answer(
+        self, request: Message, total: Any, num_users: Any = 6, name: str = "total"
+    ) -> list[Message]:
+        arrays = ArrayRecord()
+        arrays[name] = Array(np.asarray(total))
+        content = RecordDict(
+            {"privsyn.answer": arrays, "privsyn.cohort": ConfigRecord({"num_users": num_users})}
+        )
+        return [Message(content, reply_to=request)]
+
+    @pytest.mark.parametrize(
+        ("total", "num_users", "reason"),
+        [
+            (np.full(20, np.nan), 6, "not finite"),
+            (np.full(20, np.inf), 6, "not finite"),
+            (np.zeros(19), 6, "wrong shape"),
+            (np.zeros((20, 1)), 6, "wrong shape"),
+            (np.zeros(20, np.int64), 6, "wrong type"),
+            (np.zeros(20), -1, "absurd head-count"),
+            (np.zeros(20), 10**9, "absurd head-count"),
+            (np.full(20, 1e6), 6, "outside the bound of its head-count"),
+            (np.full(20, 0.1), 6, "off the grid"),
+            (np.full(20, 2.0**-31), 6, "off the grid"),
+        ],
+    )
+    def test_bad_answers_are_counted_and_left_out(
+        self, federation: Builder, config: Builder, total: np.ndarray, num_users: int, reason: str
+    ) -> None:
+        strategy, metrics = self.run(
+            federation, config, lambda request, _: self.answer(request, total, num_users)
+        )
+        assert metrics[f"rejected: {reason}"] == 1
+        assert metrics["answers"] == 1
+        assert strategy.released[0].num_users == 6
+
+    def test_extra_records_are_refused(self, federation: Builder, config: Builder) -> None:
+        def chatty(request: Message, reply: Message) -> list[Message]:
+            reply.content["metrics"] = MetricRecord({"loss": 0.3})
+            return [reply]
+
+        _, metrics = self.run(federation, config, chatty)
+        assert metrics["rejected: unexpected records"] == 1
+
+    def test_errors_missing_and_second_replies_are_counted(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        _, lost = self.run(federation, config, lambda request, reply: [])
+        assert (lost["missing"], lost["answers"], lost["num_users"]) == (1, 1, 6)
+
+    def test_error_reply(
+        self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        secret = Error(code=1000, reason="secret diary of user-3")
+        _, metrics = self.run(
+            federation, config, lambda request, _: [Message(secret, reply_to=request)]
+        )
+        assert metrics["error code 1000"] == 1
+        assert "diary" not in json.dumps(metrics) + caplog.text
+
+    def test_flowers_own_word_about_a_lost_node(self, federation: Builder, config: Builder) -> None:
+        def lost(request: Message, reply: Message) -> list[Message]:
+            unavailable = Message(Error(code=5, reason="node unavailable"), reply_to=request)
+            unavailable.metadata.__dict__["_src_node_id"] = 999  # as the SuperLink's own replies
+            return [unavailable]
+
+        _, metrics = self.run(federation, config, lost)
+        assert metrics["error of Flower or another code"] == 1
+        assert (metrics["answers"], metrics["missing"], metrics["num_users"]) == (1, 0, 6)
+        assert "rejected: not asked" not in metrics
+
+    def test_a_reply_from_somebody_who_was_not_asked(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def stranger(request: Message, reply: Message) -> list[Message]:
+            reply.metadata.__dict__["_src_node_id"] = 999
+            return [reply]
+
+        _, metrics = self.run(federation, config, stranger)
+        assert metrics["rejected: not asked"] == 1
+        assert (metrics["answers"], metrics["missing"]) == (1, 1)
+
+    def test_second_reply(self, federation: Builder, config: Builder) -> None:
+        strategy, metrics = self.run(federation, config, lambda request, reply: [reply, reply])
+        assert metrics["rejected: second reply"] == 1
+        assert strategy.released[0].num_users == 12
+
+    def test_replies_to_the_preparation_are_checked_too(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def tamper(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type != wire.PREPARE:
+                return [reply]
+            roster = reply.content.config_records["privsyn.roster"]
+            node = reply.metadata.src_node_id
+            if node == 1:
+                return [reply, reply]
+            if node == 2:
+                roster["embedder"] = "another"
+            if node == 3:
+                roster["num_users"] = -4
+            return [] if node == 4 else [reply]
+
+        strategy = Probe(config(num_rounds=1, num_nodes=5, num_users=4))
+        strategy.start(federation(num_nodes=5, tamper=tamper))
+        # Twelve users on five nodes: nodes 1 and 5 have three and two of them.
+        assert strategy.released[0].num_users == 5
+
+    def test_too_few_users_discard_the_round_at_no_charge(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        def tamper(request: Message, reply: Message) -> list[Message]:
+            return [reply] if request.metadata.message_type == wire.PREPARE else []
+
+        strategy = Probe(config(min_users=5))
+        with pytest.raises(
+            FederationError, match="rounds 1 and 2 were lost: 0 users on 0 of 2 nodes"
+        ):
+            strategy.start(federation(tamper=tamper))
+        events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
+        assert events == ["opened", "started", "discarded", "started", "discarded"]
+        assert strategy.released == []
+
+
+def cohort_sizes(grid: LoopbackGrid, rounds: int) -> np.ndarray:
+    """Users per round as the replies state them: the run directory of a Poisson run does not."""
+    sizes = np.zeros(rounds, dtype=int)
+    asked = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
+    replies = [m for m in grid.replies if m.metadata.message_type != wire.PREPARE]
+    for request, reply in zip(asked, replies, strict=True):
+        number = int(request.content.config_records["privsyn.request"]["round"])  # type: ignore[arg-type]
+        sizes[number - 1] += reply.content.config_records["privsyn.cohort"]["num_users"]
+    return sizes
+
+
+class TestSampling:
+    def poisson(self, config: Builder, **changes: Any) -> Probe:
+        values = {"sampling": "poisson", "noise_multiplier": 1.0, "accountant": "rdp", **changes}
+        return Probe(config(**values))
+
+    def test_poisson_cohorts_follow_the_rate(self, federation: Builder, config: Builder) -> None:
+        strategy = self.poisson(config, sampling_rate=0.3, num_rounds=40)
+        grid = federation(silent_users(200), num_nodes=4)
+        strategy.start(grid)
+        sizes = cohort_sizes(grid, 40)
+        assert len(set(sizes)) > 5
+        assert abs(sizes.sum() - 0.3 * 200 * 40) < 4 * math.sqrt(200 * 40 * 0.21)
+
+    def test_equal_ids_on_many_nodes_flip_their_own_coins(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        # Forty silos that number their two users alike.
+        app = create_client_app(
+            lambda context: silent_users(2),
+            embedder=hash_embedder,
+            cache_directory=tmp_path / "cache",
+        )
+        grid = LoopbackGrid(app, num_nodes=40)
+        self.poisson(config, sampling_rate=0.5, num_rounds=30, num_nodes=40).start(grid)
+        sizes = cohort_sizes(grid, 30)
+        # Independent coins: variance 80 / 4 = 20; one coin for each id would give 800.
+        assert sizes.var() < 60
+        keys = [
+            bytes(m.content.config_records["privsyn.request"]["sampling-key"])  # type: ignore[arg-type]
+            for m in grid.requests
+            if m.metadata.message_type != wire.PREPARE
+        ]
+        assert len(set(keys)) == len(keys) == 40 * 30
+
+    def test_single_user_nodes_are_asked_when_drawn_or_in_the_roll_call(
+        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(attendance, "ROLL_CALL", 1)
+        strategy = self.poisson(config, sampling_rate=0.3, num_rounds=20, num_nodes=20)
+        grid = federation(silent_users(20), num_nodes=20)
+        strategy.start(grid)
+        asked = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
+        drawn = cohort_sizes(grid, 20).sum()
+        assert drawn < len(asked) <= drawn + 20
+        assert abs(drawn - 120) < 4 * math.sqrt(400 * 0.21)
+
+    def test_the_size_of_a_poisson_cohort_stays_out_of_the_run_directory(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = self.poisson(config, sampling_rate=0.5, num_rounds=4)
+        strategy.start(federation(silent_users(60)))
+        for line in releases(strategy.run.path):
+            assert line["num_users"] is None
+            assert line["expected_users"] == 30
+        for row in lines(strategy.run.metrics_file):
+            assert not {"num_users", "num_nodes", "answers", "missing"} & set(row)
+        assert {release.num_users for release in strategy.released} == {None}
+        state = strategy.run.round_state(1)
+        assert state is not None
+        assert state["num_users"] is None
+
+    def test_an_empty_poisson_cohort_still_releases_noise(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = self.poisson(config, sampling_rate=1e-9, num_rounds=1)
+        grid = federation(num_nodes=2)
+        strategy.start(grid)
+        assert cohort_sizes(grid, 1).sum() == 0
+        assert strategy.released[0].values.std() > 0
+
+    def test_fixed_size_draws_exactly_that_many(self, federation: Builder, config: Builder) -> None:
+        strategy = Probe(config(sampling="fixed-size", sample_size=7, num_rounds=10, num_nodes=5))
+        grid = federation(silent_users(23), num_nodes=5)
+        strategy.start(grid)
+        assert list(cohort_sizes(grid, 10)) == [7] * 10
+        assert {release.num_users for release in strategy.released} == {None}
+        line = releases(strategy.run.path)[-1]
+        assert line["sampling"] == {"method": "fixed-size", "sample_size": 7, "population": 23}
+
+    def test_a_node_cannot_answer_for_more_users_than_it_was_asked_for(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def everyone(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type != wire.PREPARE and reply.metadata.src_node_id == 1:
+                reply.content.config_records["privsyn.cohort"]["num_users"] = 12
+            return [reply]
+
+        # Twelve answers for a node that was asked for six of them are more than the ledger allows.
+        strategy = Probe(config(sampling="fixed-size", sample_size=6, num_rounds=1))
+        strategy.start(federation(silent_users(24), tamper=everyone))
+        assert len(strategy.released) == 1
+
+    def test_noise_follows_the_clip_norm_of_the_round(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        class Growing(Probe):
+            @property
+            def query(self) -> NearestNeighborHistogram:
+                return NearestNeighborHistogram(max_samples=2 + 6 * bool(self.released))
+
+        strategy = Growing(config(noise_multiplier=1.0, num_rounds=2), candidates=40_000)
+        strategy.start(federation(silent_users(3)))
+        assert strategy.released[0].values.std() == pytest.approx(2.0, rel=0.02)
+        assert strategy.released[1].values.std() == pytest.approx(8.0, rel=0.02)
+        norms = [line["l2_sensitivity"] for line in releases(tmp_path / "run")]
+        assert norms == [2.0, 8.0]
+
+    def test_more_drawn_than_there_are(self, federation: Builder, config: Builder) -> None:
+        with pytest.raises(ConfigError, match="sample-size = 13 is more than the 12 users"):
+            Probe(config(sampling="fixed-size", sample_size=13)).start(federation())
+
+    def test_more_shares_than_users(self, federation: Builder, config: Builder) -> None:
+        with pytest.raises(FederationError, match="shares-required = 13"):
+            Probe(config(noise="shares", shares_required=13)).start(federation())
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing may clean up after it."""
+
+
+class TestResume:
+    @pytest.fixture
+    def start(self, federation: Builder, config: Builder) -> Callable[..., Probe]:
+        def run(
+            *, resume: bool = False, tamper: Any = None, prepare: Any = None, **changes: Any
+        ) -> Probe:
+            strategy = Probe(config(resume=resume, **changes))
+            if prepare:
+                prepare(strategy)
+            strategy.start(federation(tamper=tamper))
+            return strategy
+
+        return run
+
+    def check(self, run: Path, *, interrupted: Sequence[int], epsilon: float = 4.0) -> None:
+        charged = releases(run)
+        assert [line["round"] for line in charged] == [1, 2, 3]
+        assert [line["round"] for line in charged if line["interrupted"]] == list(interrupted)
+        assert charged[-1]["epsilon_release"] <= epsilon * (1 + 1e-6)
+        assert json.loads((run / "state.json").read_text())["status"] == "finished"
+
+    def test_killed_while_clients_answer(self, start: Builder, tmp_path: Path) -> None:
+        def die(request: Message, reply: Message) -> list[Message]:
+            started = (
+                sum(line["event"] == "started" for line in lines(tmp_path / "run" / "ledger.jsonl"))
+                if (tmp_path / "run" / "ledger.jsonl").exists()
+                else 0
+            )
+            if started == 2:
+                raise Killed
+            return [reply]
+
+        with pytest.raises(Killed):
+            start(tamper=die)
+        assert len(releases(tmp_path / "run")) == 1
+        strategy = start(resume=True)
+        self.check(tmp_path / "run", interrupted=[2])
+        assert [release.round_number for release in strategy.released] == [3]
+
+    def test_killed_between_ledger_and_disk(self, start: Builder, tmp_path: Path) -> None:
+        def prepare(strategy: Probe) -> None:
+            def die(release: ReleasedSum) -> None:
+                raise Killed
+
+            strategy._store_release = die  # type: ignore[method-assign]
+
+        with pytest.raises(Killed):
+            start(prepare=prepare)
+        strategy = start(resume=True)
+        # The line was written as an ordinary release; the sum itself is gone for good.
+        self.check(tmp_path / "run", interrupted=[])
+        assert [release.round_number for release in strategy.released] == [2, 3]
+        assert (
+            json.loads((tmp_path / "run/rounds/0001/state.json").read_text())["outcome"]
+            == "interrupted"
+        )
+
+    def test_killed_in_post_processing_uses_the_stored_release(
+        self, start: Builder, tmp_path: Path
+    ) -> None:
+        def prepare(strategy: Probe) -> None:
+            def die() -> None:
+                if len(strategy.released) == 1:
+                    raise Killed
+
+            strategy.before_update = die
+
+        with pytest.raises(Killed):
+            start(prepare=prepare)
+        stored = np.load(tmp_path / "run/rounds/0002/release.npy")
+        strategy = start(resume=True)
+        self.check(tmp_path / "run", interrupted=[])
+        assert [release.round_number for release in strategy.released] == [2, 3]
+        assert np.array_equal(strategy.released[0].values, stored)
+
+    def test_killed_again_and_again_never_overspends(self, start: Builder, tmp_path: Path) -> None:
+        def die(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type != wire.PREPARE:
+                raise Killed
+            return [reply]
+
+        for attempt in range(3):
+            with pytest.raises(Killed):
+                start(resume=attempt > 0, tamper=die)
+        with pytest.raises(FederationError, match="no round was released.* 3 rounds were charged"):
+            start(resume=True)
+        charged = releases(tmp_path / "run")
+        assert [(line["round"], line["interrupted"]) for line in charged] == [
+            (1, True), (2, True), (3, True),
+        ]  # fmt: skip
+        assert charged[-1]["epsilon_release"] <= 4.0 * (1 + 1e-6)
+
+    @pytest.mark.parametrize(
+        ("damage", "sentence"),
+        [
+            ("removed", "lacks the line .* which rounds/0000/state.json states"),
+            ("cut", "lacks the line .* which rounds/0002/state.json states"),
+            ("cut by the round that died", "no line for round 3"),
+        ],
+    )
+    def test_a_lost_ledger_stops_the_run(
+        self, start: Builder, tmp_path: Path, damage: str, sentence: str
+    ) -> None:
+        from flower_privsyn.errors import LedgerError
+
+        def prepare(strategy: Probe) -> None:
+            def die() -> None:
+                if len(strategy.released) == 2:
+                    raise Killed
+
+            strategy.before_update = die
+
+        with pytest.raises(Killed):
+            start(prepare=prepare)
+        path = tmp_path / "run" / "ledger.jsonl"
+        left = 0
+        if damage == "removed":
+            path.unlink()
+        else:
+            left = 3 if damage == "cut" else 5
+            path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+        if left == 5:
+            # A killed process says nothing in state.json; only its release is on the disk.
+            (tmp_path / "run" / "state.json").unlink()
+        before = path.read_bytes() if path.exists() else None
+        with pytest.raises(LedgerError, match=sentence):
+            start(resume=True)
+        assert (path.read_bytes() if path.exists() else None) == before
+
+    def test_a_finished_run_is_not_resumed(self, start: Builder) -> None:
+        from flower_privsyn.errors import RunDirectoryError
+
+        start()
+        with pytest.raises(RunDirectoryError, match="finished"):
+            start(resume=True)
+
+    def test_changed_settings_are_refused(self, start: Builder, tmp_path: Path) -> None:
+        with pytest.raises(FederationError):
+            start(num_nodes=5)
+        with pytest.raises(ConfigError, match="epsilon = 9.0 differs from the 4.0"):
+            start(resume=True, num_nodes=5, epsilon=9.0)
+
+    def test_another_strategy_does_not_go_on(
+        self, config: Builder, federation: Builder, tmp_path: Path
+    ) -> None:
+        class Other(Probe):
+            pass
+
+        run = str(tmp_path / "run")
+        with pytest.raises(FederationError):
+            Probe(config(num_nodes=5, run_dir=run)).start(federation())
+        with pytest.raises(ConfigError, match="was started by Probe and is resumed by Other"):
+            Other(config(num_nodes=5, run_dir=run, resume=True)).start(federation())
+
+    def test_the_ledger_refuses_a_round_beyond_the_budget(
+        self, start: Builder, config: Builder, federation: Builder
+    ) -> None:
+        strategy = Probe(config(num_rounds=2))
+        strategy.start(federation())
+        line = releases(strategy.run.path)[-1]
+        ledger = PrivacyLedger.open(strategy.run.ledger_file)
+        from flower_privsyn.privacy import FullParticipation, GaussianMechanism
+
+        with ledger, pytest.raises(BudgetExceededError):
+            ledger.begin(
+                round=3,
+                query="nearest_neighbor_histogram",
+                mechanism=GaussianMechanism(
+                    noise_multiplier=line["noise_multiplier"], l2_sensitivity=8.0
+                ),
+                sampling=FullParticipation(population=12),
+                planned_users=12,
+            )
+        assert len(releases(strategy.run.path)) == 2
+
+
+class TestWhatLeavesAClient:
+    def test_every_reply_is_the_sum_the_head_count_or_the_roster(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        grid = federation()
+        Probe(config()).start(grid)
+        assert len(grid.replies) == 2 + 2 * 3
+        assert [wire.unexpected_records(reply) for reply in grid.replies] == [[]] * 8
+
+    def test_exceptions_leave_as_codes(
+        self,
+        config: Builder,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        def load(context: Context) -> Users:
+            raise RuntimeError("dear diary, the secret of user-7")
+
+        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        grid = LoopbackGrid(app)
+        with pytest.raises(FederationError) as caught:
+            Probe(config()).start(grid)
+        assert {reply.error.code for reply in grid.replies} == {1000}
+        assert [wire.unexpected_records(reply) for reply in grid.replies] == [[], []]
+        everything = str(caught.value) + caplog.text + "".join(capfd.readouterr())
+        everything += "".join(str(reply.error.reason) for reply in grid.replies)
+        everything += "".join(path.read_text() for path in (tmp_path / "run").glob("*.json*"))
+        assert "diary" not in everything
+
+    def test_a_broken_node_stops_a_run_that_did_not_say_how_many_are_enough(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        def load(context: Context) -> Users:
+            if context.node_config["partition-id"] == 0:
+                raise ValueError("one bad record")
+            return make_users(4)
+
+        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        with pytest.raises(FederationError, match="1 of 2 nodes are not ready.*num-users"):
+            Probe(config()).start(LoopbackGrid(app))
+        strategy = Probe(config(num_users=4, run_dir=str(tmp_path / "enough")))
+        strategy.start(LoopbackGrid(app))
+        assert strategy.released[0].num_users == 4
+
+    def test_empty_users_count_as_users(self, federation: Builder, config: Builder) -> None:
+        users = Users.from_rows([("a", "court judge"), ("b", ""), ("c", "   "), ("d", "tax")])
+        strategy = Probe(config(num_rounds=1, noise_multiplier=0.0))
+        strategy.start(federation(users))
+        assert strategy.released[0].num_users == 4
+        assert strategy.released[0].values.sum() == 2
+
+    def test_users_over_the_cap_send_no_more_than_the_cap(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = Probe(config(num_rounds=1, noise_multiplier=0.0, max_samples=2))
+        strategy.start(federation(make_users(5, samples=9)))
+        assert strategy.released[0].values.sum() == 10

@@ -1,0 +1,320 @@
+"""Going on with a run whose users are not those it began with, or whose nodes are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from flower_privsyn.errors import (
+    BudgetExceededError,
+    ConfigError,
+    FederationError,
+    GenerationError,
+)
+from flower_privsyn.privacy import (
+    FullParticipation,
+    GaussianMechanism,
+    NeighboringRelation,
+    PrivacyLedger,
+    calibrate_noise_multiplier,
+)
+from flower_privsyn.private_path.resumption import multiplier_for_the_rest
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
+from tests.conftest import make_users
+from tests.private_path.test_engine import Killed, Probe, config
+from tests.private_path.test_spending import rounds_asked, silent
+from tests.strategies.test_dp_ftrl import CorrelatedProbe, votes
+from tests.strategies.test_private_evolution import lines, releases
+
+__all__ = ["config", "votes"]  # fixtures
+
+Builder = Callable[..., Any]
+
+
+def broken(self: Any) -> dict[str, Any]:
+    raise GenerationError("the server is down")
+
+
+def killed_in(strategy: Probe, number: int) -> Probe:
+    """Let a strategy die while it makes something of a round's release."""
+
+    def die() -> None:
+        if len(strategy.released) == number - 1:
+            raise Killed
+
+    strategy.before_update = die
+    return strategy
+
+
+class TestResultWithoutNodes:
+    """What is paid for can be had without asking anybody again."""
+
+    def pay(self, monkeypatch: pytest.MonkeyPatch, strategy: Probe, grid: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(strategy), "finish", broken)
+            with pytest.raises(GenerationError):
+                strategy.start(grid)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"sampling": "fixed-size", "sample_size": 4, "noise_multiplier": 1.0},
+            {"noise": "shares", "shares_required": 12},
+        ],
+    )
+    def test_after_the_last_release_no_node_is_needed(
+        self,
+        federation: Builder,
+        config: Builder,
+        monkeypatch: pytest.MonkeyPatch,
+        settings: dict[str, Any],
+    ) -> None:
+        first = Probe(config(num_rounds=2, num_users=12, **settings))
+        self.pay(monkeypatch, first, federation())
+        gone = federation(num_nodes=1)
+        strategy = Probe(config(num_rounds=2, num_users=12, resume=True, **settings))
+        strategy.start(gone)
+        assert gone.requests == []
+        assert strategy.expected_users == first.expected_users
+        assert strategy.noise_multiplier == first.noise_multiplier
+        assert strategy.run.status == "finished"
+
+    def test_nor_where_the_noise_is_correlated(
+        self, federation: Builder, votes: Builder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = CorrelatedProbe(votes(epsilon=2.0))
+        self.pay(monkeypatch, first, federation())
+        gone = federation(num_nodes=1)
+        strategy = CorrelatedProbe(votes(epsilon=2.0, resume=True))
+        strategy.start(gone)
+        assert gone.requests == []
+        assert strategy.correlation == first.correlation
+        assert strategy.noise_multiplier == first.noise_multiplier
+
+    def test_while_rounds_are_left_the_sentence_says_that_some_are_paid_for(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = killed_in(Probe(config()), 2)
+        with pytest.raises(Killed):
+            strategy.start(federation())
+        with pytest.raises(FederationError) as caught:
+            Probe(config(resume=True)).start(federation(num_nodes=1))
+        assert str(caught.value) == (
+            "1 nodes are connected after 0.2 s, 2 were planned (num-nodes); nothing more was "
+            "spent; to end with what was released: "
+            f"`privsyn resume {strategy.run.path} --set num-rounds=2`"
+        )
+        with pytest.raises(ConfigError, match="result is noise.*; nothing more was spent; to end"):
+            Probe(config(resume=True, accept_noise=False)).start(federation(make_users(2)))
+
+
+class TestEndingEarly:
+    """Where nodes do not come back, a run ends with what was released."""
+
+    def test_the_last_round_is_then_done_as_the_last(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(FederationError, match="rounds 3 and 4 were lost"):
+            evolution(settings(num_rounds=6)).start(federation(tamper=silent(3, 4)))
+        before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+        gone = federation(num_nodes=1)
+        evolution(settings(num_rounds=2, resume=True)).start(gone)
+        assert gone.requests == []
+        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+        run = RunDirectory.open(tmp_path / "run")
+        assert run.rounds_with_outcome("released") == [1, 2]
+        assert run.document["changes"][0]["settings"]["num-rounds"] == {"from": 6, "to": 2}
+        assert len(lines(run.path / "synthetic.jsonl")) == 12
+        assert {line["round"] for line in releases(run.path)} == {1, 2}
+
+    def test_the_last_release_is_told_to_be_the_last(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        told: list[tuple[int, bool]] = []
+
+        class Told(Probe):
+            def update(self, release: Any, *, last: bool) -> Any:
+                told.append((release.round_number, last))
+                return super().update(release, last=last)
+
+        Told.__name__ = "Probe"
+        strategy = killed_in(Told(config(num_rounds=4)), 3)
+        with pytest.raises(Killed):
+            strategy.start(federation())
+        Told(config(num_rounds=3, resume=True)).start(federation(num_nodes=1))
+        assert told == [(1, False), (2, False), (3, False), (3, True)]
+
+    @pytest.mark.parametrize("num_rounds", [1, 3, 5])
+    def test_no_other_number_of_rounds(
+        self, federation: Builder, config: Builder, num_rounds: int
+    ) -> None:
+        with pytest.raises(Killed):
+            killed_in(Probe(config(num_rounds=4)), 2).start(federation())
+        grid = federation()
+        with pytest.raises(ConfigError, match=f"num-rounds = {num_rounds} differs from the 4"):
+            Probe(config(num_rounds=num_rounds, resume=True)).start(grid)
+        assert grid.requests == []
+
+    def test_not_with_correlated_noise(self, federation: Builder, votes: Builder) -> None:
+        whole: DPFTRLConfig = votes(epsilon=2.0)
+        strategy = killed_in(CorrelatedProbe(whole), 2)
+        with pytest.raises(Killed):
+            strategy.start(federation())
+        with pytest.raises(ConfigError, match="num-rounds = 2 differs"):
+            CorrelatedProbe(votes(epsilon=2.0, num_rounds=2, resume=True)).start(federation())
+
+
+class TestUnitOfPrivacy:
+    """Who is a user stays the same over all rounds that one ledger adds up."""
+
+    VALUES: ClassVar[dict[str, Any]] = {
+        "epsilon": 4.0,
+        "num-rounds": 3,
+        "node-timeout": 0.2,
+        "accept-noise": True,
+        "data": "users.jsonl",
+        "client-column": "client_id",
+        "text-column": "text",
+        "date-column": "",
+        "ray-address": "",
+    }
+
+    def settings(self, tmp_path: Path, **changes: Any) -> PrivateSumConfig:
+        new = {key.replace("_", "-"): value for key, value in changes.items()}
+        place = {"run-dir": str(tmp_path / "run")}
+        return PrivateSumConfig.from_run_config({**self.VALUES, **place, **new})
+
+    def begin(self, tmp_path: Path, grid: Any) -> None:
+        with pytest.raises(Killed):
+            killed_in(Probe(self.settings(tmp_path)), 2).start(grid)
+
+    @pytest.mark.parametrize("key", ["data", "client_column", "text_column", "date_column"])
+    def test_columns_and_data_stay(self, federation: Builder, tmp_path: Path, key: str) -> None:
+        self.begin(tmp_path, federation())
+        grid = federation()
+        name = key.replace("_", "-")
+        with pytest.raises(ConfigError, match=f"{name} = 'doc' differs from the"):
+            Probe(self.settings(tmp_path, resume=True, **{key: "doc"})).start(grid)
+        assert grid.requests == []
+
+    def test_where_the_cluster_is_may_change(self, federation: Builder, tmp_path: Path) -> None:
+        self.begin(tmp_path, federation())
+        moved = self.settings(tmp_path, resume=True, ray_address="10.0.0.1:6379")
+        Probe(moved).start(federation())
+        assert "ray-address" not in RunDirectory.open(tmp_path / "run").config
+
+    def test_they_are_free_when_nobody_is_asked_any_more(
+        self, federation: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        TestResultWithoutNodes().pay(monkeypatch, Probe(self.settings(tmp_path)), federation())
+        Probe(self.settings(tmp_path, resume=True, data="gone.jsonl")).start(federation())
+        assert RunDirectory.open(tmp_path / "run").config["data"] == "gone.jsonl"
+
+    def test_a_run_that_does_not_know_them_goes_on(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(Killed):
+            killed_in(Probe(config()), 2).start(federation())
+        assert "data" not in RunDirectory.open(tmp_path / "run").config
+        Probe(self.settings(tmp_path, resume=True)).start(federation())
+
+    def test_settings_made_in_code_do_not_know_them(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        self.begin(tmp_path, federation())
+        Probe(config(resume=True)).start(federation())
+
+
+class TestFewerUsers:
+    """Rounds that became dearer get more noise, so that the run reaches its end within budget."""
+
+    SETTINGS: ClassVar[dict[str, Any]] = {
+        "epsilon": 2.0,
+        "num_rounds": 4,
+        "sampling": "fixed-size",
+        "sample_size": 4,
+    }
+
+    def test_a_run_with_fewer_users_reaches_its_end(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = killed_in(Probe(config(**self.SETTINGS)), 2)
+        with pytest.raises(Killed):
+            strategy.start(federation(make_users(12)))
+        fewer = Probe(config(**self.SETTINGS, resume=True))
+        grid = federation(make_users(4))
+        fewer.start(grid)
+        assert rounds_asked(grid) == [3, 4]
+        written = releases(tmp_path / "run")
+        assert [line["round"] for line in written] == [1, 2, 3, 4]
+        assert 1.96 < written[-1]["epsilon_release"] <= 2.0 * (1 + 1e-6)
+        assert written[2]["noise_multiplier"] == written[3]["noise_multiplier"]
+        assert fewer.noise_multiplier == written[3]["noise_multiplier"]
+
+    def ledger(self, tmp_path: Path, charged: int, multiplier: float) -> RunDirectory:
+        run = RunDirectory.create(tmp_path / "made", config={})
+        with PrivacyLedger.create(run.ledger_file, delta=1e-6, epsilon_budget=2.0) as made:
+            for number in range(1, charged + 1):
+                made.begin(
+                    round=number,
+                    query="votes",
+                    mechanism=GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=1.0),
+                    sampling=FullParticipation(12),
+                    planned_users=12,
+                )
+                made.charge(round=number, num_users=12)
+        run.unlock()
+        return run
+
+    def planned(self, rounds: int) -> float:
+        return calibrate_noise_multiplier(
+            epsilon=2.0, delta=1e-6, rounds=rounds, sampling=FullParticipation()
+        )
+
+    def rest(self, run: RunDirectory, planned: float) -> float:
+        return multiplier_for_the_rest(
+            run,
+            planned,
+            num_rounds=4,
+            sampling=FullParticipation(12),
+            relation=NeighboringRelation.ZERO_OUT,
+            max_nodes_per_user=1,
+        )
+
+    @pytest.mark.parametrize("times", [0.9, 0.999, 1.0, 1.2])
+    def test_the_noise_is_the_least_that_fits_and_never_below_the_plan(
+        self, tmp_path: Path, times: float
+    ) -> None:
+        planned = self.planned(4)
+        run = self.ledger(tmp_path, 3, times * planned)
+        needed = self.rest(run, planned)
+        if times >= 1:
+            assert needed == planned
+            return
+        assert needed > planned
+        with PrivacyLedger.open(run.ledger_file) as ledger:
+            for multiplier, fits in ((needed, True), (needed / 1.011, False)):
+                mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=1.0)
+                sampling = FullParticipation(12)
+                assert ledger.allows(1, mechanism=mechanism, sampling=sampling) is fits
+
+    def test_no_noise_makes_up_for_a_budget_that_is_gone(self, tmp_path: Path) -> None:
+        run = self.ledger(tmp_path, 3, self.planned(3))
+        with pytest.raises(BudgetExceededError, match="the 1 rounds that are left do not fit"):
+            self.rest(run, self.planned(4))
+
+    def test_nodes_are_told_the_noise_that_is_left_to_come(
+        self, config: Builder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        run = self.ledger(tmp_path, 3, 0.9 * self.planned(4))
+        strategy = Probe(config(epsilon=2.0, num_rounds=4))
+        strategy._run = run
+        plan = strategy._plan()
+        assert plan.releases == 1
+        assert plan.noise_multiplier == self.rest(run, self.planned(4))
+        assert f"noise multiplier {plan.noise_multiplier:.5g} from now on" in caplog.text

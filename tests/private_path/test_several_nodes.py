@@ -1,0 +1,82 @@
+"""max-nodes-per-user: the noise grows with it, the ledger says so, and what has no bound stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import PoissonSampling, PrivacyLedger, Release, release_epsilon
+from flower_privsyn.strategies import PrivateSumConfig
+from tests.private_path.test_engine import Probe, config, silent_users
+
+__all__ = ["config"]
+
+Builder = Callable[..., Any]
+
+
+def test_the_noise_is_k_times_that_of_one_node(
+    federation: Builder, config: Builder, tmp_path: Path
+) -> None:
+    strategy = Probe(
+        config(noise_multiplier=2.0, num_rounds=1, max_samples=8, max_nodes_per_user=3),
+        candidates=40_000,
+    )
+    grid = federation(silent_users(4))
+    strategy.start(grid)
+    (release,) = strategy.released
+    assert release.noise_std == 2.0 * 3 * 8
+    assert release.values.std() == pytest.approx(48.0, rel=0.015)  # four standard errors
+    (line,) = PrivacyLedger.read(tmp_path / "run" / "ledger.jsonl").releases
+    assert (line["max_nodes_per_user"], line["l2_sensitivity"]) == (3, 24.0)
+    assert {
+        message.content.config_records["privsyn.request"]["max-nodes-per-user"]
+        for message in grid.requests
+    } == {3}
+    assert not any(wire.unexpected_records(reply) for reply in grid.replies)
+
+
+def test_coins_are_accounted_as_a_mixture(
+    federation: Builder, config: Builder, tmp_path: Path
+) -> None:
+    changes = {"epsilon": 2.0, "delta": 1e-5, "sampling": "poisson", "sampling_rate": 0.2}
+    strategy = Probe(config(**changes, num_rounds=2, max_nodes_per_user=2))
+    strategy.start(federation(silent_users(4)))
+    release = Release(
+        noise_multiplier=strategy.noise_multiplier,
+        sampling=PoissonSampling(0.2, population=4),
+        max_nodes_per_user=2,
+    )
+    spent = PrivacyLedger.read(tmp_path / "run" / "ledger.jsonl").epsilon_release
+    assert spent == pytest.approx(release_epsilon({release: 2}, delta=1e-5), rel=1e-9)
+    assert 1.998 < spent <= 2.0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_nodes_per_user": 0}, "max-nodes-per-user must be a whole number of at least 1"),
+        ({"max_nodes_per_user": 1001}, "max-nodes-per-user must be at most 1000, got 1001"),
+        (
+            {"sampling": "fixed-size", "sample_size": 3},
+            'max-nodes-per-user = 2 needs another sampling than "fixed-size"',
+        ),
+        (
+            {"sampling": "poisson", "sampling_rate": 0.5, "relation": "replace-one"},
+            'needs relation = "zero-out" or "add-remove" with sampling = "poisson"',
+        ),
+        (
+            {"sampling": "poisson", "sampling_rate": 0.5, "accountant": "rdp"},
+            'needs accountant = "pld" with sampling = "poisson"',
+        ),
+    ],
+)
+def test_what_has_no_bound_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        PrivateSumConfig(**{"epsilon": 1.0, "max_nodes_per_user": 2, **changes})
+    if "sampling" in changes:
+        PrivateSumConfig(**{"epsilon": 1.0, **changes})

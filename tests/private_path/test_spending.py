@@ -1,0 +1,464 @@
+"""Budget is never spent without a word: what ends or refuses a run before or between releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Error, Message
+
+from flower_privsyn.client_apps import private_sum as node
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.host.progress import read_progress
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import CyclicSampling, FullParticipation, PoissonSampling
+from flower_privsyn.private_path.attendance import default_least_users
+from flower_privsyn.queries import (
+    KernelMean,
+    MeanSimilarity,
+    ModelDelta,
+    NearestNeighborHistogram,
+)
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.strategies import POPri, POPriConfig, PrivateSumConfig
+from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
+from tests.conftest import WORDS, make_users
+from tests.private_path.test_engine import Killed, Probe, config
+from tests.strategies.test_dp_ftrl import CorrelatedProbe, votes
+from tests.strategies.test_private_evolution import lines, releases
+
+__all__ = ["config", "votes"]  # fixtures
+
+Builder = Callable[..., Any]
+
+
+def rounds_asked(grid: Any) -> list[int]:
+    """The rounds in which anybody was asked."""
+    numbers = [m.content["privsyn.request"].get("round") for m in grid.requests]
+    return sorted({number for number in numbers if number is not None})
+
+
+class TestUnknownQuestions:
+    """A node says at the preparation what it cannot answer, not in a round that is paid for."""
+
+    def popri(self, tmp_path: Path, public_file: Path, **changes: Any) -> POPri:
+        values: dict[str, Any] = {
+            "noise_multiplier": 1.0,
+            "num_rounds": 2,
+            "num_prompts": 2,
+            "responses_per_prompt": 4,
+            "rejected_rank": 2,
+            "num_features": 64,
+            "public_text": str(public_file),
+            "synthetic_samples": 2,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "accept_noise": True,
+            **changes,
+        }
+        return POPri(
+            POPriConfig(**values),
+            embedder=HashEmbedder(),
+            generator=WordGenerator(WORDS),
+            trainer=train_words,
+        )
+
+    def test_a_question_of_a_later_round_is_named_before_the_first(
+        self,
+        federation: Builder,
+        public_file: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        # POPri with this checkpoint asks for a kernel mean first and for similarities afterwards.
+        without = tuple(query for query in node.QUERIES if query.name != "mean_similarity")
+        monkeypatch.setattr(node, "QUERIES", without)
+        grid = federation()
+        strategy = self.popri(tmp_path, public_file, checkpoint="sketch-mmd")
+        with pytest.raises(FederationError, match=r"does not answer every question of the run"):
+            strategy.start(grid)
+        assert rounds_asked(grid) == []
+        assert not strategy.run.ledger_file.exists()
+        assert {reply.error.code for reply in grid.replies} == {wire.ClientErrorCode.UNKNOWN_QUERY}
+        assert "kernel_mean, mean_similarity" in str(strategy.run.error)
+        assert [query.name for query in strategy.queries] == ["kernel_mean", "mean_similarity"]
+
+    def test_nobody_is_asked_for_what_the_run_does_not_ask(
+        self,
+        federation: Builder,
+        public_file: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        without = tuple(query for query in node.QUERIES if query is not KernelMean)
+        monkeypatch.setattr(node, "QUERIES", without)
+        strategy = self.popri(tmp_path, public_file)
+        strategy.start(federation())
+        assert strategy.run.status == "finished"
+
+    def test_an_app_that_trains_nothing_does_not_know_updates(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        class Updates(Probe):
+            @property
+            def queries(self) -> tuple[Any, ...]:
+                return (type("Delta", (NearestNeighborHistogram,), {"name": "model_delta"})(),)
+
+        with pytest.raises(FederationError, match=r"\(model_delta\): install the server's"):
+            Updates(config()).start(federation())
+
+
+def silent(
+    *rounds: int, nodes: tuple[int, ...] = ()
+) -> Callable[[Message, Message], list[Message]]:
+    """Loses the answers of some rounds, or of every round from the first on."""
+
+    def lose(request: Message, reply: Message) -> list[Message]:
+        number = request.content["privsyn.request"].get("round")
+        lost = number is not None and (not rounds or number in rounds)
+        return [] if lost and (not nodes or reply.metadata.src_node_id in nodes) else [reply]
+
+    return lose
+
+
+def events(run: Path) -> list[str]:
+    return [line["event"] for line in lines(run / "ledger.jsonl")]
+
+
+class TestSilence:
+    def test_nodes_that_fall_silent_after_preparation_cost_nothing_and_end_the_run(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config(num_rounds=5))
+        with pytest.raises(FederationError) as caught:
+            strategy.start(federation(tamper=silent()))
+        assert str(caught.value) == (
+            "rounds 1 and 2 were lost: 0 users on 0 of 2 nodes answered, 6 are required; they cost "
+            "nothing; bring the nodes back and continue with "
+            f"`privsyn resume {tmp_path / 'run'}`, which asks them again"
+        )
+        assert events(tmp_path / "run") == ["opened", *2 * ["started", "discarded"]]
+        assert strategy.released == []
+        assert (strategy.run.status, strategy.run.error) == ("failed", str(caught.value))
+        assert [line["epsilon_release"] for line in lines(strategy.run.metrics_file)] == [0.0, 0.0]
+
+    def test_a_resumed_run_asks_them_again_and_loses_nothing(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(FederationError, match="rounds 2 and 3 were lost"):
+            Probe(config(num_rounds=4)).start(federation(tamper=silent(2, 3)))
+        strategy = Probe(config(num_rounds=4, resume=True))
+        strategy.start(federation())
+        assert [release.round_number for release in strategy.released] == [2, 3, 4]
+        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2, 3, 4]
+        assert releases(tmp_path / "run")[-1]["epsilon_release"] == pytest.approx(4.0, rel=1e-3)
+
+    def test_correlated_rounds_are_not_asked_again(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(
+            FederationError, match="rounds 3 and 4 were lost.*goes on with the next"
+        ):
+            CorrelatedProbe(votes(epsilon=2.0)).start(federation(tamper=silent(3, 4)))
+        grid = federation()
+        strategy = CorrelatedProbe(votes(epsilon=2.0, resume=True))
+        strategy.start(grid)
+        assert rounds_asked(grid) == [5, 6, 7, 8]
+        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2, 5, 6, 7, 8]
+
+    def test_one_silent_round_is_an_accident(self, federation: Builder, config: Builder) -> None:
+        strategy = Probe(config(num_rounds=5))
+        strategy.start(federation(tamper=silent(2, 4)))
+        assert [release.round_number for release in strategy.released] == [1, 3, 5]
+        assert strategy.run.status == "finished"
+
+    @pytest.mark.parametrize(
+        ("changes", "answering", "released"),
+        [
+            ({}, 6, True),  # half of twelve
+            ({}, 5, False),
+            ({"min_users": 0}, 1, True),
+            ({"min_users": 0}, 0, False),  # pure noise of nobody
+            ({"min_users": 9}, 8, False),
+            ({"sampling": "fixed-size", "sample_size": 12}, 5, False),
+            ({"sampling": "poisson", "sampling_rate": 1.0}, 5, False),
+        ],
+    )
+    def test_how_many_answers_a_public_cohort_needs(
+        self,
+        federation: Builder,
+        config: Builder,
+        changes: dict[str, Any],
+        answering: int,
+        released: bool,
+    ) -> None:
+        quiet = silent(1, nodes=tuple(range(answering + 1, 13)))
+        strategy = Probe(config(num_rounds=2, num_nodes=12, **changes))
+        strategy.start(federation(num_nodes=12, tamper=quiet))
+        assert [release.round_number for release in strategy.released] == [1, 2][not released :]
+
+    def test_groups_that_vary_by_chance_are_not_held_to_half_of_the_average(self) -> None:
+        def group(size: int) -> int:
+            return default_least_users(
+                CyclicSampling(groups=10, rounds=10, salt="00" * 16, population=10 * size)
+            )
+
+        assert (group(4), group(16), group(25), group(1000)) == (1, 1, 5, 500)
+        assert default_least_users(FullParticipation(population=1)) == 1
+        assert default_least_users(FullParticipation(population=5)) == 3
+
+    def test_more_than_can_answer_is_refused(self, federation: Builder, config: Builder) -> None:
+        with pytest.raises(ConfigError, match='min-users = 3 needs.*got "fixed-size"'):
+            config(sampling="fixed-size", sample_size=7, min_users=3)
+        with pytest.raises(FederationError, match="13 were planned"):
+            Probe(config(min_users=13)).start(federation())
+        assert PrivateSumConfig.from_run_config({"epsilon": 1.0, "min-users": -1}).min_users is None
+
+    def test_shares_that_nobody_sent_cost_nothing_and_end_the_run(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(
+            config(noise_multiplier=2.0, num_rounds=5, noise="shares", shares_required=6)
+        )
+        with pytest.raises(
+            FederationError, match="rounds 1 and 2 were lost.*seen of them is charged"
+        ):
+            strategy.start(federation(tamper=silent()))
+        assert releases(tmp_path / "run") == []
+
+    def test_a_run_of_accidents_alone_has_no_result(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = Probe(config(num_rounds=1))
+        with pytest.raises(FederationError, match="no round was released.*nothing was spent"):
+            strategy.start(federation(tamper=silent()))
+        again = Probe(config(num_rounds=1, resume=True))
+        again.start(federation())
+        assert len(again.released) == 1
+
+
+class TestSecretCohorts:
+    """Under Poisson sampling nothing may tell who was asked, or how many."""
+
+    def start(self, config: Builder, grid: Any, **changes: Any) -> Probe:
+        values = {"sampling": "poisson", "noise_multiplier": 1.0, "accountant": "rdp", **changes}
+        strategy = Probe(config(**values))
+        with pytest.raises(FederationError) as caught:
+            strategy.start(grid)
+        assert str(caught.value) == (
+            "two rounds in a row were lost: no node that is asked in every round answered; they "
+            "are charged; bring the nodes back and continue with `privsyn resume "
+            f"{strategy.run.path}`"
+        )
+        return strategy
+
+    def test_asked_nodes_that_stay_silent_end_the_run(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        grid = federation(num_nodes=12, tamper=silent())
+        strategy = self.start(config, grid, sampling_rate=0.3, num_rounds=40, num_nodes=12)
+        assert len(rounds_asked(grid)) == 2
+        assert len(releases(strategy.run.path)) == len(strategy.released) >= 2
+
+    def test_empty_cohorts_neither_end_a_run_nor_hide_that_nodes_are_gone(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        # Twelve nodes of one user, and next to nobody expected in a round.
+        rate = {"sampling": "poisson", "sampling_rate": 1e-9, "num_nodes": 12}
+        strategy = Probe(config(**rate, noise_multiplier=1.0, accountant="rdp", num_rounds=4))
+        strategy.start(federation(num_nodes=12))
+        assert len(strategy.released) == 4
+        grid = federation(num_nodes=12, tamper=silent())
+        where = {"run_dir": f"{strategy.run.path}-silent"}
+        strategy = self.start(config, grid, sampling_rate=1e-9, num_nodes=12, **where)
+        assert len(strategy.released) == 2
+
+    def test_what_failed_is_not_counted_where_it_would_tell_who_was_asked(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def failing(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == wire.PREPARE or reply.metadata.src_node_id > 6:
+                return [reply]
+            return [Message(Error(code=1000, reason="x"), reply_to=request)]
+
+        strategy = Probe(
+            config(
+                sampling="poisson",
+                sampling_rate=0.9,
+                noise_multiplier=1.0,
+                accountant="rdp",
+                num_nodes=12,
+            )
+        )
+        strategy.start(federation(num_nodes=12, tamper=failing))
+        kept = {
+            "round", "released", "epsilon_release", "epsilon_known_cohorts", "floats_down",
+            "floats_up", "bytes_down", "bytes_up", "ledger",
+        }  # fmt: skip
+        for row in lines(strategy.run.metrics_file):
+            assert set(row) == kept
+
+    def test_there_is_no_least_number_of_users(self, config: Builder) -> None:
+        with pytest.raises(ConfigError, match="min-users = 3 needs"):
+            config(sampling="poisson", sampling_rate=0.5, min_users=3)
+        ours = config(sampling="poisson", sampling_rate=0.5)
+        assert ours.required_users(PoissonSampling(rate=0.5, population=100)) == 0
+
+
+def once(step: Callable[..., None], steps: list[bool]) -> Callable[..., None]:
+    """Takes a step if any is left, and dies in place of it otherwise."""
+
+    def take(*arguments: Any) -> None:
+        if not steps:
+            raise Killed
+        steps.pop()
+        step(*arguments)
+
+    return take
+
+
+class TestAskingAgain:
+    """What `keep` did for a round that is asked again after all is undone."""
+
+    def test_texts_after_it_are_those_of_its_own_survivors(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        whole = evolution(settings(noise_multiplier=0.0, run_dir=str(tmp_path / "whole")))
+        whole.start(federation())
+        with pytest.raises(FederationError, match="rounds 2 and 3"):
+            evolution(settings(noise_multiplier=0.0)).start(federation(tamper=silent(2, 3)))
+        evolution(settings(noise_multiplier=0.0, resume=True)).start(federation())
+        texts = [row["text"] for row in lines(tmp_path / "run" / "synthetic.jsonl")]
+        assert texts == [row["text"] for row in lines(whole.run.synthetic_jsonl)]
+
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_candidates_after_it_are_written_by_the_generator_as_it_then_is(
+        self,
+        federation: Builder,
+        public_file: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        killed: bool,
+    ) -> None:
+        popri = TestUnknownQuestions().popri
+        settings = {"noise_multiplier": 0.0, "num_rounds": 4}
+        whole = popri(tmp_path, public_file, **settings, run_dir=str(tmp_path / "whole"))
+        whole.start(federation())
+        with pytest.raises(FederationError, match="rounds 2 and 3"):
+            popri(tmp_path, public_file, **settings).start(federation(tamper=silent(2, 3)))
+        if killed:
+            # After the first of the two things that are done for the last lost round.
+            monkeypatch.setattr(POPri, "take_back", once(POPri.take_back, steps := [True]))
+            monkeypatch.setattr(
+                RunDirectory, "reopen_round", once(RunDirectory.reopen_round, steps)
+            )
+            with pytest.raises(Killed):
+                popri(tmp_path, public_file, **settings, resume=True).start(federation())
+            monkeypatch.undo()
+        popri(tmp_path, public_file, **settings, resume=True).start(federation())
+        for number in range(1, 5):
+            file = f"rounds/{number:04d}/candidates.parquet"
+            mine, other = (
+                Population.from_parquet(tmp_path / name / file) for name in ("run", "whole")
+            )
+            assert mine.texts == other.texts
+            assert mine.ids == other.ids
+
+
+class TestNoiseAgainstUsers:
+    def test_one_line_says_what_the_noise_is_in_votes(
+        self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", logger="flwr")
+        strategy = Probe(config(noise_multiplier=1.5, num_rounds=1, accept_noise=False))
+        strategy.start(federation(make_users(495)))
+        told = (
+            "noise against users: standard deviation 12 votes per candidate, to which one user "
+            "adds 8 at most. 495 users answer a round: if all of them agreed, their sum would be "
+            "330 standard deviations of the noise"
+        )
+        assert told in caplog.text
+        assert told in [stage["name"] for stage in read_progress(strategy.run.progress_file)]
+
+    @pytest.mark.parametrize("users", [1, 5])
+    def test_so_few_users_are_refused_before_anything_is_spent(
+        self, federation: Builder, config: Builder, users: int
+    ) -> None:
+        grid = federation(make_users(users))
+        strategy = Probe(config(epsilon=8.0, num_rounds=3, accept_noise=False))
+        with pytest.raises(ConfigError) as caught:
+            strategy.start(grid)
+        said = str(caught.value)
+        assert f"{users} user" in said
+        assert "standard deviation 9.05 votes" in said
+        assert "below 10 the result is noise" in said
+        assert said.endswith("set accept-noise = true to run all the same; nothing was spent")
+        assert rounds_asked(grid) == []
+        assert not strategy.run.ledger_file.exists()
+        # The same run goes on once somebody has said so.
+        again = Probe(config(epsilon=8.0, num_rounds=3, accept_noise=True, resume=True))
+        again.start(federation(make_users(users)))
+        assert len(again.released) == 3
+
+    def test_five_users_of_chinese_text_against_english_public_text(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        chinese = Users.from_rows((f"用户{i}", "法院 昨天 作出 了 判决 。") for i in range(5))
+        strategy = evolution(settings(epsilon=7.58, num_rounds=11, accept_noise=False))
+        with pytest.raises(ConfigError, match="5 users answer a round.*accept-noise"):
+            strategy.start(federation(chinese))
+        assert not strategy.run.ledger_file.exists()
+        assert not strategy.run.synthetic_jsonl.exists()
+
+    @pytest.mark.parametrize(
+        ("noise_multiplier", "changes", "refused"),
+        [
+            (1.21, {}, True),
+            (1.19, {}, False),
+            (0.0, {}, False),
+            (0.61, {"sampling": "poisson", "sampling_rate": 0.5}, True),
+            (0.59, {"sampling": "poisson", "sampling_rate": 0.5}, False),
+            (0.51, {"sampling": "fixed-size", "sample_size": 5}, True),
+            # Twelve shares of a noise that three of them make up have twice its deviation.
+            (0.61, {"noise": "shares", "shares_required": 3}, True),
+            (0.59, {"noise": "shares", "shares_required": 3}, False),
+        ],
+    )
+    def test_where_the_line_is(
+        self,
+        federation: Builder,
+        config: Builder,
+        noise_multiplier: float,
+        changes: dict[str, Any],
+        refused: bool,
+    ) -> None:
+        """Twelve users, ten standard deviations."""
+        strategy = Probe(
+            config(noise_multiplier=noise_multiplier, num_rounds=1, accept_noise=False, **changes)
+        )
+        if refused:
+            with pytest.raises(ConfigError, match="accept-noise = true"):
+                strategy.start(federation())
+        else:
+            strategy.start(federation())
+            assert len(strategy.released) == 1
+
+    def test_every_question_has_its_own_words(self) -> None:
+        said = [
+            NearestNeighborHistogram(max_samples=8, clip="l2").noise_in_words(2.0),
+            MeanSimilarity(answer_space="span").noise_in_words(2.0),
+            KernelMean().noise_in_words(2.0),
+            ModelDelta(clip_to=0.1).noise_in_words(2.0),
+            ModelDelta(clip_to=5.0).noise_in_words(2.0),
+        ]
+        assert said == [
+            "standard deviation 5.66 votes per candidate, to which one user adds 2.83 at most",
+            "standard deviation 2 per dimension, to which one user adds 1 at most",
+            "standard deviation 2 per feature, to which one user adds 1 at most",
+            "standard deviation 0.2 per parameter, to which one user's update adds 0.1 at most",
+            "standard deviation 10 per parameter, to which one user's update adds 5 at most",
+        ]

@@ -1,0 +1,467 @@
+"""The run directory survives crashes, refuses to be shared and says what is wrong in a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_privsyn import files, runs
+from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
+from flower_privsyn.host.processes import SUPERVISOR_PID, SUPERVISOR_STARTED, process_info
+from flower_privsyn.host.progress import describe, read_progress
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.owner import TIMES_STAMP
+from tests.ledgers import write_chain
+
+
+class Relation(enum.StrEnum):
+    ZERO_OUT = "zero-out"
+
+
+def test_create_records_config_versions_and_state(tmp_path: Path) -> None:
+    run = RunDirectory.create(
+        tmp_path / "deep" / "run",
+        config={
+            "epsilon": np.float64(7.58),
+            "relation": Relation.ZERO_OUT,
+            "limits": np.arange(2),
+            "missing": float("nan"),
+            "file": Path("/data/users.jsonl"),
+        },
+    )
+    assert run.config == {
+        "epsilon": 7.58,
+        "relation": "zero-out",
+        "limits": [0, 1],
+        "missing": None,
+        "file": "/data/users.jsonl",
+    }
+    assert run.document["versions"]["flwr"].startswith("1.")
+    assert run.status == "running"
+    assert run.error is None
+
+
+def test_create_takes_over_what_the_command_recorded(tmp_path: Path) -> None:
+    (tmp_path / ".flower").mkdir()
+    (tmp_path / runs.LAUNCH_FILE).write_text('{"app": "/apps/quickstart"}')
+    run = RunDirectory.create(tmp_path, config={})
+    assert run.document["launch"] == {"app": "/apps/quickstart"}
+
+
+def test_create_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path, config={"round": 1}).unlock()
+    with pytest.raises(RunDirectoryError, match=r"already holds a run; resume it with `privsyn re"):
+        RunDirectory.create(tmp_path, config={"round": 2})
+    assert RunDirectory.open(tmp_path).config == {"round": 1}
+
+
+def test_create_refuses_a_file_and_an_unwritable_place(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="is a file, not a folder"):
+        RunDirectory.create(tmp_path / "file", config={})
+    with pytest.raises(RunDirectoryError, match="cannot be written"):
+        RunDirectory.create(tmp_path / "file" / "run", config={})
+
+
+def test_open_names_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="There is no run directory"):
+        RunDirectory.open(tmp_path / "nowhere")
+    with pytest.raises(RunDirectoryError, match=r"not a run directory: it holds no config.json"):
+        RunDirectory.open(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RunDirectoryError, match=r"config.json is damaged: it is not JSON"):
+        RunDirectory.open(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(RunDirectoryError, match="not a JSON object"):
+        RunDirectory.open(tmp_path)
+
+
+def test_start_resumes_only_what_has_not_finished(tmp_path: Path) -> None:
+    first = RunDirectory.start(tmp_path, config={"seed": 1})
+    first.unlock()
+    resumed = RunDirectory.start(tmp_path, config={"seed": 2}, resume=True)
+    assert resumed.config == {"seed": 1}
+    resumed.mark_finished({"texts": 10})
+    resumed.unlock()
+    assert resumed.state["summary"] == {"texts": 10}
+    with pytest.raises(RunDirectoryError, match="has finished; there is nothing to resume"):
+        RunDirectory.start(tmp_path, config={}, resume=True)
+
+
+def test_rounds_count_once_their_state_is_written(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    assert run.finished_rounds() == []
+    for number in (0, 1, 2):
+        (run.round_dir(number) / "population.parquet").write_bytes(b"")
+    run.finish_round(0)
+    run.finish_round(1, {"seed": np.int64(5)})
+    assert run.finished_rounds() == [0, 1]
+    assert run.round_state(1) is not None
+    assert run.round_state(1)["seed"] == 5  # type: ignore[index]
+    assert run.round_state(2) is None
+    (run.round_dir(2) / "state.json").write_text('{"status": "fini')
+    assert run.finished_rounds() == [0, 1]
+    with pytest.raises(ValueError, match="cannot be negative, got -1"):
+        run.round_dir(-1)
+
+
+def test_a_torn_metrics_line_is_cut_off(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    run.append_metrics({"round": 1, "distance": np.float32(0.5), "ratio": float("inf")})
+    with run.metrics_file.open("a") as file:
+        file.write('{"round": 2, "dist')
+    assert run.metrics() == [{"round": 1, "distance": 0.5, "ratio": None}]
+    run.append_metrics({"round": 2})
+    assert [line["round"] for line in run.metrics()] == [1, 2]
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"round": 1}\nnonsense\n{"round": 3}\n')
+    with pytest.raises(RunDirectoryError, match=r"metrics.jsonl line 2 is not JSON"):
+        list(files.read_json_lines(path))
+    path.write_text("3\n")
+    with pytest.raises(RunDirectoryError, match="line 1 is not a JSON object"):
+        list(files.read_json_lines(path))
+
+
+def test_synthetic_texts_are_written_in_both_formats(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    run = RunDirectory.create(tmp_path, config={})
+    rows = [
+        {"text": 'Größe "x"\nline', "round": 1, "parent": None, "source": "initial"},
+        {"text": "b", "round": 2, "parent": "1-0", "source": "variation"},
+    ]
+    assert run.write_synthetic(rows) == 2
+    lines = run.synthetic_jsonl.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    assert pq.read_table(run.synthetic_parquet).to_pylist() == rows
+
+
+def test_replacing_keeps_the_old_file_on_an_exception(tmp_path: Path) -> None:
+    path = tmp_path / "value.json"
+    files.write_json(path, {"value": 1})
+
+    def fail_half_way() -> None:
+        with files.replacing(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_half_way()
+    assert json.loads(path.read_text()) == {"value": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["value.json"]
+
+
+def test_values_json_cannot_hold_are_refused() -> None:
+    with pytest.raises(TypeError, match="type object cannot be stored"):
+        files.plain({"x": object()})
+
+
+def test_session_records_how_the_work_ended(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    with run.session():
+        assert run.running_process() == os.getpid()
+    assert run.status == "finished"
+    assert run.running_process() is None
+
+    with pytest.raises(ConfigError), run.session():
+        raise ConfigError("The key epsilon is -1; it must be > 0.")
+    assert (run.status, run.error) == ("failed", "The key epsilon is -1; it must be > 0.")
+    assert run.state["unexpected"] is False
+
+    with pytest.raises(ZeroDivisionError), run.session():
+        _ = 1 / 0
+    assert run.error is not None
+    assert run.error.startswith(
+        "Unexpected ZeroDivisionError in tests/runs/test_directory.py line "
+    )
+    assert run.state["unexpected"] is True
+
+    with pytest.raises(SystemExit), run.session():
+        sys.exit(7)
+    assert run.error == "The ServerApp called sys.exit(7) before the run was finished."
+
+    with pytest.raises(KeyboardInterrupt), run.session():
+        raise KeyboardInterrupt
+    assert run.error == "The run was interrupted."
+    assert run.state["starts"] == 5
+
+
+def test_warnings_reach_whoever_follows_the_run(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    with run.session():
+        logging.getLogger("flwr.privsyn").warning("delta is %g", 0.1)
+        logging.getLogger("flower_privsyn.embedding").warning("the cache was damaged")
+        logging.getLogger("flower_privsyn.embedding").info("not for everyone")
+    logging.getLogger("flwr.privsyn").warning("too late")
+    notes = read_progress(run.progress_file)
+    assert [describe(note) for note in notes] == [
+        "warning: delta is 0.1",
+        "warning: the cache was damaged",
+    ]
+
+
+_HOLD = """
+import sys, time
+from flower_privsyn.runs import RunDirectory
+run = RunDirectory.open(sys.argv[1])
+run.lock()
+run.mark_running()
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    run.unlock()
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        assert run.running_process() == other.pid
+        with pytest.raises(RunDirectoryError, match=f"is in use by process {other.pid}; wait"):
+            run.lock()
+        os.kill(other.pid, signal.SIGKILL)
+        run.lock(wait_seconds=10)
+        assert run.running_process() == os.getpid()
+        run.unlock()
+    assert run.status == "running"
+
+
+_DIE_WITH_A_CHILD = """
+import os, sys, time
+from flower_privsyn.runs import RunDirectory
+run = RunDirectory.open(sys.argv[1])
+run.lock()
+if os.fork() == 0:  # as a child between fork and exec, or a thread that is still ending
+    time.sleep(1.5)
+    os._exit(0)
+os._exit(0)
+"""
+
+
+def test_a_lock_that_outlives_its_dead_holder_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    run.unlock()
+    subprocess.run([sys.executable, "-c", _DIE_WITH_A_CHILD, str(tmp_path)], check=True)
+    run.lock()
+    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    run.unlock()
+
+
+_WATCH = """
+import sys, time
+from flower_privsyn.runs import watch_supervisor
+print(watch_supervisor(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_ends_with_its_supervisor_even_when_nobody_collects_it() -> None:
+    supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    info = process_info(supervisor.pid)
+    assert info is not None
+    environment = {
+        **os.environ,
+        SUPERVISOR_PID: str(supervisor.pid),
+        SUPERVISOR_STARTED: info.started,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", _WATCH], stdout=subprocess.PIPE, text=True, env=environment
+    ) as watcher:
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline() == "True\n"
+        assert watcher.poll() is None
+        # Dead, but a zombie until wait() below: its id still answers to signals.
+        os.kill(supervisor.pid, signal.SIGKILL)
+        assert watcher.wait(timeout=20) == 1
+    supervisor.wait()
+
+
+def test_without_a_supervisor_there_is_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SUPERVISOR_PID, raising=False)
+    assert runs.watch_supervisor() is False
+
+
+def test_default_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(runs.RUNS_FOLDER, str(tmp_path))
+    path = runs.default_run_directory("pre text/quickstart")
+    assert path.parent == tmp_path
+    assert path.name.startswith("pre-text-quickstart-")
+    assert not path.exists()
+    path.mkdir()
+    assert runs.new_run_path(tmp_path, "pre text/quickstart") != path
+    monkeypatch.delenv(runs.RUNS_FOLDER)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert runs.default_run_directory("app").parent == tmp_path / "privsyn-runs"
+
+
+def test_user_paths_are_relative_to_where_the_command_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert files.user_path("/data/users.jsonl") == Path("/data/users.jsonl")
+    monkeypatch.setenv(files.WORKING_DIRECTORY, "/home/someone")
+    assert files.user_path("users.jsonl") == Path("/home/someone/users.jsonl")
+    monkeypatch.delenv(files.WORKING_DIRECTORY)
+    monkeypatch.chdir(tmp_path)
+    assert files.user_path("users.jsonl") == tmp_path / "users.jsonl"
+
+
+def test_the_kernel_forgets_nothing_about_a_killed_writer(tmp_path: Path) -> None:
+    # A writer that replaces one file as fast as it can, killed at arbitrary moments, never
+    # leaves anything but a whole document.
+    path = tmp_path / "state.json"
+    program = (
+        "import sys, pathlib\n"
+        "from flower_privsyn.files import write_json\n"
+        "n = 0\n"
+        "while True:\n"
+        "    n += 1\n"
+        "    write_json(pathlib.Path(sys.argv[1]), {'n': n, 'same': n, 'fill': 'x' * 20000})\n"
+    )
+    for delay in (0.0, 0.003, 0.011):
+        with subprocess.Popen([sys.executable, "-c", program, str(path)]) as writer:
+            while not path.exists():
+                time.sleep(0.01)
+            time.sleep(delay)
+            writer.kill()
+        document = json.loads(path.read_text())
+        assert document["n"] == document["same"]
+        path.unlink()
+
+
+# -------------------------------------------------------------------- the ledger's last line
+
+
+def _ledger(run: RunDirectory, releases: int) -> str:
+    return write_chain(
+        run.ledger_file,
+        {"event": "opened", "delta": 3e-6, "epsilon_budget": None, "accountant": "pld"},
+        *({"event": "release", "round": number} for number in range(1, releases + 1)),
+    )
+
+
+@pytest.fixture
+def stating(tmp_path: Path) -> RunDirectory:
+    """A run whose ledger has two releases, with a file of every kind that states them."""
+    run = RunDirectory.create(tmp_path / "run", config={})
+    digest = _ledger(run, 1)
+    run.follow_ledger(lambda: digest)
+    run.finish_round(1)
+    run.unlock()
+    return run
+
+
+@pytest.mark.parametrize("what", ["round", "metrics", "state"])
+def test_every_later_file_states_the_ledger_s_last_line(stating: RunDirectory, what: str) -> None:
+    last = _ledger(stating, 2)
+    stating.follow_ledger(lambda: last)
+    if what == "round":
+        stating.finish_round(2)
+    elif what == "metrics":
+        stating.append_metrics({"round": 2})
+    else:
+        stating.mark_finished()
+    again = RunDirectory.open(stating.path)
+    assert len(again.ledger_lines()) == 3
+    assert again.last_digest() == last
+    again.mark_running()  # by a process that has not opened the ledger yet
+    again.clear_failure()
+    file = {"round": "rounds/0002/state.json", "metrics": "metrics.jsonl", "state": "state.json"}
+    assert again.stated_digests()[last] == file[what]
+    _ledger(stating, 1)
+    for damage in ("cut", "removed"):
+        if damage == "removed":
+            stating.ledger_file.unlink()
+        for look in (again.ledger_lines, again.last_digest):
+            with pytest.raises(LedgerError, match="lacks the line .* and the run is refused"):
+                look()
+
+
+def test_before_the_first_line_there_is_nothing_to_state(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    run.finish_round(0)
+    run.unlock()
+    assert run.stated_digests() == {}
+    assert run.ledger_lines() == []
+    assert run.last_digest() is None
+
+
+# -------------------------------------------------------------------- no time but the creation's
+
+
+def test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    with run.session(), run.progress().stage("vote"):
+        pass
+    folder = tmp_path / "run.owner"
+    assert run.owner.path == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "times.jsonl").stat().st_mode) == 0o600
+    first, *rest = (folder / "times.jsonl").read_text().splitlines()
+    assert json.loads(first) == {"stamp": TIMES_STAMP}
+    assert [(line["event"], line.get("name")) for line in run.owner.times()] == [
+        ("state", None),
+        ("state", None),
+        ("stage", "vote"),
+        ("state", None),
+    ]
+    assert len(rest) == 4
+    # What an earlier run of this name took is not this run's.
+    shutil.rmtree(run.path)
+    RunDirectory.create(tmp_path / "run", config={}).unlock()
+    assert len(run.owner.times()) == 1
+
+
+def test_a_run_goes_on_where_no_times_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "run.owner").write_text("a file in the way")
+    run = RunDirectory.create(tmp_path / "run", config={})
+    with run.session():
+        pass
+    assert run.status == "finished"
+    assert run.owner.path.read_text() == "a file in the way"
+
+
+def test_files_get_the_date_of_the_creation(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    moment = datetime.fromisoformat(run.document["created"]).timestamp()
+    with contextlib.suppress(RuntimeError), run.session():
+        (run.round_dir(1) / "model").mkdir()
+        (run.round_dir(1) / "model" / "weights").touch()
+        os.utime(run.round_dir(1) / "model", (5, 5))
+        raise RuntimeError
+    assert run.status == "failed"
+    assert {entry.stat().st_mtime for entry in [run.path, *run.path.rglob("*")]} == {moment}
+    assert (run.path / ".lock").read_text() == ""
+
+
+def test_a_directory_without_a_format_is_one_of_0_1(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    run.unlock()
+    document = run.document
+    assert document.pop("format") == 2
+    run.config_file.write_text(json.dumps(document))
+    for resume in (
+        RunDirectory.open,
+        lambda path: RunDirectory.start(path, config={}, resume=True),
+    ):
+        with pytest.raises(RunDirectoryError, match=f"`privsyn migrate {run.path}`"):
+            resume(run.path)

@@ -1,0 +1,421 @@
+"""Pairs from scores, and candidates from responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.generation import load_prompt
+from flower_privsyn.host.progress import NullProgress
+from flower_privsyn.queries import KernelMean, mean_features
+from flower_privsyn.strategies import POPriConfig, Sketch
+from flower_privsyn.strategies.parts.preference_rounds import (
+    Candidates,
+    PreferenceRounds,
+    PublicSide,
+    best,
+    rank_pairs,
+)
+from flower_privsyn.testing import HashEmbedder, train_words
+
+END = "\nOriginal Text Sample 5"
+
+
+class TestRankPairs:
+    def test_hand_built_case_with_ties_and_duplicates(self) -> None:
+        # prompt 7: scores tie at the top (index 1 before 4) and at the rejected rank.
+        # prompt 2: fewer responses than the rejected rank: the last one.
+        # prompt 5: one response.  prompt 9: best and third-best are the same text.
+        group = np.array([2, 7, 9, 7, 7, 5, 9, 7, 2, 9])
+        scores = np.array([0.1, 3.0, 2.0, 1.0, 3.0, 8.0, 1.0, 1.0, 0.4, 0.5])
+        texts = ["a", "b", "same", "c", "d", "e", "f", "g", "h", "same"]
+        ranked = rank_pairs(scores, group, texts, rejected_rank=3)
+        assert ranked.chosen.tolist() == [8, 1]
+        assert ranked.rejected.tolist() == [0, 3]
+        assert ranked.dropped == {"one-response": 1, "equal-text": 1}
+
+    def test_a_text_written_twice_is_two_candidates(self) -> None:
+        # The authors' code looks a score up by its text, so the copy would take rank 1 as well.
+        ranked = rank_pairs(
+            np.array([5.0, 4.0, 3.0]), np.zeros(3, np.int64), ["x", "y", "x"], rejected_rank=2
+        )
+        assert (ranked.chosen.tolist(), ranked.rejected.tolist()) == ([0], [1])
+
+    @given(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2)), min_size=1, max_size=30),
+        st.integers(2, 6),
+    )
+    def test_equals_sorting_each_prompt(self, rows: list[tuple[int, int]], rank: int) -> None:
+        group = np.array([prompt for prompt, _ in rows])
+        scores = np.array([float(score) for _, score in rows])
+        texts = [f"text {index}" for index in range(len(rows))]
+        expected = []
+        for prompt in sorted(set(group.tolist())):
+            members = [index for index in range(len(rows)) if group[index] == prompt]
+            members.sort(key=lambda index: (-scores[index], index))
+            if len(members) > 1:
+                expected.append((members[0], members[min(rank, len(members)) - 1]))
+        ranked = rank_pairs(scores, group, texts, rejected_rank=rank)
+        assert list(zip(ranked.chosen, ranked.rejected, strict=True)) == expected
+        assert ranked.dropped["one-response"] + len(expected) == len(set(group.tolist()))
+
+    @pytest.mark.parametrize(
+        ("scores", "group", "texts", "rank", "named"),
+        [
+            ([1.0], [0, 0], ["a", "b"], 2, "one number"),
+            ([1.0, np.nan], [0, 0], ["a", "b"], 2, "finite"),
+            ([1.0, 2.0], [0, 0], ["a", "b"], 1, "at least 2"),
+        ],
+    )
+    def test_refuses(
+        self, scores: list[float], group: list[int], texts: list[str], rank: int, named: str
+    ) -> None:
+        with pytest.raises(ValueError, match=named):
+            rank_pairs(np.array(scores), np.array(group), texts, rejected_rank=rank)
+
+
+class Scripted:
+    """Responses as given, in order, to every prompt alike."""
+
+    name = "scripted"
+
+    def __init__(self, responses: Sequence[str]) -> None:
+        self.responses = list(responses)
+        self.asked: list[str] = []
+        self.seeds: list[int] = []
+        self.adapters: list[Path | None] = []
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        num_samples: int = 1,
+        sampling: Any,
+        adapter: Path | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[list[str]]:
+        self.asked += prompts
+        self.seeds.append(sampling.seed)
+        self.adapters.append(adapter)
+        assert sampling.stop == ("\nOriginal Text Sample ",)
+        return [self.responses[:num_samples] for _ in prompts]
+
+
+SEEDS = tuple(f"public sample number {index}" for index in range(20))
+
+
+def rounds(
+    root: Path, writer: Any, *, seeds: tuple[str, ...] = SEEDS, **changes: Any
+) -> PreferenceRounds:
+    values: dict[str, Any] = {
+        "epsilon": 1.0,
+        "num_prompts": 3,
+        "responses_per_prompt": 6,
+        "max_tokens": 5,
+        "rejected_rank": 2,
+        **changes,
+    }
+    public = PublicSide(
+        embedder=HashEmbedder(),
+        generator=writer,
+        prompt=load_prompt("pre-text"),
+        seeds=seeds,
+    )
+    return PreferenceRounds(
+        POPriConfig(**values),
+        public,
+        root=root,
+        progress=NullProgress(),  # type: ignore[arg-type]
+        trainer=train_words,
+    )
+
+
+class TestCandidates:
+    def test_unusable_responses_are_left_out_and_said(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", logger="flwr.privsyn")
+        generator = Scripted(
+            [" one two ", "\n \n", "one  two", "broken \ufffd word", "a b c d e f g", "three\nfour"]
+        )
+        candidates = rounds(tmp_path, generator).candidates(1)
+        assert candidates.population.texts[:3] == ("one two", "a b c d e", "three\nfour")
+        assert candidates.group.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert candidates.population.ids[3] == "1:3"
+        assert "9 of 18 responses" in caplog.text
+        for reason in ("3 empty", "3 duplicate", "3 broken-character"):
+            assert reason in caplog.text
+
+    def test_a_copy_of_an_example_is_left_out_of_its_own_prompt_alone(self, tmp_path: Path) -> None:
+        made = rounds(tmp_path, Scripted([SEEDS[0], "new"]), num_prompts=40, responses_per_prompt=2)
+        candidates = made.candidates(1)
+        held = {
+            int(group)
+            for group, text in zip(candidates.group, candidates.population.texts, strict=True)
+            if text == SEEDS[0]
+        }
+        with_it = {
+            int(group)
+            for group, parents in zip(candidates.group, candidates.population.parents, strict=True)
+            if "public:0" in parents
+        }
+        assert with_it
+        assert held == set(range(40)) - with_it
+
+    def test_the_end_of_a_cut_text_is_no_end(self, tmp_path: Path) -> None:
+        generator = Scripted(["short text", "one two three four five six", "x"])
+        candidates = rounds(tmp_path, generator, responses_per_prompt=3).candidates(1)
+        assert candidates.ends[:3] == (END, "", END)
+        assert candidates.prompts[0].endswith("\nOriginal Text Sample 4\n")
+        # What was generated after the prompt is what the prompt would hold for a longer list.
+        document = load_prompt("pre-text").render(["a", "b", "c", "short text"])
+        shorter = load_prompt("pre-text").render(["a", "b", "c"])
+        assert document == shorter + "short text" + END + "\n"
+
+    def test_prompts_hold_three_different_samples_and_differ(self, tmp_path: Path) -> None:
+        generator = Scripted(["x", "y"])
+        made = rounds(tmp_path, generator, num_prompts=60, responses_per_prompt=2)
+        candidates = made.candidates(1)
+        assert len(set(generator.asked)) == 60
+        assert all(len(set(parents)) == 3 for parents in candidates.population.parents)
+        rounds(tmp_path / "other", again := Scripted(["x", "y"]), num_prompts=60).candidates(2)
+        assert len(set(generator.asked) & set(again.asked)) < 10  # another round, other prompts
+
+    def test_prompts_differ_although_there_is_little_public_text(self, tmp_path: Path) -> None:
+        # Five samples make 60 prompts; 30 drawn without looking hold about seven repetitions.
+        generator = Scripted(["x", "y"])
+        made = rounds(tmp_path, generator, seeds=SEEDS[:5], num_prompts=30, responses_per_prompt=2)
+        made.candidates(1)
+        assert len(set(generator.asked)) == 30
+
+    def test_nothing_usable_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(GenerationError, match=r"round 1: none of the 18 responses.*18 empty"):
+            rounds(tmp_path, Scripted([" "] * 6)).candidates(1)
+
+    def test_are_stored_as_they_travel(self, tmp_path: Path) -> None:
+        made = rounds(tmp_path, Scripted(list("abcdef")))
+        candidates = made.candidates(1)
+        read = Candidates.from_parquet(tmp_path / "0001" / "candidates.parquet")
+        assert np.array_equal(read.embeddings, candidates.embeddings)
+        assert np.array_equal(read.embeddings.astype(np.float16), read.embeddings)
+        for column in ("texts", "ids", "parents", "source"):
+            assert getattr(read.population, column) == getattr(candidates.population, column)
+        assert (read.prompts, read.ends) == (candidates.prompts, candidates.ends)
+        assert read.group.tolist() == candidates.group.tolist()
+
+    def test_are_made_once(self, tmp_path: Path) -> None:
+        generator = Scripted(list("abcdef"))
+        made = rounds(tmp_path, generator)
+        made.candidates(1)
+        made.candidates(1)
+        assert len(generator.asked) == 3
+        assert not (tmp_path / "0001" / "responses.jsonl").exists()
+
+
+class TestResponsesOfAnInterruptedRound:
+    def test_are_not_written_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from flower_privsyn.strategies import preference_rounds
+        from flower_privsyn.testing import WordGenerator
+
+        monkeypatch.setattr(preference_rounds, "_LOCAL_BATCH", 12)
+
+        class Failing(WordGenerator):
+            calls = 0
+            asked = 0
+
+            def generate(self, prompts: Sequence[str], **kwargs: Any) -> list[list[str]]:
+                self.calls += 1
+                if self.calls == 3:
+                    raise GenerationError("the server is gone")
+                self.asked += len(prompts)
+                return super().generate(prompts, **kwargs)
+
+        vocabulary = [f"word{index}" for index in range(50)]
+        whole = rounds(tmp_path / "whole", WordGenerator(vocabulary), num_prompts=9).candidates(1)
+        with pytest.raises(GenerationError, match="gone"):
+            rounds(tmp_path / "torn", Failing(vocabulary), num_prompts=9).candidates(1)
+        kept = tmp_path / "torn" / "0001" / "responses.jsonl"
+        assert [json.loads(line)["prompt"] for line in kept.read_text().splitlines()] == [
+            0,
+            1,
+            2,
+            3,
+        ]
+        with kept.open("a") as file:
+            file.write('{"prompt": 4, "text": "torn li')
+        second = Failing(vocabulary)
+        second.calls = 10
+        resumed = rounds(tmp_path / "torn", second, num_prompts=9).candidates(1)
+        assert second.asked == 5
+        assert resumed.population.texts == whole.population.texts
+        assert resumed.prompts == whole.prompts
+
+
+class TestLearning:
+    def test_pairs_adapters_and_record(self, tmp_path: Path) -> None:
+        import pyarrow.parquet as pq
+
+        generator = Scripted(["good text", "plain text", "bad text", "worse text"])
+        made = rounds(tmp_path, generator, responses_per_prompt=4, rejected_rank=3)
+        candidates = made.candidates(1)
+        scores = np.tile([2.0, 1.0, 0.5, -1.0], 3)
+        assert made.adapter(2) is None
+        record = made.learn(1, scores)
+        assert record["pairs"] == 3
+        assert made.adapter(2) == tmp_path / "0001" / "adapter"
+        assert made.adapter(1) is None
+        table = pq.read_table(tmp_path / "0001" / "candidates.parquet").to_pylist()
+        assert [row["chosen"] for row in table] == [True, False, False, False] * 3
+        assert [row["rejected"] for row in table] == [False, False, True, False] * 3
+        assert [row["score"] for row in table] == scores.tolist()
+        assert [row["prompt"] for row in table] == candidates.group.tolist()
+        weights = json.loads((tmp_path / "0001" / "adapter" / "adapter_config.json").read_text())
+        assert weights == {"bad": -1.0, "good": 1.0, "text": 0.0}
+        made.candidates(2)
+        assert generator.adapters == [None, tmp_path / "0001" / "adapter"]
+
+    def test_the_next_adapter_starts_from_the_last_one(self, tmp_path: Path) -> None:
+        made = rounds(tmp_path, Scripted(["good", "bad"]), responses_per_prompt=2)
+        for number in (1, 2):
+            made.candidates(number)
+            made.learn(number, np.tile([1.0, 0.0], 3))
+        weights = json.loads((tmp_path / "0002" / "adapter" / "adapter_config.json").read_text())
+        assert weights == pytest.approx({"bad": -2.0, "good": 2.0})
+
+    def test_without_a_pair_the_generator_stays(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        made = rounds(tmp_path, Scripted(["only", "only"]), responses_per_prompt=2)
+        made.candidates(1)
+        assert made.learn(1, np.zeros(3))["dropped"]["one-response"] == 3
+        assert made.adapter(2) is None
+        assert "no prompt gave a pair" in caplog.text
+        assert made.learned(1) is not None
+
+    def test_is_done_once(self, tmp_path: Path) -> None:
+        made = rounds(tmp_path, Scripted(["good", "bad"]), responses_per_prompt=2)
+        made.candidates(1)
+        first = made.learn(1, np.tile([1.0, 0.0], 3))
+        before = (tmp_path / "0001" / "adapter" / "adapter_config.json").read_bytes()
+        assert made.learn(1, np.tile([0.0, 1.0], 3)) == first
+        assert (tmp_path / "0001" / "adapter" / "adapter_config.json").read_bytes() == before
+
+    def test_settings_reach_the_training(self, tmp_path: Path) -> None:
+        seen: dict[str, Any] = {}
+
+        def trainer(model: Any, pairs: Any, **kwargs: Any) -> Any:
+            seen.update(kwargs, model=model, pairs=list(pairs))
+            return train_words(model, pairs, **kwargs)
+
+        made = rounds(
+            tmp_path,
+            Scripted(["good text", "a b c d e f"]),
+            responses_per_prompt=2,
+            loss="ipo",
+            beta=0.5,
+            lora_rank=3,
+            lora_alpha=6,
+            learning_rate=0.01,
+            learning_rate_schedule="constant",
+            warmup_steps=7,
+            training_epochs=4,
+            training_batch_size=10,
+            training_micro_batch_size=5,
+            gradient_checkpointing=True,
+            reference="previous",
+            max_new_tokens=33,
+            generator="vllm:some/model",
+        )
+        made._trainer = trainer
+        made.candidates(1)
+        made.learn(1, np.tile([1.0, 0.0], 3))
+        settings = seen["settings"]
+        assert (settings.loss, settings.beta, settings.lora_rank, settings.lora_alpha) == (
+            "ipo",
+            0.5,
+            3,
+            6,
+        )
+        assert (settings.learning_rate, settings.schedule, settings.warmup_steps) == (
+            0.01,
+            "constant",
+            7,
+        )
+        assert (settings.epochs, settings.batch_size, settings.micro_batch_size) == (4, 10, 5)
+        assert (settings.reference, settings.max_new_tokens) == ("previous", 33)
+        assert settings.gradient_checkpointing is True
+        assert seen["model"] == "some/model"
+        pair = seen["pairs"][0]
+        assert (pair.chosen, pair.chosen_end) == ("good text", END)
+        assert (pair.rejected, pair.rejected_end) == ("a b c d e", "")
+
+
+class TestStopping:
+    def test_when_the_best_lies_too_far_back(self, tmp_path: Path) -> None:
+        made = rounds(tmp_path, Scripted([]), patience=2, checkpoint="sketch-mmd", num_rounds=5)
+        assert not made.stops({1: 0.5, 2: 0.6})
+        assert made.stops({1: 0.5, 2: 0.6, 3: 0.5})
+        assert not made.stops({1: 0.5, 2: 0.6, 3: 0.4})
+        assert not made.stops({})
+        assert not made.stops({1: 0.5, 4: 0.6})  # rounds 2 and 3 were lost
+        assert made.stops({1: 0.5, 4: 0.6, 6: 0.7})
+        assert best({3: 0.2, 1: 0.2, 2: 0.4}) == 1
+
+    def test_what_a_lost_round_left_to_the_next_is_no_distance_of_its_own(
+        self, tmp_path: Path
+    ) -> None:
+        made = rounds(tmp_path, Scripted(list("abcdef")))
+        written = made.candidates(1)
+        made.keep(1)
+        made.candidates(3)
+        query = KernelMean(num_features=16)
+        sketch = Sketch(
+            query=query,
+            total=mean_features(written.embeddings, query=query),
+            num_users=1.0,
+            noise_std=0.0,
+        )
+        assert np.array_equal(made.candidates(2).embeddings, written.embeddings)
+        assert sorted(made.distances(sketch, 3)) == [1, 3]
+        assert made.distances(sketch, 1) == {1: pytest.approx(0.0, abs=1e-12)}
+
+
+class TestPublicSide:
+    def load(self, public_file: Path, **changes: Any) -> PublicSide:
+        config = POPriConfig(epsilon=1.0, public_text=str(public_file), **changes)
+        return PublicSide.load(config, embedder=HashEmbedder(), generator=Scripted([]))
+
+    def test_loads(self, public_file: Path) -> None:
+        public = self.load(public_file)
+        assert len(public.seeds) == 80
+        assert public.seed_ids[79] == "public:79"
+
+    def test_a_prompt_for_too_few_samples(self, public_file: Path, tmp_path: Path) -> None:
+        prompt = tmp_path / "short.json"
+        prompt.write_text(
+            json.dumps(
+                {"name": "short", "heading": "Texts:", "marker": "Text {number}", "num_samples": 3}
+            )
+        )
+        with pytest.raises(ConfigError, match="announces 3 samples"):
+            self.load(public_file, prompt=str(prompt))
+
+    def test_too_little_public_text(self, tmp_path: Path) -> None:
+        few = tmp_path / "few.jsonl"
+        few.write_text('{"text": "one two three four"}\n{"text": "five six seven eight"}\n')
+        with pytest.raises(ConfigError, match="holds 2 texts"):
+            self.load(few)
+
+    def test_a_model_to_train_that_is_not_there(self, public_file: Path) -> None:
+        from flower_privsyn.errors import ModelError
+
+        with pytest.raises(ModelError, match="/nowhere/lm"):
+            self.load(public_file, training_model="/nowhere/lm")
