@@ -340,7 +340,7 @@ class TestKilledAndResumed:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        from flower_privsyn.strategies import preference_rounds
+        from flower_privsyn.strategies.parts import preference_rounds
 
         monkeypatch.setattr(preference_rounds, "_LOCAL_BATCH", 10)
         whole = self.reference(federation, config, tmp_path)
