@@ -188,9 +188,7 @@ def test_session_records_how_the_work_ended(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), run.session():
         _ = 1 / 0
     assert run.error is not None
-    assert run.error.startswith(
-        "Unexpected ZeroDivisionError in tests/runs/test_directory.py line "
-    )
+    assert run.error.startswith("Unexpected ZeroDivisionError in runs/test_directory.py line ")
     assert run.state["unexpected"] is True
 
     with pytest.raises(SystemExit), run.session():

@@ -31,7 +31,7 @@ from tests.ledgers import write_chain
 from tests.run_files import contents, released_files, times_in
 from tests.strategies.test_dp_ftrl import CorrelatedProbe
 
-FIXTURES = Path(__file__).parent / "data" / "runs-0.1"
+FIXTURES = Path(__file__).parents[1] / "data" / "runs-0.1"
 pytestmark = pytest.mark.old_runs
 Builder = Callable[..., Any]
 NAMES = ("finished", "unfinished", "sketch", "correlated")
