@@ -604,6 +604,33 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# -------------------------------------------------------------------- methods
+
+
+def _methods(arguments: argparse.Namespace) -> int:
+    from flower_privsyn.strategies.catalogue import entries, refusals
+
+    rows = [entry.to_dict() for entry in entries().values()]
+    for sentence in refusals():
+        sys.stderr.write(f"privsyn: {sentence}\n")
+    if arguments.json:
+        print(json.dumps(rows, ensure_ascii=False, indent=2))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text  # plain: the title of a method from outside may look like markup
+
+    headings = {"title": "method", "kind": "gives", "query": "users answer", "paper": "paper"}
+    console = Console()
+    narrow = console.width < 120
+    for keys in (["title", "kind"], ["query", "paper"]) if narrow else (list(headings),):
+        table = Table("strategy", *(headings[key] for key in keys), pad_edge=False)
+        for row in rows:
+            table.add_row(*(Text(row[key]) for key in ("name", *keys)))
+        console.print(table)
+    return 0
+
+
 # -------------------------------------------------------------------- report
 
 
@@ -749,6 +776,10 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--date-column", default="date", metavar="NAME")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     evaluate.set_defaults(command=_evaluate)
+
+    methods = commands.add_parser("methods", help="list the methods and their papers")
+    methods.add_argument("--json", action="store_true", help="print JSON")
+    methods.set_defaults(command=_methods)
 
     embed = commands.add_parser(
         "embed",

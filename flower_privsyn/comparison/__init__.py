@@ -4,16 +4,13 @@ Every method runs on the same users through Flower, and one downstream model is 
 who took no part. All figures are computed from private text without noise, and stamped so.
 """
 
-from flower_privsyn.comparison.methods import APP, DEFAULT_METHODS, Method, methods_of
-from flower_privsyn.comparison.plan import Cell, Plan, make_plan
+from flower_privsyn.comparison.plan import APP, Cell, Plan, make_plan, methods_of
 from flower_privsyn.comparison.run import Comparison
 
 __all__ = [
     "APP",
-    "DEFAULT_METHODS",
     "Cell",
     "Comparison",
-    "Method",
     "Plan",
     "make_plan",
     "methods_of",

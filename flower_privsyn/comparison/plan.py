@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +12,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from flower_privsyn.comparison.methods import DEFAULT_METHODS, REFERENCES, Method, methods_of
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.host.simulation import App, ConfigValue, check_settings, resolve_config
+from flower_privsyn.strategies.by_name import listed_strategies
+from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
 from flower_privsyn.training.causal import CausalTraining
+
+#: The app every run of a comparison is a run of; `baselines/compare` in the repository.
+APP: Final = Path(__file__).parent / "app"
 
 #: Where the users of a comparison are dealt to private and held-out: nobody's seed.
 _SPLIT = b"privsyn split"
@@ -88,7 +93,7 @@ class Plan:
     private: Users
     held_out: Users
     source: str
-    methods: tuple[Method, ...]
+    methods: tuple[ComparedMethod, ...]
     epsilons: tuple[float, ...]
     seeds: tuple[int, ...]
     delta: float
@@ -103,22 +108,20 @@ class Plan:
         found: list[Cell] = []
         for number, seed in enumerate(self.seeds):
             for method in self.methods:
-                if method.name not in REFERENCES:
-                    continue
-                if method.seeded or number == 0:
-                    budget = None if method.kind == "private" else 0.0
+                if not method.asks_users and (method.seeded or number == 0):
+                    budget = None if method.kind == "private text" else 0.0
                     found.append(Cell(method=method.name, epsilon=budget, seed=seed))
             for epsilon in self.epsilons:
                 found += [
                     Cell(method=method.name, epsilon=epsilon, seed=seed)
                     for method in self.methods
-                    if method.name not in REFERENCES
+                    if method.asks_users
                 ]
         return found
 
-    def method(self, name: str) -> Method:
-        """The method of that name."""
-        return next(method for method in self.methods if method.name == name)
+    def method(self, cell: Cell) -> ComparedMethod:
+        """The method of a cell."""
+        return next(method for method in self.methods if method.name == cell.method)
 
     def values(self, cell: Cell, data: Path) -> dict[str, ConfigValue]:
         """The run configuration of a cell.
@@ -128,12 +131,12 @@ class Plan:
             data: file of the private users.
         """
         named = f"{self.config}/{cell.method}"
-        if cell.method in REFERENCES and not (self.app.path / "conf" / f"{named}.toml").is_file():
-            values = resolve_config(self.app, settings=self._settings_of(cell.method))
-        else:
-            values = resolve_config(
-                self.app, config_name=named, settings=self._settings_of(cell.method)
-            )
+        written = (self.app.path / "conf" / f"{named}.toml").is_file()
+        values = resolve_config(
+            self.app,
+            config_name=named if written or self.method(cell).asks_users else None,
+            settings=self._settings_of(cell.method),
+        )
         values |= {
             "data": str(data),
             "client-column": "client_id",
@@ -184,7 +187,7 @@ class Plan:
                     "comparison and has its own option"
                 )
         for cell in self.cells():
-            if cell.method not in REFERENCES and cell.seed == self.seeds[0]:
+            if self.method(cell).asks_users and cell.seed == self.seeds[0]:
                 try:
                     check_settings(self.app, self.values(cell, Path("private.jsonl")))
                 except ConfigError as error:
@@ -200,6 +203,46 @@ class Plan:
                     digest.update(len(encoded).to_bytes(8, "big") + encoded)
             digest.update(b"|")
         return digest.hexdigest()
+
+
+def methods_of(app: App, config: str) -> Mapping[str, ComparedMethod]:
+    """The methods of an app: the references, and a file `conf/<config>/<method>.toml` for others.
+
+    Args:
+        app: `APP` or a copy of it with other settings.
+        config: folder in its `conf/`.
+
+    Returns:
+        By name, in the order of a table; methods of one's own stand before the ceiling.
+
+    Raises:
+        ConfigError: There is no such folder, or a file in it names no strategy.
+    """
+    folder = app.path / "conf" / config
+    if not folder.is_dir():
+        sizes = sorted(entry.name for entry in (app.path / "conf").glob("*") if entry.is_dir())
+        raise ConfigError(
+            f"{app.name} has no settings {config!r}; it has {', '.join(sizes) or 'none'}"
+        )
+    found = {name: method for name, method in compared().items() if not method.asks_users}
+    for file in sorted(folder.glob("*.toml")):
+        if file.stem in found:
+            continue
+        try:
+            document = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}") from error
+        strategy = document.get("strategy", app.defaults.get("strategy"))
+        if strategy not in entries():
+            raise ConfigError(f"{file}: strategy must be {listed_strategies()}, got {strategy!r}")
+        known = compared().get(file.stem)
+        if known is None:
+            known = ComparedMethod(name=file.stem, title=file.stem, kind="synthetic text")
+        found[file.stem] = replace(known, kind=entries()[str(strategy)].kind)
+    order = [*compared()]
+    ceiling = order.pop()
+    own = sorted(found.keys() - compared().keys())
+    return {name: found[name] for name in (*order, *own, ceiling) if name in found}
 
 
 def split_users(users: Users, *, private: int, held_out: int) -> tuple[Users, Users]:
@@ -293,7 +336,7 @@ def make_plan(
         app: what is run; see `methods_of`.
         data: files, folders or data set names, each as `load_users` takes it.
         epsilons: budgets, each > 0.
-        methods: names; empty for all of the app.
+        methods: names; empty for all of the app that the catalogue knows.
         seeds: repetitions, >= 1.
         config: folder of settings in the app's `conf/`.
         held_out: file of users that do not take part, in place of `held_out_users`.
@@ -322,7 +365,7 @@ def make_plan(
     if seeds < 1:
         raise ConfigError(f"--seeds must be a whole number >= 1, got {seeds}")
     known = methods_of(app, config)
-    chosen = list(dict.fromkeys(methods)) or [name for name in known if name in DEFAULT_METHODS]
+    chosen = methods or [name for name in known if name in compared()]
     for name in chosen:
         if name not in known:
             raise ConfigError(

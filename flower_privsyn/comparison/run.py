@@ -26,7 +26,6 @@ import numpy as np
 
 from flower_privsyn import clock
 from flower_privsyn.client_apps.cpu_time import CPU_TIME_FILE
-from flower_privsyn.comparison.methods import REFERENCES
 from flower_privsyn.comparison.picture import Picture
 from flower_privsyn.comparison.plan import Cell, Plan, settings_of
 from flower_privsyn.comparison.summary import summarise
@@ -165,7 +164,7 @@ class Comparison:
             for number, cell in enumerate(cells, start=1):
                 if self._result(cell).get("status") == "finished":
                     continue
-                title = self.plan.method(cell.method).title
+                title = self.plan.method(cell).title
                 budget = "infinity" if cell.epsilon is None else f"{cell.epsilon:g}"
                 say(f"[{number}/{len(cells)}] {title}, epsilon {budget}, seed {cell.seed}")
                 self._write(cells, running=cell)
@@ -237,7 +236,7 @@ class Comparison:
 
     def _outcome(self, cell: Cell, data: Path, follower: Follower) -> dict[str, Any]:
         values = self.plan.values(cell, data)
-        if cell.method in REFERENCES:
+        if not self.plan.method(cell).asks_users:
             with follower() as follow:
                 return self._reference(cell, values, ShownProgress(follow))
         with follower() as follow:
@@ -278,7 +277,7 @@ class Comparison:
                 run, self._cell_folder(cell) / "cpu_time.jsonl", len(self.plan.private)
             ),
         }
-        if self.plan.method(cell.method).kind == "on-device":
+        if self.plan.method(cell).kind == "on-device training":
             quality = self._quality(str(run.path / TRAINED_MODEL), progress, values)
             return {**found, "quality": quality, "texts": None, "samples": []}
         texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]

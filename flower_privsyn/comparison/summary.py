@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flower_privsyn.comparison.methods import Method
+from flower_privsyn.strategies.catalogue import ComparedMethod
 
 #: Figures of `quality` and of `texts` that the table has.
 _QUALITY = ("next_token_accuracy", "perplexity", "bits_per_byte")
@@ -24,7 +24,7 @@ _COSTS = (
 
 
 def summarise(
-    cells: Sequence[Mapping[str, Any]], methods: Sequence[Method]
+    cells: Sequence[Mapping[str, Any]], methods: Sequence[ComparedMethod]
 ) -> list[dict[str, Any]]:
     """One row per method and epsilon, in the order of the methods, then of the epsilons.
 

@@ -9,6 +9,7 @@ Papers:
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.strategies.catalogue import compared, entries, resolved
 
 #: Parameters of DistilGPT2, the model both papers count for training on the device.
 DISTILGPT2_PARAMETERS = 81_912_576
@@ -94,16 +96,21 @@ def popri_communication(
 
 
 def kernel_sketch_communication(
-    *, num_features: int, rounds: int = 1, embedding_dimension: int = 0
+    *,
+    num_features: int,
+    rounds: int = 1,
+    dimension: int = MINILM_DIMENSION,
+    embedding_weight: float = 0.0,
 ) -> Communication:
     """Kernel sketch: nothing but a seed down, the mean features up.
 
     Args:
         num_features: D.
         rounds: releases; all that follows is free.
-        embedding_dimension: d where the embedding is among the features, else 0.
+        dimension: of an embedding.
+        embedding_weight: above 0 the embedding is among the features.
     """
-    return _communication(0, num_features + embedding_dimension, rounds)
+    return _communication(0, num_features + (dimension if embedding_weight > 0 else 0), rounds)
 
 
 def federated_training_communication(
@@ -126,54 +133,43 @@ def communication(method: str, settings: Mapping[str, Any]) -> Communication:
     """What a run with these settings sends, before it is started.
 
     Args:
-        method: "private-evolution" (PrE-Text, Aug-PE), "popri", "pe-sft", "kernel-sketch",
-            "dp-fedavg", "dp-ftrl", "public-only" or "expand-only".
+        method: a name of the catalogue: a strategy, a paper's settings of one ("pre-text",
+            "pe-sft"), "public-only" or "expand-only".
         settings: the method's hyphenated keys, and where embeddings travel optionally `dimension`;
             for training on the device `num-parameters`.
 
     Raises:
-        ConfigError: the method is unknown or a setting is missing.
+        ConfigError: The method is unknown or a setting is missing.
     """
-    values = {"dimension": MINILM_DIMENSION, **settings}
-
-    def get(key: str) -> int:
-        if key not in values:
-            raise ConfigError(f"the communication of {method} depends on {key}, which is missing")
-        return int(values[key])
-
-    if method == "private-evolution":
-        return private_evolution_communication(
-            num_candidates=get("num-candidates"),
-            dimension=get("dimension"),
-            rounds=get("num-rounds"),
+    counted = _counted()
+    if method not in counted:
+        raise ConfigError(
+            f"the communication of {method!r} is not known; known are {', '.join(counted)}"
         )
-    if method in ("popri", "pe-sft"):
-        return popri_communication(
-            num_prompts=get("num-prompts"),
-            responses_per_prompt=get("responses-per-prompt"),
-            dimension=get("dimension"),
-            rounds=get("num-rounds"),
-            answer_space=values.get("answer-space", "candidates"),
-        )
-    if method == "kernel-sketch":
-        whole = float(values.get("embedding-weight", 0.0)) > 0
-        return kernel_sketch_communication(
-            num_features=get("num-features"),
-            rounds=get("num-rounds"),
-            embedding_dimension=get("dimension") if whole else 0,
-        )
-    if method in ("dp-fedavg", "dp-ftrl"):
-        return federated_training_communication(
-            num_parameters=get("num-parameters"),
-            rounds=get("num-rounds"),
-            adaptive_clipping=bool(values.get("adaptive-clipping", False)),
-        )
-    if method in ("public-only", "expand-only"):
+    if not counted[method]:
         return Communication(floats_down=0, floats_up=0, rounds=0)
-    raise ConfigError(
-        f"the communication of {method!r} is not known; known are private-evolution, popri, "
-        "pe-sft, kernel-sketch, dp-fedavg, dp-ftrl, public-only and expand-only"
-    )
+    count = resolved(counted[method])
+    given = {}
+    for name, parameter in inspect.signature(count).parameters.items():
+        key = "num-rounds" if name == "rounds" else name.replace("_", "-")
+        if key in settings:
+            given[name] = settings[key]
+        elif parameter.default is parameter.empty:
+            raise ConfigError(f"the communication of {method} depends on {key}, which is missing")
+    found: Communication = count(**given)
+    return found
+
+
+def _counted() -> dict[str, str]:
+    """References to the functions above by the catalogue's names; "" where nobody is asked."""
+    found = {}
+    for name, method in compared().items():
+        strategy = entries().get(method.settings_of or name)
+        if strategy is not None and strategy.communication:
+            found[name] = strategy.communication
+        elif method.kind == "public text":
+            found[name] = ""
+    return found
 
 
 def _communication(down: int, up: int, rounds: int) -> Communication:

@@ -153,29 +153,12 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
     Raises:
         ConfigError: A value is out of range or contradicts another one.
     """
-    from flower_privsyn.strategies import (
-        CLIENT_KEYS,
-        STRATEGIES,
-        DPFedAvgConfig,
-        DPFTRLConfig,
-        KernelSketchConfig,
-        POPriConfig,
-        PrivateEvolutionConfig,
-        PrivateSumConfig,
-        configuration_of,
-    )
+    from flower_privsyn.strategies import CLIENT_KEYS, STRATEGIES, configuration_of
 
     if values.get("strategy") in STRATEGIES:
         configuration_of({key: values[key] for key in values if key != "run-dir"})
         return
-    configs: tuple[type[PrivateSumConfig], ...] = (
-        PrivateEvolutionConfig,
-        POPriConfig,
-        KernelSketchConfig,
-        DPFedAvgConfig,
-        DPFTRLConfig,
-    )
-    for config in configs:
+    for config, _ in STRATEGIES.values():
         if config.keys() <= set(app.defaults):
             others = set(values) - config.keys() - CLIENT_KEYS
             config.from_run_config(values, other_keys=others)

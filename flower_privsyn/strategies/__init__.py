@@ -1,24 +1,66 @@
-"""The server's half, one file per method."""
+"""The server's half, one file per method.
 
-from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
-from flower_privsyn.private_path.settings import CLIENT_KEYS, PrivateSumConfig
-from flower_privsyn.strategies.catalogue import STRATEGIES, configuration_of, strategy_of
-from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
-from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
-from flower_privsyn.strategies.kernel_sketch import KernelSketch, KernelSketchConfig
-from flower_privsyn.strategies.parts.federated_training import (
-    FederatedTraining,
-    FederatedTrainingConfig,
-)
-from flower_privsyn.strategies.parts.preference_rounds import PreferenceConfig, PreferenceTrainer
-from flower_privsyn.strategies.parts.sketch import Sketch
-from flower_privsyn.strategies.popri import POPri, POPriConfig
-from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
+The names below are imported on first use, so that the catalogue of methods can be read without
+loading any of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
+    from flower_privsyn.private_path.settings import CLIENT_KEYS, PrivateSumConfig
+    from flower_privsyn.strategies.by_name import STRATEGIES, configuration_of, strategy_of
+    from flower_privsyn.strategies.catalogue import CatalogueEntry, Paper
+    from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
+    from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
+    from flower_privsyn.strategies.kernel_sketch import KernelSketch, KernelSketchConfig
+    from flower_privsyn.strategies.parts.federated_training import (
+        FederatedTraining,
+        FederatedTrainingConfig,
+    )
+    from flower_privsyn.strategies.parts.preference_rounds import (
+        PreferenceConfig,
+        PreferenceTrainer,
+    )
+    from flower_privsyn.strategies.parts.sketch import Sketch
+    from flower_privsyn.strategies.popri import POPri, POPriConfig
+    from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
+
+_HOMES = {
+    "CLIENT_KEYS": "private_path.settings",
+    "DPFTRL": "strategies.dp_ftrl",
+    "STRATEGIES": "strategies.by_name",
+    "CatalogueEntry": "strategies.catalogue",
+    "DPFTRLConfig": "strategies.dp_ftrl",
+    "DPFedAvg": "strategies.dp_fedavg",
+    "DPFedAvgConfig": "strategies.dp_fedavg",
+    "FederatedTraining": "strategies.parts.federated_training",
+    "FederatedTrainingConfig": "strategies.parts.federated_training",
+    "KernelSketch": "strategies.kernel_sketch",
+    "KernelSketchConfig": "strategies.kernel_sketch",
+    "POPri": "strategies.popri",
+    "POPriConfig": "strategies.popri",
+    "Paper": "strategies.catalogue",
+    "PreferenceConfig": "strategies.parts.preference_rounds",
+    "PreferenceTrainer": "strategies.parts.preference_rounds",
+    "PrivateEvolution": "strategies.private_evolution",
+    "PrivateEvolutionConfig": "strategies.private_evolution",
+    "PrivateSumConfig": "private_path.settings",
+    "PrivateSumStrategy": "private_path.engine",
+    "ReleasedSum": "private_path.engine",
+    "Sketch": "strategies.parts.sketch",
+    "configuration_of": "strategies.by_name",
+    "strategy_of": "strategies.by_name",
+}
 
 __all__ = [
     "CLIENT_KEYS",
     "DPFTRL",
     "STRATEGIES",
+    "CatalogueEntry",
     "DPFTRLConfig",
     "DPFedAvg",
     "DPFedAvgConfig",
@@ -28,6 +70,7 @@ __all__ = [
     "KernelSketchConfig",
     "POPri",
     "POPriConfig",
+    "Paper",
     "PreferenceConfig",
     "PreferenceTrainer",
     "PrivateEvolution",
@@ -39,3 +82,17 @@ __all__ = [
     "configuration_of",
     "strategy_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"flower_privsyn.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

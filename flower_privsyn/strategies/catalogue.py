@@ -1,68 +1,354 @@
-"""Strategies by name, for apps in which the run configuration chooses the method."""
+"""The one list of methods: names, titles, papers, colours, and where their code is.
+
+Everything that names a method reads it here: the command line, comparisons, reports, costs and the
+tables of the documentation. Importing this module loads no strategy and no model library: classes
+are references, "module:name", until somebody asks for them.
+
+A method from outside the package is an entry point of the group `flower_privsyn.strategies`, named
+as settings name the method, that loads a `CatalogueEntry`:
+
+    # pyproject.toml of the other distribution
+    [project.entry-points."flower_privsyn.strategies"]
+    text-lengths = "text_lengths:ENTRY"
+
+    # text_lengths.py
+    ENTRY = CatalogueEntry(
+        name="text-lengths",
+        title="histogram of text lengths",
+        kind="synthetic text",
+        queries=("text_lengths",),
+        config="text_lengths:TextLengthsConfig",
+        strategy="text_lengths:TextLengths",
+    )
+
+One that cannot be loaded, or whose name is taken, is left out and `refusals` says why; the others
+are not touched by it.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, metadata
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.settings import PrivateSumConfig
-from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
-from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
-from flower_privsyn.strategies.kernel_sketch import KernelSketch, KernelSketchConfig
-from flower_privsyn.strategies.popri import POPri, POPriConfig
-from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
 
-#: Settings and strategy by the value of the key `strategy`.
-STRATEGIES: Final[Mapping[str, tuple[type[PrivateSumConfig], type[PrivateSumStrategy]]]] = (
-    MappingProxyType(
-        {
-            "private-evolution": (PrivateEvolutionConfig, PrivateEvolution),
-            "popri": (POPriConfig, POPri),
-            "kernel-sketch": (KernelSketchConfig, KernelSketch),
-            "dp-fedavg": (DPFedAvgConfig, DPFedAvg),
-            "dp-ftrl": (DPFTRLConfig, DPFTRL),
-        }
-    )
+#: Group of the entry points that add methods.
+GROUP: Final = "flower_privsyn.strategies"
+
+Kind = Literal["public text", "synthetic text", "on-device training", "private text"]
+Mark = Literal["circle", "square", "triangle", "diamond", "cross", "wedge", "star", "plus"]
+
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+#: What every outside class must be: the settings, the strategy.
+_BASES = (
+    "flower_privsyn.private_path.settings:PrivateSumConfig",
+    "flower_privsyn.private_path.engine:PrivateSumStrategy",
 )
 
 
-def configuration_of(run_config: Mapping[str, Any]) -> PrivateSumConfig:
-    """The settings of the strategy that the key `strategy` names.
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """Where a method was published.
 
-    Args:
-        run_config: `context.run_config` of an app that declares `strategy` and the keys of all
-            strategies it may name. Keys of the other strategies are left alone.
-
-    Raises:
-        ConfigError: there is no such strategy, a key belongs to none of them, or a value has the
-            wrong type or is out of range.
+    Attributes:
+        authors: as a citation has them, "Hou et al.".
+        year: of publication.
+        venue: short name of the conference; "" for a preprint.
+        name: what the paper calls its method, where that is another name.
     """
-    name = run_config.get("strategy")
-    if name not in STRATEGIES:
-        listed = ", ".join(f'"{known}"' for known in STRATEGIES)
-        raise ConfigError(f"strategy must be one of {listed}, got {name!r}")
-    config = STRATEGIES[str(name)][0]
-    every = frozenset().union(*(other.keys() for other, _ in STRATEGIES.values()))
-    return config.from_run_config(run_config, other_keys=(every - config.keys()) | {"strategy"})
+
+    authors: str
+    year: int
+    venue: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        """As a table has it: "Hou et al., ICML 2025"."""
+        when = f", {self.venue} {self.year}" if self.venue else f" {self.year}"
+        return self.authors + when + (f" ({self.name})" if self.name else "")
 
 
-def strategy_of(run_config: Mapping[str, Any]) -> PrivateSumStrategy:
-    """The strategy that the key `strategy` names, with its settings from the run configuration.
+@dataclass(frozen=True, kw_only=True)
+class ComparedMethod:
+    """One way from users' text to a model, or the lack of one: a line of a comparison.
 
-    Example:
-        ```python
-        @app.main()
-        def main(grid, context):
-            strategy_of(context.run_config).start(grid)
-        ```
-
-    Raises:
-        ConfigError: see `configuration_of`.
+    Attributes:
+        name: as on the command line.
+        title: as in a table.
+        kind: "public text": sees no private text (epsilon 0); "synthetic text": writes text on
+            which a downstream model is fine-tuned; "on-device training": trains the model on the
+            nodes; "private text": uses the text itself, without privacy (epsilon infinity).
+        colour: number of its colour in the palette of reports; None for one nobody else has.
+        mark: its shape in pictures; None for one nobody else has.
+        seeded: whether its result depends on the seed.
+        settings_of: the strategy that it is settings of; "" for a strategy itself and for what
+            asks no user.
     """
-    config = configuration_of(run_config)
-    strategy: Any = STRATEGIES[str(run_config["strategy"])][1]
-    built: PrivateSumStrategy = strategy(config)
-    return built
+
+    name: str
+    title: str
+    kind: Kind
+    colour: int | None = None
+    mark: Mark | None = None
+    seeded: bool = True
+    settings_of: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what no table could show."""
+        if self.kind not in get_args(Kind):
+            raise ConfigError(
+                f"the kind of {self.name} must be one of {', '.join(get_args(Kind))}, "
+                f"got {self.kind!r}"
+            )
+        if self.mark is not None and self.mark not in get_args(Mark):
+            raise ConfigError(
+                f"the mark of {self.name} must be one of {', '.join(get_args(Mark))}, "
+                f"got {self.mark!r}"
+            )
+
+    @property
+    def asks_users(self) -> bool:
+        """Whether it has runs, whose ledgers say what they spent; the others are references."""
+        return self.kind in ("synthetic text", "on-device training")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogueEntry(ComparedMethod):
+    """A strategy that settings can name with the key `strategy`.
+
+    Its name is of lower-case words joined by hyphens.
+
+    Attributes:
+        config: reference to its settings, a `PrivateSumConfig`.
+        strategy: reference to the strategy, a `PrivateSumStrategy` made from those settings.
+        queries: names of the queries it asks, the first in every run.
+        papers: where it was published, the first above all; none for a method of this package.
+        communication: reference to a function from settings to `evaluation.costs.Communication`;
+            its parameters are named as the settings, with underscores. "" where nobody counted.
+    """
+
+    config: str
+    strategy: str
+    queries: tuple[str, ...]
+    papers: tuple[Paper, ...] = ()
+    communication: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse names that settings cannot hold and references that name nothing."""
+        super().__post_init__()
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                "the name of a method must be lower-case words joined by hyphens, "
+                f"got {self.name!r}"
+            )
+        for reference in (self.config, self.strategy, self.communication or "costs:unknown"):
+            if not _REFERENCE.fullmatch(reference):
+                raise ConfigError(
+                    f'the references of {self.name} must be "module:name", got {reference!r}'
+                )
+
+    @property
+    def paper(self) -> str:
+        """Its papers in one line."""
+        return "; ".join(map(str, self.papers)) or "of this package"
+
+    def classes(self) -> tuple[type[Any], type[Any]]:
+        """Load its settings and its strategy."""
+        return resolved(self.config), resolved(self.strategy)
+
+    def to_dict(self) -> dict[str, str]:
+        """What `privsyn methods --json` prints of it."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "kind": self.kind,
+            "paper": self.paper,
+            "query": ", ".join(self.queries),
+        }
+
+
+_STRATEGIES = "flower_privsyn.strategies"
+_COSTS = "flower_privsyn.evaluation.costs"
+
+#: In the order of a table, from the floor to the ceiling.
+_BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
+    ComparedMethod(
+        name="public-only",
+        title="public model",
+        kind="public text",
+        colour=7,
+        mark="plus",
+        seeded=False,
+    ),
+    ComparedMethod(
+        name="expand-only",
+        title="public text, expanded",
+        kind="public text",
+        colour=7,
+        mark="square",
+    ),
+    CatalogueEntry(
+        name="private-evolution",
+        title="private evolution",
+        kind="synthetic text",
+        colour=5,
+        mark="wedge",
+        config=f"{_STRATEGIES}.private_evolution:PrivateEvolutionConfig",
+        strategy=f"{_STRATEGIES}.private_evolution:PrivateEvolution",
+        queries=("nearest_neighbor_histogram",),
+        papers=(
+            Paper(authors="Hou et al.", venue="ICML", year=2024, name="PrE-Text"),
+            Paper(authors="Lin et al.", year=2023),
+        ),
+        communication=f"{_COSTS}:private_evolution_communication",
+    ),
+    ComparedMethod(
+        name="pre-text",
+        title="PrE-Text",
+        kind="synthetic text",
+        colour=1,
+        mark="square",
+        settings_of="private-evolution",
+    ),
+    ComparedMethod(
+        name="pe-sft",
+        title="PE + SFT",
+        kind="synthetic text",
+        colour=2,
+        mark="triangle",
+        settings_of="popri",
+    ),
+    CatalogueEntry(
+        name="popri",
+        title="POPri",
+        kind="synthetic text",
+        colour=0,
+        mark="circle",
+        config=f"{_STRATEGIES}.popri:POPriConfig",
+        strategy=f"{_STRATEGIES}.popri:POPri",
+        queries=("mean_similarity", "kernel_mean"),
+        papers=(Paper(authors="Hou et al.", venue="ICML", year=2025),),
+        communication=f"{_COSTS}:popri_communication",
+    ),
+    CatalogueEntry(
+        name="kernel-sketch",
+        title="kernel sketch",
+        kind="synthetic text",
+        colour=3,
+        mark="diamond",
+        config=f"{_STRATEGIES}.kernel_sketch:KernelSketchConfig",
+        strategy=f"{_STRATEGIES}.kernel_sketch:KernelSketch",
+        queries=("kernel_mean",),
+        communication=f"{_COSTS}:kernel_sketch_communication",
+    ),
+    CatalogueEntry(
+        name="dp-fedavg",
+        title="DP-FedAvg",
+        kind="on-device training",
+        colour=4,
+        mark="cross",
+        config=f"{_STRATEGIES}.dp_fedavg:DPFedAvgConfig",
+        strategy=f"{_STRATEGIES}.dp_fedavg:DPFedAvg",
+        queries=("model_delta",),
+        papers=(
+            Paper(authors="McMahan et al.", venue="ICLR", year=2018),
+            Paper(authors="Andrew et al.", venue="NeurIPS", year=2021),
+        ),
+        communication=f"{_COSTS}:federated_training_communication",
+    ),
+    CatalogueEntry(
+        name="dp-ftrl",
+        title="DP-FTRL",
+        kind="on-device training",
+        colour=6,
+        mark="star",
+        config=f"{_STRATEGIES}.dp_ftrl:DPFTRLConfig",
+        strategy=f"{_STRATEGIES}.dp_ftrl:DPFTRL",
+        queries=("model_delta",),
+        papers=(
+            Paper(authors="Kairouz et al.", venue="ICML", year=2021),
+            Paper(authors="Dvijotham et al.", year=2024),
+        ),
+        communication=f"{_COSTS}:federated_training_communication",
+    ),
+    ComparedMethod(
+        name="finetune-private",
+        title="private text, no privacy",
+        kind="private text",
+        colour=7,
+        mark="circle",
+    ),
+)
+
+
+def entries() -> Mapping[str, CatalogueEntry]:
+    """Every strategy that settings can name, by name: the package's, then those from outside."""
+    return MappingProxyType(
+        {name: entry for name, entry in compared().items() if isinstance(entry, CatalogueEntry)}
+    )
+
+
+@cache
+def compared() -> Mapping[str, ComparedMethod]:
+    """Everything that tables and pictures show, by name, from the floor to the ceiling.
+
+    The strategies, the papers' settings of them, and what they are compared with.
+    """
+    *others, ceiling = _BUILT_IN
+    return MappingProxyType({entry.name: entry for entry in (*others, *_outside()[0], ceiling)})
+
+
+def refusals() -> tuple[str, ...]:
+    """Why methods of other distributions were left out: a sentence each."""
+    return _outside()[1]
+
+
+def resolved(reference: str) -> Any:
+    """What a reference "module:name" names, loaded."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+@cache
+def _outside() -> tuple[tuple[CatalogueEntry, ...], tuple[str, ...]]:
+    """Methods of other distributions, and why some were left out."""
+    points = sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name)
+    names = Counter(point.name for point in points)
+    taken = {entry.name for entry in _BUILT_IN}
+    found, refused = [], []
+    for point in points:
+        try:
+            if point.name in taken:
+                raise ConfigError("flower-privsyn has a method of that name")
+            if names[point.name] > 1:
+                # Which of them a run is of must not depend on the order of a path.
+                raise ConfigError("another distribution has a method of that name")
+            found.append(_loaded(point))
+        except Exception as error:  # whatever a module of somebody else may raise
+            owner = point.dist.name if point.dist is not None else "unknown"
+            kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+            refused.append(
+                f'The method "{point.name}" of the distribution {owner} is left out: {kind}{error}.'
+            )
+    return tuple(found), tuple(refused)
+
+
+def _loaded(point: metadata.EntryPoint) -> CatalogueEntry:
+    entry = point.load()
+    if not isinstance(entry, CatalogueEntry):
+        raise ConfigError(f"{point.value} is a {type(entry).__name__} and no CatalogueEntry")
+    if entry.name != point.name:
+        raise ConfigError(f'its entry calls itself "{entry.name}"')
+    for reference, base in zip((entry.config, entry.strategy), map(resolved, _BASES), strict=True):
+        cls = resolved(reference)
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise ConfigError(f"{reference} is no {base.__name__}")
+    return entry

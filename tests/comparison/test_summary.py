@@ -4,16 +4,12 @@ import math
 
 import pytest
 
-from flower_privsyn.comparison import Method
 from flower_privsyn.comparison.summary import summarise
 from flower_privsyn.comparison.table import markdown, size
 from flower_privsyn.evaluation.result import STAMP
+from flower_privsyn.strategies.catalogue import compared
 
-METHODS = (
-    Method(name="public-only", title="public model", kind="public", seeded=False),
-    Method(name="popri", title="POPri", kind="synthetic"),
-    Method(name="finetune-private", title="private text", kind="private"),
-)
+METHODS = [compared()[name] for name in ("public-only", "popri", "finetune-private")]
 
 
 def cell(method, epsilon, seed, accuracy=None, status="finished", **costs):

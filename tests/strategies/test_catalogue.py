@@ -1,12 +1,29 @@
-"""The run configuration chooses the method."""
+"""The one list of methods, and the run configuration that chooses from it."""
 
-from collections.abc import Callable
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from flower_privsyn import strategies
+from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.simulation import App, check_settings
-from flower_privsyn.strategies import STRATEGIES, DPFedAvgConfig, configuration_of, strategy_of
+from flower_privsyn.queries import QUERIES
+from flower_privsyn.strategies import (
+    STRATEGIES,
+    CatalogueEntry,
+    DPFedAvgConfig,
+    catalogue,
+    configuration_of,
+    strategy_of,
+)
+from flower_privsyn.strategies.catalogue import compared, entries, refusals, resolved
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -58,3 +75,198 @@ def test_a_value_is_checked_before_flower_starts(tmp_path) -> None:
     app = App(path=tmp_path, name="mine", defaults=values)
     with pytest.raises(ConfigError, match="rejected-rank"):
         check_settings(app, values)
+
+
+# ---------------------------------------------------------------------- the list
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_an_entry_names_what_is_there(name: str) -> None:
+    entry = entries()[name]
+    assert entry.name == name
+    assert set(entry.queries) <= {query.name for query in QUERIES}
+    keys = entry.classes()[0].keys() | {"dimension", "num-parameters"}
+    for counted in inspect.signature(resolved(entry.communication)).parameters.values():
+        key = "num-rounds" if counted.name == "rounds" else counted.name.replace("_", "-")
+        assert key in keys or counted.default is not counted.empty
+
+
+def test_settings_of_a_paper_are_settings_of_a_strategy() -> None:
+    for name, method in compared().items():
+        assert method.name == name
+        assert not method.settings_of or method.settings_of in entries()
+        assert method.asks_users or name in ("public-only", "expand-only", "finetune-private")
+    # No two look the same in a picture.
+    looks = [(method.colour, method.mark) for method in compared().values()]
+    assert len(set(looks)) == len(looks)
+
+
+def test_the_readme_has_a_row_for_every_method() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("| \n").split("|")]
+        for line in (Path(__file__).parents[2] / "README.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
+    for entry in entries().values():
+        strategy = entry.strategy.partition(":")[2]
+        (row,) = [row for row in rows if f"`{strategy}`" in row]
+        assert row[0].startswith(entry.title)
+        assert all(str(paper) in row[1] for paper in entry.papers)
+
+
+def test_reading_the_catalogue_loads_no_strategy_and_no_library() -> None:
+    code = (
+        "import sys\n"
+        "from flower_privsyn.strategies.catalogue import entries\n"
+        "assert len(entries()) >= 5\n"
+        "print([name for name in sys.modules if name in ('numpy', 'flwr', 'torch', 'rich')\n"
+        "       or name.startswith(('flower_privsyn.strategies.p', 'flower_privsyn.private'))])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in strategies.__all__:
+        assert getattr(strategies, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Popri'"):
+        strategies.Popri  # noqa: B018
+
+
+def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in listed] == list(STRATEGIES)
+    assert listed[1] == {
+        "name": "popri",
+        "title": "POPri",
+        "kind": "synthetic text",
+        "paper": "Hou et al., ICML 2025",
+        "query": "mean_similarity, kernel_mean",
+    }
+    assert main(["methods"]) == 0
+    table = capsys.readouterr().out
+    for row in listed:
+        assert row["name"] in table
+        assert row["title"] in table
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"name": "Mine"}, "lower-case words joined by hyphens, got 'Mine'"),
+        ({"kind": "text"}, "kind of mine must be one of public text, synthetic text"),
+        ({"mark": "heart"}, "mark of mine must be one of circle"),
+        ({"strategy": "mine.Strategy"}, "must be \"module:name\", got 'mine.Strategy'"),
+    ],
+)
+def test_an_entry_that_cannot_be_is_refused(change: dict[str, str], sentence: str) -> None:
+    values = {"name": "mine", "title": "Mine", "kind": "synthetic text", "queries": ("mine",)}
+    values |= {"config": "mine:Config", "strategy": "mine:Strategy", **change}
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        CatalogueEntry(**values)
+
+
+# ---------------------------------------------------------------------- from outside
+
+
+MODULE = """
+from dataclasses import dataclass
+from typing import final
+
+from flower_privsyn.strategies import CatalogueEntry, DPFedAvg, DPFedAvgConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(DPFedAvgConfig):
+    own_setting: int = 3
+
+
+def entry(name, **changes):
+    values = dict(name=name, title="A [bold]toy[/bold]", kind="on-device training",
+                  queries=("model_delta",), config=__name__ + ":Settings",
+                  strategy="flower_privsyn.strategies.dp_fedavg:DPFedAvg")
+    return CatalogueEntry(**values | changes)
+
+
+TOY, POPRI, BOTH = entry("toy"), entry("popri"), entry("both")
+NOT_A_CONFIG = entry("no-config", config="json:JSONDecoder")
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Installs distributions with entry points: folders that Python's own machinery reads."""
+    (tmp_path / "outside_methods.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(distribution: str, **points: str) -> None:
+        folder = tmp_path / f"{distribution}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1\n"
+        )
+        lines = [f"{name.replace('_', '-')} = {value}" for name, value in points.items()]
+        (folder / "entry_points.txt").write_text("\n".join([f"[{catalogue.GROUP}]", *lines, ""]))
+        forget()
+
+    def forget() -> None:
+        catalogue._outside.cache_clear()
+        compared.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    sys.modules.pop("outside_methods", None)
+    forget()
+
+
+def test_a_method_of_another_distribution_is_one_like_the_others(
+    outside: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside("toy-methods", toy="outside_methods:TOY")
+    assert refusals() == ()
+    assert list(entries())[-1] == "toy"
+    assert list(compared())[-2:] == ["toy", "finetune-private"]
+    config = configuration_of({"strategy": "toy", "epsilon": 2.0, "own-setting": 5})
+    assert (type(config).__name__, config.own_setting) == ("Settings", 5)
+    assert type(strategy_of({"strategy": "toy", "epsilon": 2.0})).__name__ == "DPFedAvg"
+    # A key of it is a key of another strategy for the rest.
+    assert configuration_of({"strategy": "popri", "epsilon": 2.0, "own-setting": 5}).epsilon == 2.0
+    assert main(["methods"]) == 0
+    assert "[bold]" in capsys.readouterr().out
+
+
+def test_what_cannot_be_used_costs_only_itself(
+    outside: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside("good", toy="outside_methods:TOY", both="outside_methods:BOTH")
+    outside("also", both="outside_methods:BOTH", popri="outside_methods:POPRI")
+    outside(
+        "broken",
+        gone="outside_methods:GONE",
+        missing="no_such_module:ENTRY",
+        other_name="outside_methods:TOY",
+        text="outside_methods:MODULE",
+        no_config="outside_methods:NOT_A_CONFIG",
+        path="pathlib:Path",
+    )
+    assert list(entries())[5:] == ["toy"]
+    sentences = "\n".join(refusals())
+    for expected in (
+        '"both" of the distribution also is left out: another distribution has a method',
+        '"both" of the distribution good is left out: another distribution has a method',
+        '"popri" of the distribution also is left out: flower-privsyn has a method of that name.',
+        '"gone" of the distribution broken is left out: AttributeError',
+        '"missing" of the distribution broken is left out: ModuleNotFoundError: No module named',
+        '"other-name" of the distribution broken is left out: its entry calls itself "toy".',
+        '"no-config" of the distribution broken is left out: json:JSONDecoder is no PrivateSumCon',
+        '"path" of the distribution broken is left out: pathlib:Path is a type and no Catalogue',
+    ):
+        assert expected in sentences
+    assert configuration_of({"strategy": "popri", "epsilon": 1.0}).epsilon == 1.0
+    with pytest.raises(ConfigError, match=r'one of "private-evolution".*The method "gone" of the'):
+        configuration_of({"strategy": "gone", "epsilon": 1.0})
+    assert main(["methods", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [row["name"] for row in json.loads(printed.out)] == list(entries())
+    assert 'privsyn: The method "gone" of the distribution broken' in printed.err
