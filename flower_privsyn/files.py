@@ -81,6 +81,15 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where the file is missing or holds none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects in a JSON-lines file; a torn last line is left out, a missing file is empty.
 

@@ -6,7 +6,6 @@ together (principal components), so the picture is an evaluation and not private
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from flower_privsyn.comparison.plan import Cell
 from flower_privsyn.embedding import Embedder
-from flower_privsyn.files import write_json
+from flower_privsyn.files import read_json, write_json
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.runs import RunDirectory
 
@@ -41,7 +40,7 @@ class Picture:
         self, run: RunDirectory, cell: Cell, embedder: Embedder, progress: ProgressReporter
     ) -> None:
         """Embed some texts of a run's rounds, unless a better run of its method is there."""
-        known = self._read()
+        known = read_json(self._file)
         rank = [cell.epsilon or 0.0, -cell.seed]
         before = known.get(cell.method)
         if before is not None and before["rank"] > rank:
@@ -74,7 +73,7 @@ class Picture:
         Args:
             held_out: from an embedding model and its precision to (n, d) held-out embeddings.
         """
-        known = self._read()
+        known = read_json(self._file)
         if not known:
             return None
         # Embeddings of different models have no plane in common: the first method's is shown.
@@ -108,13 +107,6 @@ class Picture:
                 for name, entry in rounds.items()
             },
         }
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            known = json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return known if isinstance(known, dict) else {}
 
 
 def texts_of_rounds(run: RunDirectory) -> dict[int, list[str]]:

@@ -25,26 +25,6 @@ APP: Final = Path(__file__).parent / "app"
 #: Where the users of a comparison are dealt to private and held-out: nobody's seed.
 _SPLIT = b"privsyn split"
 
-#: Settings that the comparison decides, the same for every method.
-_OURS: Final = frozenset(
-    {
-        "data",
-        "client-column",
-        "text-column",
-        "date-column",
-        "num-users",
-        "held-out-fraction",
-        "newer-than",
-        "epsilon",
-        "noise-multiplier",
-        "delta",
-        "seed",
-        "run-dir",
-        "resume",
-        "model",
-    }
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -137,7 +117,14 @@ class Plan:
             config_name=named if written or self.method(cell).asks_users else None,
             settings=self._settings_of(cell.method),
         )
-        values |= {
+        values |= self._decided(cell, data)
+        if "model" in self.app.defaults:
+            values["model"] = self.downstream
+        return values
+
+    def _decided(self, cell: Cell, data: Path) -> dict[str, ConfigValue]:
+        """What the comparison decides, the same for every method."""
+        return {
             "data": str(data),
             "client-column": "client_id",
             "text-column": "text",
@@ -150,9 +137,6 @@ class Plan:
             "delta": self.delta,
             "seed": cell.seed,
         }
-        if "model" in self.app.defaults:
-            values["model"] = self.downstream
-        return values
 
     def _settings_of(self, method: str) -> list[str]:
         """The settings that concern a method, without its name."""
@@ -173,6 +157,8 @@ class Plan:
             ConfigError: a setting is unknown, out of range, or decided by the comparison itself.
         """
         names = {method.name for method in self.methods}
+        cells = self.cells()
+        ours = self._decided(cells[0], Path()).keys() | {"model", "run-dir", "resume"}
         for setting in self.settings:
             key = setting.partition("=")[0].strip()
             owner, dot, rest = key.partition(".")
@@ -181,12 +167,12 @@ class Plan:
                     f"--set {setting}: {owner!r} is none of the methods compared, which are "
                     f"{', '.join(sorted(names))}"
                 )
-            if (rest if dot else key) in _OURS:
+            if (rest if dot else key) in ours:
                 raise ConfigError(
                     f"--set {setting}: {rest if dot else key} is the same for every method of a "
                     "comparison and has its own option"
                 )
-        for cell in self.cells():
+        for cell in cells:
             if self.method(cell).asks_users and cell.seed == self.seeds[0]:
                 try:
                     check_settings(self.app, self.values(cell, Path("private.jsonl")))
@@ -355,55 +341,30 @@ def make_plan(
         ConfigError: something asked for is not possible; the sentence names it.
         DataError: the data cannot be read or is too little.
     """
-    budgets = tuple(sorted({float(epsilon) for epsilon in epsilons}))
-    if not budgets or not all(math.isfinite(value) and value > 0 for value in budgets):
-        raise ConfigError(
-            f"--epsilon must be numbers > 0, got {', '.join(map(str, epsilons)) or 'none'}; the "
-            "floor (epsilon 0) and the ceiling (infinity) are the methods public-only and "
-            "finetune-private"
-        )
+    budgets = _budgets(epsilons)
     if seeds < 1:
         raise ConfigError(f"--seeds must be a whole number >= 1, got {seeds}")
-    known = methods_of(app, config)
-    chosen = methods or [name for name in known if name in compared()]
-    for name in chosen:
-        if name not in known:
-            raise ConfigError(
-                f"there is no method {name!r}; {app.name} with the settings {config!r} has "
-                f"{', '.join(known)}"
-            )
 
     def read(source: str) -> Users:
         found = load_users(source, **(columns or {}))
         found.check_documents(dated=bool(newer_than))
         return found.newer_than(newer_than) if newer_than else found
 
-    every = joined([read(source) for source in data])
-    if held_out is None:
-        aside = held_out_users
-        if aside is None:
-            aside = 500 if len(every) >= 2500 else max(1, len(every) // 5)
-        private, others = split_users(every, private=users, held_out=aside)
-    else:
-        if held_out_users is not None:
-            raise ConfigError("give either --held-out or --held-out-users, not both")
-        others = read(held_out)
-        if both := set(others.user_ids) & set(every.user_ids):
-            raise ConfigError(
-                f"{len(both)} users of --held-out are in --data as well: held-out users must not "
-                "take part"
-            )
-        private = split_users(every, private=users, held_out=1)[0] if users else every
+    chosen = _chosen(app, config, methods)
+    private, others = _both_groups(
+        joined([read(source) for source in data]),
+        None if held_out is None else read(held_out),
+        aside=held_out_users,
+        users=users,
+    )
     size = len(private)
-    if size < 2:
-        raise DataError(f"{size} users take part, at least 2 are needed")
     plan = Plan(
         app=app,
         config=config,
         private=replace(private, dates=None),
         held_out=replace(others, dates=None),
         source=", ".join(Path(source).name for source in data),
-        methods=tuple(method for name, method in known.items() if name in chosen),
+        methods=chosen,
         epsilons=budgets,
         seeds=tuple(range(seeds)),
         delta=1.0 / (size * math.log(size)) if delta is None else delta,
@@ -415,6 +376,59 @@ def make_plan(
     )
     plan.check()
     return plan
+
+
+def _budgets(epsilons: Sequence[float]) -> tuple[float, ...]:
+    budgets = tuple(sorted({float(epsilon) for epsilon in epsilons}))
+    if not budgets or not all(math.isfinite(value) and value > 0 for value in budgets):
+        raise ConfigError(
+            f"--epsilon must be numbers > 0, got {', '.join(map(str, epsilons)) or 'none'}; the "
+            "floor (epsilon 0) and the ceiling (infinity) are the methods public-only and "
+            "finetune-private"
+        )
+    return budgets
+
+
+def _chosen(app: App, config: str, names: Sequence[str]) -> tuple[ComparedMethod, ...]:
+    """The methods of these names, in the order of the table."""
+    known = methods_of(app, config)
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"there is no method {name!r}; {app.name} with the settings {config!r} has "
+                f"{', '.join(known)}"
+            )
+    wanted = set(names) or compared().keys()
+    return tuple(method for name, method in known.items() if name in wanted)
+
+
+def _both_groups(
+    every: Users, others: Users | None, *, aside: int | None, users: int
+) -> tuple[Users, Users]:
+    """Users that take part and users that never do.
+
+    Args:
+        every: of the data.
+        others: users of another file that are held out; None to hold out some of `every`.
+        aside: how many of `every` to hold out; None for a default.
+        users: that take part; 0 for all.
+    """
+    if others is None:
+        if aside is None:
+            aside = 500 if len(every) >= 2500 else max(1, len(every) // 5)
+        private, others = split_users(every, private=users, held_out=aside)
+    else:
+        if aside is not None:
+            raise ConfigError("give either --held-out or --held-out-users, not both")
+        if both := set(others.user_ids) & set(every.user_ids):
+            raise ConfigError(
+                f"{len(both)} users of --held-out are in --data as well: held-out users must not "
+                "take part"
+            )
+        private = split_users(every, private=users, held_out=1)[0] if users else every
+    if len(private) < 2:
+        raise DataError(f"{len(private)} users take part, at least 2 are needed")
+    return private, others
 
 
 def settings_of(values: Mapping[str, ConfigValue]) -> dict[str, Any]:

@@ -15,58 +15,31 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from flower_privsyn import clock
 from flower_privsyn.client_apps.cpu_time import CPU_TIME_FILE
+from flower_privsyn.comparison.measures import Job, Measures, costs, privacy
 from flower_privsyn.comparison.picture import Picture
 from flower_privsyn.comparison.plan import Cell, Plan, settings_of
-from flower_privsyn.comparison.summary import summarise
+from flower_privsyn.comparison.references import REFERENCES
+from flower_privsyn.comparison.summary import document_of
 from flower_privsyn.comparison.table import markdown
-from flower_privsyn.data import Samples, Users, chunk_users
-from flower_privsyn.embedding import Embedder, load_embedder
-from flower_privsyn.errors import (
-    ConfigError,
-    DataError,
-    FederationError,
-    PrivsynError,
-    RunDirectoryError,
-)
-from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
-from flower_privsyn.evaluation.language_model import evaluate_language_model
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError, FederationError, PrivsynError, RunDirectoryError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.evaluation.run import TRAINED_MODEL, TextComparison, compare_texts
-from flower_privsyn.files import located, read_json_lines, replacing, write_json
+from flower_privsyn.evaluation.run import TRAINED_MODEL
+from flower_privsyn.files import read_json, read_json_lines, replacing, write_json
 from flower_privsyn.host.progress import ShownProgress
-from flower_privsyn.host.simulation import Outcome, resume_run, run_app
+from flower_privsyn.host.simulation import resume_run, run_app
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.runs import RunDirectory, lock_file
-from flower_privsyn.training.causal import fine_tune
 
 Follow = Callable[[Sequence[Mapping[str, Any]]], None]
 Follower = Callable[[], contextlib.AbstractContextManager[Follow]]
 """Opens a display of stages, as `flower_privsyn.host.terminal.follower` does."""
-
-#: Texts of a cell that the report shows.
-_SAMPLES = 8
-
-#: Of a method that asks nobody.
-_NO_COSTS = {
-    "rounds": 0,
-    "floats_up": 0,
-    "bytes_up": 0,
-    "floats_down": 0,
-    "bytes_down": 0,
-    "client_cpu_seconds": 0.0,
-    "server_seconds": 0.0,
-}
 
 
 class Comparison:
@@ -88,8 +61,6 @@ class Comparison:
         self.plan = plan
         self.folder = folder.expanduser().absolute()
         self.command = command
-        self._embedders: dict[tuple[str, str], _Remembering] = {}
-        self._texts_per_user = 0.0
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -104,7 +75,8 @@ class Comparison:
             "delta": plan.delta,
         }
         self._refuse_other()
-        self.picture = Picture(self.folder / "picture.json")
+        self._measures = Measures(plan, self.folder)
+        self._picture = Picture(self.folder / "picture.json")
 
     # ------------------------------------------------------------------ files
 
@@ -235,428 +207,72 @@ class Comparison:
         return record
 
     def _outcome(self, cell: Cell, data: Path, follower: Follower) -> dict[str, Any]:
-        values = self.plan.values(cell, data)
-        if not self.plan.method(cell).asks_users:
+        values, folder = self.plan.values(cell, data), self._cell_folder(cell)
+        run = None
+        if self.plan.method(cell).asks_users:
             with follower() as follow:
-                return self._reference(cell, values, ShownProgress(follow))
+                run = self._run(folder, values, follow)
         with follower() as follow:
-            run = self._run(cell, values, follow)
-        with follower() as follow:
-            return self._released(cell, values, run, ShownProgress(follow))
+            job = Job(cell=cell, values=values, folder=folder, progress=ShownProgress(follow))
+            if run is None:
+                return REFERENCES[cell.method](job, self.plan, self._measures)
+            return self._released(job, run)
 
-    def _reference(
-        self, cell: Cell, values: Mapping[str, Any], progress: ShownProgress
-    ) -> dict[str, Any]:
-        """The floor, the ceiling, and public text alone: nobody is asked."""
-        if cell.method == "public-only":
-            quality = self._quality(self.plan.downstream, progress, values)
-            return {"quality": quality, "texts": None, "costs": dict(_NO_COSTS), "samples": []}
-        if cell.method == "finetune-private":
-            # No costs: the text itself is what leaves. No samples: they would be the users' own.
-            own = self._samples(self.plan.private, values).texts
-            quality = self._tuned(own, cell, values, progress)
-            return {"quality": quality, "texts": None, "costs": None, "samples": []}
-        begun = time.monotonic()
-        texts = _expanded(values, self._cell_folder(cell), progress)
-        costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
-        return {
-            "quality": self._tuned(texts, cell, values, progress),
-            "texts": self._compared(texts, values, progress),
-            "costs": costs,
-            "samples": _spread(texts),
-        }
-
-    def _released(
-        self, cell: Cell, values: Mapping[str, Any], run: RunDirectory, progress: ShownProgress
-    ) -> dict[str, Any]:
-        """What a finished run gave, spent and cost."""
-        found: dict[str, Any] = {
-            "run": str(run.path.relative_to(self.folder)),
-            **_privacy(run),
-            "costs": _costs(
-                run, self._cell_folder(cell) / "cpu_time.jsonl", len(self.plan.private)
-            ),
-        }
-        if self.plan.method(cell).kind == "on-device training":
-            quality = self._quality(str(run.path / TRAINED_MODEL), progress, values)
-            return {**found, "quality": quality, "texts": None, "samples": []}
-        texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
-        self.picture.add(run, cell, self._embedder(values), progress)
-        return {
-            **found,
-            "quality": self._tuned(texts, cell, values, progress),
-            "texts": self._compared(texts, values, progress),
-            "samples": _spread(texts),
-        }
-
-    def _run(self, cell: Cell, values: Mapping[str, Any], follow: Follow) -> RunDirectory:
+    def _run(self, folder: Path, values: Mapping[str, Any], follow: Follow) -> RunDirectory:
         """The finished run of a cell: a new one, a continued one, or the one there is."""
-        path = self._cell_folder(cell) / "run"
-        with _environment(CPU_TIME_FILE, str(self._cell_folder(cell) / "cpu_time.jsonl")):
-            if (path / "config.json").is_file():
-                run = RunDirectory.open(path)
-                if run.status == "finished":
-                    return run
+        path = folder / "run"
+        if (path / "config.json").is_file() and RunDirectory.open(path).status == "finished":
+            return RunDirectory.open(path)
+        with _environment(CPU_TIME_FILE, str(folder / "cpu_time.jsonl")):
+            # What an attempt left that never came to a run is started from again.
+            launched = path / ".flower" / "launch.json"
+            if (path / "config.json").is_file() or launched.is_file():
                 outcome = resume_run(path, follow=follow)
             else:
-                outcome = _begun(self.plan, path, values, follow)
+                outcome = run_app(self.plan.app, path, values, follow=follow)
         if outcome.error is not None:
             raise FederationError(outcome.error)
         return RunDirectory.open(path)
 
-    # ------------------------------------------------------------------ measuring
-
-    def _tuned(
-        self,
-        texts: Sequence[str],
-        cell: Cell,
-        values: Mapping[str, Any],
-        progress: ShownProgress,
-    ) -> dict[str, Any]:
-        """The figures of the downstream model, fine-tuned on texts."""
-        if not texts:
-            raise DataError("the run wrote no synthetic text to fine-tune on")
-        output = self._cell_folder(cell) / "downstream"
-        with progress.stage("Fine-tune the downstream model") as stage:
-
-            def step(done: int, total: int) -> None:
-                stage.total = total
-                stage.update(done - stage.done)
-
-            fine_tune(
-                self.plan.downstream,
-                texts,
-                settings=self.plan.training,
-                output=output,
-                seed=cell.seed,
-                progress=step,
-            )
-        return self._quality(str(output), progress, values)
-
-    def _quality(
-        self, model: str, progress: ShownProgress, values: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        samples = self._samples(self.plan.held_out, values)
-        with progress.stage("Read held-out text", len(samples)) as stage:
-            figures = evaluate_language_model(
-                model,
-                samples.texts,
-                owners=samples.owners,
-                max_tokens=self.plan.training.max_tokens,
-                progress=stage.update,
-            )
-        bits = figures.bits_per_byte
-        return {
-            "next_token_accuracy": figures.next_token_accuracy.value,
-            "next_token_accuracy_interval": [
-                figures.next_token_accuracy.low,
-                figures.next_token_accuracy.high,
-            ],
-            "cross_entropy": figures.cross_entropy.value,
-            "perplexity": figures.perplexity.value,
-            "bits_per_byte": None if bits is None else bits.value,
-            "user_next_token_accuracy": figures.user_next_token_accuracy.value,
-        }
-
-    def _compared(
-        self, texts: Sequence[str], values: Mapping[str, Any], progress: ShownProgress
-    ) -> dict[str, Any] | None:
-        held_out = self._samples(self.plan.held_out, values).texts
-        if min(len(texts), len(held_out)) < 10:
-            return None  # too few for a distance between distributions
-        return _figures(
-            compare_texts(
-                texts,
-                held_out,
-                embedder=self._embedder(values),
-                embedding_model=str(values["embedding-model"]),
-                private=self._samples(self.plan.private, values).texts,
-                max_tokens=int(values["max-tokens"]),
-                max_texts=self.plan.max_texts,
-                progress=progress,
-            )
-        )
-
-    def _samples(self, users: Users, values: Mapping[str, Any]) -> Samples:
-        """All text of the users, cut as the nodes cut it."""
-        samples = chunk_users(
-            users,
-            tokenizer=self._embedder(values).tokenizer,
-            max_tokens=int(values["max-tokens"]),
-            max_samples=None,
-            seed=0,
-        )
-        self._texts_per_user = len(samples) / len(users)
-        return samples
-
-    def _embedder(self, values: Mapping[str, Any]) -> _Remembering:
-        key = (str(values["embedding-model"]), str(values["embedding-precision"]))
-        if key not in self._embedders:
-            self._embedders[key] = _Remembering(
-                load_embedder(located(key[0]), precision=values["embedding-precision"])
-            )
-        return self._embedders[key]
+    def _released(self, job: Job, run: RunDirectory) -> dict[str, Any]:
+        """What a finished run gave, spent and cost."""
+        cost = costs(run, job.folder / "cpu_time.jsonl", len(self.plan.private))
+        found = {"run": str(run.path.relative_to(self.folder)), **privacy(run)}
+        if self.plan.method(job.cell).kind == "on-device training":
+            quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
+            return {**found, "quality": quality, "texts": None, "costs": cost, "samples": []}
+        texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
+        self._picture.add(run, job.cell, self._measures.embedder(job.values), job.progress)
+        return {**found, **self._measures.of_text(job, texts, cost)}
 
     # ------------------------------------------------------------------ the document
 
     def _result(self, cell: Cell) -> dict[str, Any]:
-        try:
-            record = json.loads((self._cell_folder(cell) / "cell.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
+        return read_json(self._cell_folder(cell) / "cell.json")
 
     def _write(self, cells: Sequence[Cell], *, running: Cell | None) -> dict[str, Any]:
         from flower_privsyn.report import write_comparison_page
 
-        plan = self.plan
-        results = []
+        records = []
         for cell in cells:
-            record = self._result(cell) or {
-                "method": cell.method,
-                "epsilon": cell.epsilon,
-                "seed": cell.seed,
-                "status": "pending",
-                "error": None,
-            }
+            record = self._result(cell) or {**vars(cell), "status": "pending"}
             if cell == running:
-                record = {**record, "status": "running", "error": None}
-            results.append({key: record.get(key) for key in _CELL})
-        complete = all(record["status"] in ("finished", "failed") for record in results)
-        document: dict[str, Any] = {
-            "stamp": STAMP,
-            "created": self._created(),
-            "finished": clock.now() if complete else None,
-            "command": self.command,
-            "versions": _versions(),
-            "machine": _machine(),
-            "data": {
-                "name": plan.source,
-                "private_users": len(plan.private),
-                "private_texts": len(plan.private.texts),
-                "held_out_users": len(plan.held_out),
-                "held_out_texts": len(plan.held_out.texts),
-                "newer_than": plan.newer_than or None,
-            },
-            "downstream": plan.downstream,
-            "max_tokens": plan.training.max_tokens,
-            "delta": plan.delta,
-            "epsilons": list(plan.epsilons),
-            "seeds": list(plan.seeds),
-            "methods": [method.name for method in plan.methods],
-            "titles": {method.name: method.title for method in plan.methods},
-            "kinds": {method.name: method.kind for method in plan.methods},
-            "embedding_cpu_seconds": self._embedding_seconds(),
-            "fixed": self._fixed,
-            "cells": results,
-            "summary": summarise(results, plan.methods),
-            "embedding": self.picture.to_dict(self._held_out_vectors),
-        }
+                record |= {"status": "running", "error": None}
+            records.append(record)
+        document = document_of(
+            self.plan,
+            records,
+            command=self.command,
+            created=read_json(self.document_file).get("created"),
+            fixed=self._fixed,
+            embedding_seconds=self._measures.embedding_seconds(),
+            picture=self._picture.to_dict(self._measures.held_out_vectors),
+        )
         write_json(self.document_file, document)
         with replacing(self.folder / "comparison.md") as temporary:
             temporary.write_text(markdown(document), encoding="utf-8")
         write_comparison_page(document, self.folder / "report.html")
         return document
-
-    def _created(self) -> str:
-        try:
-            created = json.loads(self.document_file.read_text(encoding="utf-8"))["created"]
-        except (OSError, ValueError, KeyError):
-            return clock.now()
-        return str(created)
-
-    def _embedding_seconds(self) -> float | None:
-        """CPU seconds in which the text of one user is embedded, as measured on held-out text."""
-        measured = self.folder / "embedding_cost.json"
-        for (model, precision), embedder in self._embedders.items():
-            if embedder.texts:
-                record = {
-                    "model": model,
-                    "precision": precision,
-                    "cpu_seconds_per_text": embedder.cpu_seconds / embedder.texts,
-                    "texts_per_user": self._texts_per_user,
-                }
-                write_json(measured, record)
-        try:
-            record = json.loads(measured.read_text(encoding="utf-8"))
-            return float(record["cpu_seconds_per_text"]) * float(record["texts_per_user"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def _held_out_vectors(self, model: str, precision: str) -> Any:
-        """Embeddings of some held-out texts, for the picture."""
-        values = {"embedding-model": model, "embedding-precision": precision, "max-tokens": 64}
-        texts = self._samples(self.plan.held_out, values).texts
-        return self._embedder(values).embed(texts[:: max(1, len(texts) // 400)])
-
-
-_CELL = (
-    "method",
-    "epsilon",
-    "seed",
-    "status",
-    "error",
-    "run",
-    "epsilon_release",
-    "epsilon_known_cohorts",
-    "delta",
-    "quality",
-    "texts",
-    "costs",
-    "spent",
-    "samples",
-)
-
-
-class _Remembering:
-    """An embedding model that embeds no text twice: held-out text is compared with in every cell.
-
-    Args:
-        embedder: the model.
-
-    Attributes:
-        texts: embedded so far.
-        cpu_seconds: of this process, for them.
-    """
-
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-        self._known: dict[str, Any] = {}
-        self.texts = 0
-        self.cpu_seconds = 0.0
-
-    @property
-    def fingerprint(self) -> str:
-        return self._embedder.fingerprint
-
-    @property
-    def dimension(self) -> int:
-        return self._embedder.dimension
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._embedder.tokenizer
-
-    def embed(self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None) -> Any:
-        fresh = list(dict.fromkeys(text for text in texts if text not in self._known))
-        if progress is not None:
-            progress(len(texts) - len(fresh))
-        if fresh:
-            begun = time.process_time()
-            vectors = self._embedder.embed(fresh, progress=progress)
-            self.cpu_seconds += time.process_time() - begun
-            self.texts += len(fresh)
-            self._known |= dict(zip(fresh, vectors, strict=True))
-        return np.stack([self._known[text] for text in texts])
-
-
-def _begun(plan: Plan, path: Path, values: Mapping[str, Any], follow: Follow) -> Outcome:
-    """Start a run; what an attempt left that never came to a run is started from again."""
-    if (path / ".flower" / "launch.json").is_file():
-        return resume_run(path, follow=follow)
-    return run_app(plan.app, path, values, follow=follow)
-
-
-def _expanded(values: Mapping[str, Any], folder: Path, progress: ShownProgress) -> list[str]:
-    """Public text, expanded by the generator: what private evolution does without any votes."""
-    from flower_privsyn.data import public_texts
-    from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
-    from flower_privsyn.strategies.parts.synthesis import expand_resumably
-
-    seed = int(values["seed"])
-    embedder = load_embedder(
-        located(str(values["embedding-model"])), precision=values["embedding-precision"]
-    )
-    known = public_texts(
-        located(str(values["public-text"])),
-        tokenizer=embedder.tokenizer,
-        max_tokens=int(values["max-tokens"]),
-    )
-    drawn = np.random.default_rng([seed, 1]).permutation(len(known))
-    seeds = [known[index] for index in drawn[: int(values["num-candidates"])]]
-
-    def seed_after(kept: int) -> int:
-        return int(np.random.SeedSequence([seed, 2, kept]).generate_state(1, np.uint64)[0])
-
-    expand = Expand(
-        load_generator(
-            located(str(values["generator"])), api_key_env=str(values["generator-api-key-env"])
-        ),
-        prompt=load_prompt(located(str(values["prompt"]))),
-        sampling=SamplingParameters(
-            seed=seed_after(0),
-            max_new_tokens=int(values["max-new-tokens"]),
-            temperature=float(values["temperature"]),
-            top_p=float(values["top-p"]),
-        ),
-    )
-    records, _ = expand_resumably(
-        expand,
-        seeds,
-        ids=[f"public-{index}" for index in drawn[: len(seeds)]],
-        num_samples=int(values["expand-samples"]),
-        kept=folder / "expanded.jsonl",
-        seed_after=lambda kept: seed_after(1 + kept),
-        round_number=0,
-        source="expanded",
-        stage="Expand public text",
-        progress=progress,
-    )
-    return [str(record["text"]) for record in records]
-
-
-def _privacy(run: RunDirectory) -> dict[str, Any]:
-    """What the run's ledger says was spent."""
-    lines = [line for line in run.ledger_lines() if line.get("event") == "release"]
-    last: Mapping[str, Any] = lines[-1] if lines else {}
-    return {
-        "epsilon_release": last.get("epsilon_release"),
-        "epsilon_known_cohorts": last.get("epsilon_known_cohorts"),
-        "delta": last.get("delta"),
-        "spent": [[line.get("round"), line.get("epsilon_release")] for line in lines],
-    }
-
-
-def _costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
-    costs, times = run_costs(run), run_times(run)
-    try:
-        # Answers alone: which run of a comparison finds the users' text already embedded, by the
-        # one before it, says nothing about a method.
-        seconds = client_costs(cpu_time, users=users).cpu_seconds_rounds / users
-    except PrivsynError:
-        seconds = None  # nodes that cannot write the file still answer
-    # What a user may expect: nobody is in all rounds where users are drawn or take turns.
-    share = costs.participation
-    return {
-        "rounds": costs.rounds,
-        "floats_up": round(share * costs.floats_up),
-        "bytes_up": round(share * costs.bytes_up),
-        "floats_down": round(share * costs.floats_down),
-        "bytes_down": round(share * costs.bytes_down),
-        "client_cpu_seconds": seconds,
-        "server_seconds": None if times is None else times.seconds_server,
-    }
-
-
-def _figures(found: TextComparison) -> dict[str, Any]:
-    copies = found.private_copies or found.held_out_copies
-    return {
-        "frechet": found.frechet.squared,
-        "mmd": found.discrepancy.squared,
-        "precision": found.precision_recall.precision,
-        "recall": found.precision_recall.recall,
-        "mauve": found.mauve.score,
-        "self_similarity": found.synthetic_diversity.self_similarity,
-        "distinct_2": found.synthetic_diversity.distinct[2],
-        "copies_exact": copies.exact,
-        "copies_near": copies.near,
-    }
-
-
-def _spread(texts: Sequence[str]) -> list[str]:
-    """A few texts from all over the corpus."""
-    step = max(1, len(texts) // _SAMPLES)
-    return list(texts[::step][:_SAMPLES])
 
 
 def _rows(users: Users) -> Iterator[dict[str, str]]:
@@ -680,16 +296,3 @@ def _environment(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("flower-privsyn", "flwr", "torch", "transformers", "trl", "peft"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def _machine() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{platform.machine()}, {cores} cores, Python {platform.python_version()}"

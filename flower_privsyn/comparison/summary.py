@@ -1,11 +1,19 @@
-"""From cells to a table: means and standard errors over seeds, and the gap that was closed."""
+"""From cells to a document: means and standard errors over seeds, and the gap that was closed."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import platform
+import statistics
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
+from flower_privsyn import clock
+from flower_privsyn.comparison.plan import Plan
+from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.strategies.catalogue import ComparedMethod
 
 #: Figures of `quality` and of `texts` that the table has.
@@ -21,6 +29,78 @@ _COSTS = (
     "server_seconds",
     "wall_seconds",
 )
+
+#: Of a cell in the document.
+_CELL = (
+    "method",
+    "epsilon",
+    "seed",
+    "status",
+    "error",
+    "run",
+    "epsilon_release",
+    "epsilon_known_cohorts",
+    "delta",
+    "quality",
+    "texts",
+    "costs",
+    "spent",
+    "samples",
+)
+
+
+def document_of(
+    plan: Plan,
+    cells: Sequence[Mapping[str, Any]],
+    *,
+    command: str,
+    created: str | None,
+    fixed: Mapping[str, Any],
+    embedding_seconds: float | None,
+    picture: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What `compare.json` holds.
+
+    Args:
+        plan: what is compared.
+        cells: what is known of each, in the order in which they are run.
+        command: how the comparison was asked for.
+        created: when it was begun; None for now.
+        fixed: what continuing it must not change.
+        embedding_seconds: CPU seconds in which the text of one user is embedded.
+        picture: the plane of the report.
+    """
+    results = [{key: cell.get(key) for key in _CELL} for cell in cells]
+    complete = all(cell["status"] in ("finished", "failed") for cell in results)
+    return {
+        "stamp": STAMP,
+        "created": created or clock.now(),
+        "finished": clock.now() if complete else None,
+        "command": command,
+        "versions": _versions(),
+        "machine": _machine(),
+        "data": {
+            "name": plan.source,
+            "private_users": len(plan.private),
+            "private_texts": len(plan.private.texts),
+            "held_out_users": len(plan.held_out),
+            "held_out_texts": len(plan.held_out.texts),
+            "newer_than": plan.newer_than or None,
+        },
+        "downstream": plan.downstream,
+        "max_tokens": plan.training.max_tokens,
+        "delta": plan.delta,
+        "epsilons": list(plan.epsilons),
+        "seeds": list(plan.seeds),
+        "methods": [method.name for method in plan.methods],
+        "titles": {method.name: method.title for method in plan.methods},
+        "kinds": {method.name: method.kind for method in plan.methods},
+        "embedding_cpu_seconds": embedding_seconds,
+        "fixed": fixed,
+        "cells": results,
+        "summary": summarise(results, plan.methods),
+        "embedding": picture,
+    }
 
 
 def summarise(
@@ -78,12 +158,8 @@ def _column(cells: Sequence[Mapping[str, Any]], part: str, key: str) -> list[flo
 def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
     if not values:
         return None
-    mean = sum(values) / len(values)
-    error = None
-    if len(values) > 1:
-        spread = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-        error = math.sqrt(spread / len(values))
-    return {"mean": mean, "standard_error": error}
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "standard_error": error}
 
 
 def _accuracy(cells: Sequence[Mapping[str, Any]], method: str) -> float | None:
@@ -98,3 +174,16 @@ def _gap(
     if floor is None or ceiling is None or ceiling <= floor:
         return None
     return _mean([(value - floor) / (ceiling - floor) for value in values])
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("flower-privsyn", "flwr", "torch", "transformers", "trl", "peft"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _machine() -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{platform.machine()}, {cores} cores, Python {platform.python_version()}"

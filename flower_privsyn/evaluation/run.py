@@ -44,7 +44,7 @@ from flower_privsyn.evaluation.language_model import (
 )
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import located, read_json_lines
-from flower_privsyn.host.progress import NullProgress, ProgressReporter
+from flower_privsyn.host.progress import NullProgress, ProgressReporter, Stage
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.training.causal import CausalTraining, FineTuning, fine_tune
 
@@ -290,6 +290,24 @@ def compare_texts(
     )
 
 
+def fine_tune_shown(
+    model: str | Path,
+    texts: Sequence[str],
+    *,
+    settings: CausalTraining,
+    output: Path,
+    seed: int,
+    stage: Stage,
+) -> FineTuning:
+    """`fine_tune`, with its steps counted by a stage."""
+
+    def step(done: int, total: int) -> None:
+        stage.total = total
+        stage.update(done - stage.done)
+
+    return fine_tune(model, texts, settings=settings, output=output, seed=seed, progress=step)
+
+
 def split_users(run: RunDirectory, users: Users) -> tuple[Users, Users]:
     """The users a run asked and those it held out (`held-out-fraction`), from its data.
 
@@ -349,13 +367,8 @@ def _fine_tuned(
     before = _measured(model, samples, seed, shown, "the public model")
     output = work / "downstream"
     with shown.stage("Fine-tuning on synthetic text") as stage:
-
-        def step(done: int, total: int) -> None:
-            stage.total = total
-            stage.update(done - stage.done)
-
-        report = fine_tune(
-            model, synthetic, settings=training, output=output, seed=seed, progress=step
+        report = fine_tune_shown(
+            model, synthetic, settings=training, output=output, seed=seed, stage=stage
         )
     after = _measured(output, samples, seed, shown, "the fine-tuned model")
     return Downstream(before=before, after=after, training=report)

@@ -1,0 +1,268 @@
+"""What is measured of every cell, the same for all: figures about users who took no part.
+
+Everything here is computed from private text without noise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from flower_privsyn.comparison.plan import Cell, Plan
+from flower_privsyn.data import Samples, Users, chunk_users
+from flower_privsyn.embedding import Embedder, load_embedder
+from flower_privsyn.errors import DataError, PrivsynError
+from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
+from flower_privsyn.evaluation.language_model import evaluate_language_model
+from flower_privsyn.evaluation.run import TextComparison, compare_texts, fine_tune_shown
+from flower_privsyn.files import located, read_json, write_json
+from flower_privsyn.host.progress import ShownProgress
+from flower_privsyn.runs import RunDirectory
+
+#: Texts of a cell that the report shows.
+_SAMPLES: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A cell at work.
+
+    Attributes:
+        cell: what is run and measured.
+        values: its run configuration.
+        folder: where it is written.
+        progress: where steps are shown.
+    """
+
+    cell: Cell
+    values: Mapping[str, Any]
+    folder: Path
+    progress: ShownProgress
+
+
+class Measures:
+    """Measures cells of one comparison.
+
+    Args:
+        plan: of the comparison.
+        folder: of the comparison; what embedding costs is kept there.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
+        self._embedding_cost = folder / "embedding_cost.json"
+        self._embedders: dict[tuple[str, str], _Remembering] = {}
+        self._texts_per_user = 0.0
+
+    def of_text(self, job: Job, texts: Sequence[str], costs: Mapping[str, Any]) -> dict[str, Any]:
+        """The figures of a cell that wrote text.
+
+        Args:
+            job: the cell.
+            texts: what it wrote.
+            costs: of writing them.
+
+        Raises:
+            DataError: There is no text.
+        """
+        if not texts:
+            raise DataError("the run wrote no synthetic text to fine-tune on")
+        step = max(1, len(texts) // _SAMPLES)
+        return {
+            "quality": self.tuned(job, texts),
+            "texts": self._compared(job, texts),
+            "costs": dict(costs),
+            "samples": list(texts[::step][:_SAMPLES]),
+        }
+
+    def tuned(self, job: Job, texts: Sequence[str]) -> dict[str, Any]:
+        """The figures of the downstream model, fine-tuned on texts."""
+        output = job.folder / "downstream"
+        with job.progress.stage("Fine-tune the downstream model") as stage:
+            fine_tune_shown(
+                self._plan.downstream,
+                texts,
+                settings=self._plan.training,
+                output=output,
+                seed=job.cell.seed,
+                stage=stage,
+            )
+        return self.quality(job, str(output))
+
+    def quality(self, job: Job, model: str) -> dict[str, Any]:
+        """The figures of a language model on held-out text."""
+        samples = self.samples(self._plan.held_out, job.values)
+        with job.progress.stage("Read held-out text", len(samples)) as stage:
+            figures = evaluate_language_model(
+                model,
+                samples.texts,
+                owners=samples.owners,
+                max_tokens=self._plan.training.max_tokens,
+                progress=stage.update,
+            )
+        accuracy, bits = figures.next_token_accuracy, figures.bits_per_byte
+        return {
+            "next_token_accuracy": accuracy.value,
+            "next_token_accuracy_interval": [accuracy.low, accuracy.high],
+            "cross_entropy": figures.cross_entropy.value,
+            "perplexity": figures.perplexity.value,
+            "bits_per_byte": None if bits is None else bits.value,
+            "user_next_token_accuracy": figures.user_next_token_accuracy.value,
+        }
+
+    def _compared(self, job: Job, texts: Sequence[str]) -> dict[str, Any] | None:
+        held_out = self.samples(self._plan.held_out, job.values).texts
+        if min(len(texts), len(held_out)) < 10:
+            return None  # too few for a distance between distributions
+        return _figures(
+            compare_texts(
+                texts,
+                held_out,
+                embedder=self.embedder(job.values),
+                embedding_model=str(job.values["embedding-model"]),
+                private=self.samples(self._plan.private, job.values).texts,
+                max_tokens=int(job.values["max-tokens"]),
+                max_texts=self._plan.max_texts,
+                progress=job.progress,
+            )
+        )
+
+    def samples(self, users: Users, values: Mapping[str, Any]) -> Samples:
+        """All text of the users, cut as the nodes cut it."""
+        samples = chunk_users(
+            users,
+            tokenizer=self.embedder(values).tokenizer,
+            max_tokens=int(values["max-tokens"]),
+            max_samples=None,
+            seed=0,
+        )
+        self._texts_per_user = len(samples) / len(users)
+        return samples
+
+    def embedder(self, values: Mapping[str, Any]) -> _Remembering:
+        """The embedding model of a run configuration."""
+        key = (str(values["embedding-model"]), str(values["embedding-precision"]))
+        if key not in self._embedders:
+            self._embedders[key] = _Remembering(
+                load_embedder(located(key[0]), precision=values["embedding-precision"])
+            )
+        return self._embedders[key]
+
+    def held_out_vectors(self, model: str, precision: str) -> Any:
+        """Embeddings of some held-out texts, for the picture."""
+        values = {"embedding-model": model, "embedding-precision": precision, "max-tokens": 64}
+        texts = self.samples(self._plan.held_out, values).texts
+        return self.embedder(values).embed(texts[:: max(1, len(texts) // 400)])
+
+    def embedding_seconds(self) -> float | None:
+        """CPU seconds in which the text of one user is embedded, as measured on held-out text."""
+        for (model, precision), embedder in self._embedders.items():
+            if embedder.texts:
+                record = {
+                    "model": model,
+                    "precision": precision,
+                    "cpu_seconds_per_text": embedder.cpu_seconds / embedder.texts,
+                    "texts_per_user": self._texts_per_user,
+                }
+                write_json(self._embedding_cost, record)
+        kept = read_json(self._embedding_cost)
+        try:
+            return float(kept["cpu_seconds_per_text"]) * float(kept["texts_per_user"])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+def privacy(run: RunDirectory) -> dict[str, Any]:
+    """What a run's ledger says was spent."""
+    lines = [line for line in run.ledger_lines() if line.get("event") == "release"]
+    last: Mapping[str, Any] = lines[-1] if lines else {}
+    return {
+        "epsilon_release": last.get("epsilon_release"),
+        "epsilon_known_cohorts": last.get("epsilon_known_cohorts"),
+        "delta": last.get("delta"),
+        "spent": [[line.get("round"), line.get("epsilon_release")] for line in lines],
+    }
+
+
+def costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
+    """What a run cost one of its users, and its server.
+
+    Args:
+        run: a finished run.
+        cpu_time: what its nodes wrote of their CPU time.
+        users: that took part.
+    """
+    counted, times = run_costs(run), run_times(run)
+    try:
+        # Answers alone: which run of a comparison finds the users' text already embedded, by the
+        # one before it, says nothing about a method.
+        seconds = client_costs(cpu_time, users=users).cpu_seconds_rounds / users
+    except PrivsynError:
+        seconds = None  # nodes that cannot write the file still answer
+    # What a user may expect: nobody is in all rounds where users are drawn or take turns.
+    share = counted.participation
+    return {
+        "rounds": counted.rounds,
+        "floats_up": round(share * counted.floats_up),
+        "bytes_up": round(share * counted.bytes_up),
+        "floats_down": round(share * counted.floats_down),
+        "bytes_down": round(share * counted.bytes_down),
+        "client_cpu_seconds": seconds,
+        "server_seconds": None if times is None else times.seconds_server,
+    }
+
+
+def _figures(found: TextComparison) -> dict[str, Any]:
+    copies = found.private_copies or found.held_out_copies
+    return {
+        "frechet": found.frechet.squared,
+        "mmd": found.discrepancy.squared,
+        "precision": found.precision_recall.precision,
+        "recall": found.precision_recall.recall,
+        "mauve": found.mauve.score,
+        "self_similarity": found.synthetic_diversity.self_similarity,
+        "distinct_2": found.synthetic_diversity.distinct[2],
+        "copies_exact": copies.exact,
+        "copies_near": copies.near,
+    }
+
+
+class _Remembering:
+    """An embedding model that embeds no text twice: held-out text is compared with in every cell.
+
+    Args:
+        embedder: the model.
+
+    Attributes:
+        fingerprint: of the model.
+        dimension: of an embedding.
+        tokenizer: of the model.
+        texts: embedded so far.
+        cpu_seconds: of this process, for them.
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._known: dict[str, Any] = {}
+        self.fingerprint = embedder.fingerprint
+        self.dimension = embedder.dimension
+        self.tokenizer = embedder.tokenizer
+        self.texts = 0
+        self.cpu_seconds = 0.0
+
+    def embed(self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None) -> Any:
+        fresh = list(dict.fromkeys(text for text in texts if text not in self._known))
+        if progress is not None:
+            progress(len(texts) - len(fresh))
+        if fresh:
+            begun = time.process_time()
+            vectors = self._embedder.embed(fresh, progress=progress)
+            self.cpu_seconds += time.process_time() - begun
+            self.texts += len(fresh)
+            self._known |= dict(zip(fresh, vectors, strict=True))
+        return np.stack([self._known[text] for text in texts])

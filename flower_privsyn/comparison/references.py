@@ -1,0 +1,102 @@
+"""What methods are compared with: floor, public text alone, and ceiling. Nobody is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from flower_privsyn.comparison.measures import Job, Measures
+from flower_privsyn.comparison.plan import Plan
+from flower_privsyn.embedding import load_embedder
+from flower_privsyn.files import located
+
+#: Of what asks nobody.
+_NO_COSTS: Final[Mapping[str, float]] = {
+    "rounds": 0,
+    "floats_up": 0,
+    "bytes_up": 0,
+    "floats_down": 0,
+    "bytes_down": 0,
+    "client_cpu_seconds": 0.0,
+    "server_seconds": 0.0,
+}
+
+
+def floor(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+    """The downstream model as it is."""
+    quality = measures.quality(job, plan.downstream)
+    return {"quality": quality, "texts": None, "costs": dict(_NO_COSTS), "samples": []}
+
+
+def ceiling(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+    """The model fine-tuned on the private text itself."""
+    # No costs: the text itself is what leaves. No samples: they would be the users' own.
+    own = measures.samples(plan.private, job.values).texts
+    return {"quality": measures.tuned(job, own), "texts": None, "costs": None, "samples": []}
+
+
+def public_text(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:  # noqa: ARG001
+    """The model fine-tuned on public text that the generator has expanded."""
+    begun = time.monotonic()
+    texts = _expanded(job)
+    return measures.of_text(job, texts, {**_NO_COSTS, "server_seconds": time.monotonic() - begun})
+
+
+#: The part of a cell's record that says what was measured, by the method's name.
+REFERENCES: Final[Mapping[str, Callable[[Job, Plan, Measures], dict[str, Any]]]] = {
+    "public-only": floor,
+    "expand-only": public_text,
+    "finetune-private": ceiling,
+}
+
+
+def _expanded(job: Job) -> list[str]:
+    """Public text, expanded by the generator: what private evolution does without any votes."""
+    from flower_privsyn.data import public_texts
+    from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
+    from flower_privsyn.strategies.parts.synthesis import expand_resumably
+
+    values = job.values
+    seed = int(values["seed"])
+    embedder = load_embedder(
+        located(str(values["embedding-model"])), precision=values["embedding-precision"]
+    )
+    known = public_texts(
+        located(str(values["public-text"])),
+        tokenizer=embedder.tokenizer,
+        max_tokens=int(values["max-tokens"]),
+    )
+    drawn = np.random.default_rng([seed, 1]).permutation(len(known))
+    seeds = [known[index] for index in drawn[: int(values["num-candidates"])]]
+
+    def seed_after(kept: int) -> int:
+        return int(np.random.SeedSequence([seed, 2, kept]).generate_state(1, np.uint64)[0])
+
+    expand = Expand(
+        load_generator(
+            located(str(values["generator"])), api_key_env=str(values["generator-api-key-env"])
+        ),
+        prompt=load_prompt(located(str(values["prompt"]))),
+        sampling=SamplingParameters(
+            seed=seed_after(0),
+            max_new_tokens=int(values["max-new-tokens"]),
+            temperature=float(values["temperature"]),
+            top_p=float(values["top-p"]),
+        ),
+    )
+    records, _ = expand_resumably(
+        expand,
+        seeds,
+        ids=[f"public-{index}" for index in drawn[: len(seeds)]],
+        num_samples=int(values["expand-samples"]),
+        kept=job.folder / "expanded.jsonl",
+        seed_after=lambda kept: seed_after(1 + kept),
+        round_number=0,
+        source="expanded",
+        stage="Expand public text",
+        progress=job.progress,
+    )
+    return [str(record["text"]) for record in records]
