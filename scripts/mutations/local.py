@@ -77,10 +77,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the budget of another relation is shown as that of zero-out",
-        file="flower_privsyn/cli.py",
-        before="        relation=NeighboringRelation(arguments.relation),\n",
+        file="flower_privsyn/cli/budget.py",
+        before="        relation=NeighboringRelation(relation),\n",
         after="",
-        tests=("tests/test_cli.py::test_budget_under_each_relation",),
+        tests=("tests/cli/test_budget.py::test_budget_under_each_relation",),
     ),
     Mutation(
         name="a server's refusal is quoted with the key in it",

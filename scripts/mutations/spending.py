@@ -169,9 +169,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the setting run-dir is passed over",
-        file="flower_privsyn/cli.py",
-        before="    if named or set_to:\n        path = Path(named or set_to)",
-        after="    if named:\n        path = Path(named)",
+        file="flower_privsyn/cli/run.py",
+        before="    if run_dir or set_to:\n        path = Path(run_dir or set_to)",
+        after="    if run_dir:\n        path = Path(run_dir)",
         tests=("tests/host/test_simulation.py::test_a_run_directory_may_be_a_setting",),
     ),
     Mutation(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn import cli
+from flower_privsyn.cli import main
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation import STAMP
@@ -199,7 +199,7 @@ class TestCommand:
         self.set_embedder(finished)
         data = self.write(tmp_path / "users.jsonl", make_users(90))
         arguments = ["evaluate", str(finished.path), "--users", str(data)]
-        assert cli.main([*arguments, "--downstream", str(gpt2), "--steps", "3"]) == 0
+        assert main([*arguments, "--downstream", str(gpt2), "--steps", "3"]) == 0
         out, err = capsys.readouterr()
         assert out.startswith(f"[{STAMP}]")
         for words in ("Fréchet distance", "MAUVE", "copies of the users' text", "bits per byte"):
@@ -225,13 +225,13 @@ class TestCommand:
             ([run, "--users", data, "--steps", "-1"], "max_steps must be"),
             ([str(tmp_path / "none"), "--users", data], "no run directory"),
         ):
-            assert cli.main(["evaluate", *arguments]) == 2
+            assert main(["evaluate", *arguments]) == 2
             assert words in capsys.readouterr().err
         assert not finished.path.with_name("run.evaluation").exists()
 
     def test_the_command_line_loads_no_model_library(self) -> None:
         code = (
-            "import sys; from flower_privsyn import cli\n"
+            "import sys; import flower_privsyn.cli\n"
             "import flower_privsyn.evaluation.run, flower_privsyn.evaluation.costs\n"
             "bad = {'torch', 'transformers', 'sklearn', 'trl', 'scipy'} & set(sys.modules)\n"
             "assert not bad, bad"

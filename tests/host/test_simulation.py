@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flower_privsyn import cli
+from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.host import simulation
 from flower_privsyn.host.processes import SUPERVISOR_PID, descendants, is_alive, process_info
@@ -197,7 +197,7 @@ def test_a_run_is_not_started_by_settings_that_ask_to_continue_one(
         project = folder / "pyproject.toml"
         project.write_text(project.read_text().replace("resume = false", "resume = true"))
     RunDirectory.create(run, config={}).unlock()
-    assert cli.main(["run", str(folder), *words]) == 2
+    assert main(["run", str(folder), *words]) == 2
     said = capsys.readouterr().err
     assert "which would charge the same people again" in said
     assert f"privsyn resume {run}" in said
@@ -209,10 +209,10 @@ def test_a_run_directory_may_be_a_setting(
 ) -> None:
     run = tmp_path / "run"
     RunDirectory.create(run, config={}).unlock()
-    assert cli.main(["run", str(app.path), "--set", f"run-dir={run}"]) == 2
+    assert main(["run", str(app.path), "--set", f"run-dir={run}"]) == 2
     assert f"{run} already holds a run; resume it with" in capsys.readouterr().err
     both = ["--run-dir", str(tmp_path / "a"), "--set", "run-dir=b"]
-    assert cli.main(["run", str(app.path), *both]) == 2
+    assert main(["run", str(app.path), *both]) == 2
     assert "name two folders; give one" in capsys.readouterr().err
 
 

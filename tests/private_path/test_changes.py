@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.cli import inspect_run
+from flower_privsyn.cli.inspect import inspect_run
 from flower_privsyn.errors import (
     ConfigError,
     GenerationError,

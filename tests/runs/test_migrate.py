@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from flower_privsyn import cli
+from flower_privsyn.cli import main
 from flower_privsyn.errors import LedgerError, RunDirectoryError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.host import simulation
@@ -56,7 +56,7 @@ def test_is_refused_and_the_way_out_is_named(
     path = old("unfinished")
     before = contents(path)
     rest = ["--held-out", "none.jsonl"] if command == "evaluate" else []
-    assert cli.main([command, str(path), *rest]) == 2
+    assert main([command, str(path), *rest]) == 2
     said = capsys.readouterr().err
     assert f"The run in {path} was written by flower-privsyn 0.1 (format 1)" in said
     assert f"`privsyn migrate {path}`" in said
@@ -138,10 +138,10 @@ def test_times_and_logs_are_the_owner_s(old: Builder) -> None:
 
 def test_twice_is_once(old: Builder, capsys: pytest.CaptureFixture[str]) -> None:
     path = old("finished")
-    assert cli.main(["migrate", str(path)]) == 0
+    assert main(["migrate", str(path)]) == 0
     assert "rounded to multiples of 2^-30" in capsys.readouterr().out
     before = contents(path)
-    assert cli.main(["migrate", str(path)]) == 0
+    assert main(["migrate", str(path)]) == 0
     assert "needs no conversion" in capsys.readouterr().out
     assert contents(path) == before
 

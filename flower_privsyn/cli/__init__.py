@@ -1,0 +1,61 @@
+"""The command `privsyn`: run and resume apps, look at runs, plan a privacy budget.
+
+A file per command, listed in `app.py`. A command imports what it works with when it is called, so
+that `privsyn --help` loads neither Flower nor a model library.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+import typer.main
+
+from flower_privsyn.cli.app import app
+from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain
+from flower_privsyn.cli.signals import Stopped
+from flower_privsyn.errors import PrivsynError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `privsyn`.
+
+    Args:
+        arguments: Words of the command line without the program; `sys.argv` by default.
+
+    Returns:
+        The exit status: 0 for success, 2 when what was asked for cannot be done, 1 when
+        something failed unexpectedly, 130 when it was interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # Not called as Typer would: it would show unexpected errors with the values of variables,
+    # which may be private text.
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("privsyn", words.copy(), obj=words) as context:
+            return int(command.invoke(context))
+    except click.exceptions.Exit as end:  # of --help and --version
+        return end.exit_code
+    except click.UsageError as error:
+        if error.ctx is not None:
+            sys.stderr.write(f"{error.ctx.get_usage()}\n")
+        return complain(error.format_message(), REFUSED)
+    except PrivsynError as error:
+        return complain(str(error), REFUSED)
+    except (KeyboardInterrupt, Stopped):
+        return complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read the output has closed it, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if os.environ.get("PRIVSYN_TRACEBACK"):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        return complain(
+            f"unexpected {what} (set PRIVSYN_TRACEBACK=1 to see where it comes from)", FAILED
+        )

@@ -1,0 +1,161 @@
+"""`privsyn compare`: every method on the same users, measured in the same way."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flower_privsyn.cli.options import ClientColumn, DateColumn, TextColumn
+from flower_privsyn.cli.output import FAILED, complain
+from flower_privsyn.cli.signals import Stopped, ended_by_signals
+
+if TYPE_CHECKING:
+    from flower_privsyn.comparison import Comparison
+
+_Data = Annotated[
+    list[str], typer.Option(metavar="FILE ...", help="users; several files are joined")
+]
+_Epsilon = Annotated[list[float], typer.Option(metavar="E ...")]
+_Methods = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME ...", help="which of the app's (default: all)"),
+]
+_Seeds = Annotated[int, typer.Option(metavar="N", help="repetitions of every cell")]
+_Users = Annotated[
+    int, typer.Option(metavar="N", help="users that take part (default: all)", show_default=False)
+]
+_HeldOutUsers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="users of --data that never take part (default: 500, or a fifth below 2,500 users)",
+    ),
+]
+_HeldOut = Annotated[str | None, typer.Option(metavar="FILE", help="users that never take part")]
+_Delta = Annotated[
+    float | None,
+    typer.Option(metavar="D", help="of every run (default: 1 / (n ln n), n users)"),
+]
+_NewerThan = Annotated[
+    str,
+    typer.Option(metavar="DATE", help="use only text dated after this day", show_default=False),
+]
+_Downstream = Annotated[
+    str, typer.Option(metavar="MODEL", help="causal model every method is to make better")
+]
+_Steps = Annotated[int, typer.Option(metavar="N", help="of its fine-tuning")]
+_LearningRate = Annotated[float, typer.Option(metavar="X", help="AdamW's")]
+_BatchSize = Annotated[int, typer.Option(metavar="N", help="samples a step")]
+_MaxTexts = Annotated[int, typer.Option(metavar="N", help="most texts to embed on either side")]
+_App = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="folder of the runs' settings (default: the package's)"),
+]
+_Config = Annotated[str, typer.Option(metavar="SIZE", help="folder in its conf/")]
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="[METHOD.]KEY=VALUE",
+        help="one setting of all runs or of one method's; may be given several times",
+    ),
+]
+_Output = Annotated[str, typer.Option(metavar="DIR", help="where to write")]
+
+
+def compare(
+    context: typer.Context,
+    data: _Data,
+    epsilon: _Epsilon,
+    methods: _Methods = None,
+    seeds: _Seeds = 3,
+    users: _Users = 0,
+    held_out_users: _HeldOutUsers = None,
+    held_out: _HeldOut = None,
+    delta: _Delta = None,
+    newer_than: _NewerThan = "",
+    downstream: _Downstream = "privsyn-tiny",
+    steps: _Steps = 200,
+    learning_rate: _LearningRate = 2e-4,
+    batch_size: _BatchSize = 32,
+    max_texts: _MaxTexts = 1000,
+    app: _App = None,
+    config: _Config = "cpu",
+    settings: _Settings = None,
+    output: _Output = "comparison",
+    client_column: ClientColumn = "client_id",
+    text_column: TextColumn = "text",
+    date_column: DateColumn = "date",
+) -> int:
+    """Run every method on the same users through Flower and measure what each gives.
+
+    One downstream model is fine-tuned on what each gives and measured on users who took no part.
+    The figures are computed from private text without noise: they are for choosing a method. The
+    same command continues what was interrupted.
+    """
+    from flower_privsyn.comparison import APP, Comparison, make_plan
+    from flower_privsyn.host import simulation
+    from flower_privsyn.training.causal import CausalTraining
+
+    plan = make_plan(
+        app=simulation.load_app(app or APP),
+        data=data,
+        epsilons=epsilon,
+        methods=methods or (),
+        seeds=seeds,
+        config=config,
+        held_out=held_out,
+        held_out_users=held_out_users,
+        users=users,
+        delta=delta,
+        newer_than=newer_than,
+        downstream=downstream,
+        training=CausalTraining(
+            learning_rate=learning_rate, batch_size=batch_size, max_steps=steps
+        ),
+        max_texts=max_texts,
+        settings=settings or (),
+        columns={
+            "client_column": client_column,
+            "text_column": text_column,
+            "date_column": date_column,
+        },
+    )
+    typed = shlex.join(["privsyn", *context.obj])
+    return _follow(Comparison(plan, Path(output), command=typed))
+
+
+def _follow(comparison: Comparison) -> int:
+    """Run what is left of a comparison, and show what it found."""
+    from flower_privsyn.comparison.table import show
+    from flower_privsyn.host.terminal import follower
+
+    plan = comparison.plan
+    cells = plan.cells()
+    sys.stderr.write(
+        f"Comparing {len(plan.methods)} methods in {len(cells)} cells, {len(plan.private):,} users "
+        f"and {len(plan.held_out):,} held out, in {comparison.folder}\n"
+    )
+    try:
+        with ended_by_signals():
+            document = comparison.run(
+                follower=follower, say=lambda line: print(line, file=sys.stderr)
+            )
+    except (KeyboardInterrupt, Stopped):
+        sys.stderr.write("Continue with the same command; what is finished is kept.\n")
+        raise
+    show(document)
+    print(f"Report: {comparison.folder / 'report.html'}")
+    print(f"All figures: {comparison.document_file}")
+    failed = [cell for cell in document["cells"] if cell["status"] == "failed"]
+    if failed:
+        return complain(
+            f"{len(failed)} of {len(cells)} cells failed; {comparison.folder / 'comparison.md'} "
+            "says why, and the same command tries them again",
+            FAILED,
+        )
+    return 0

@@ -1,0 +1,139 @@
+"""`privsyn evaluate`: a run measured on private text that took no part in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flower_privsyn.cli.options import ClientColumn, DateColumn, Json, RunDir, Seed, TextColumn
+from flower_privsyn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flower_privsyn.data import Users
+    from flower_privsyn.runs import RunDirectory
+
+_HeldOut = Annotated[
+    str | None, typer.Option(metavar="FILE", help="users who took no part in the run")
+]
+_Users = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="the run's own data, where held-out-fraction was set"),
+]
+_Private = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="users who took part, to look for copies of their text"),
+]
+_Downstream = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="causal model to fine-tune on the synthetic text, such as privsyn-lm",
+    ),
+]
+_CpuTime = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="what the nodes wrote under PRIVSYN_CPU_TIME"),
+]
+_Output = Annotated[
+    str | None, typer.Option(metavar="DIR", help="where to write (default: DIR.evaluation)")
+]
+
+
+def evaluate(
+    run_dir: RunDir,
+    held_out: _HeldOut = None,
+    users: _Users = None,
+    private: _Private = None,
+    downstream: _Downstream = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="of the fine-tuning")] = None,
+    cpu_time: _CpuTime = None,
+    max_texts: Annotated[
+        int, typer.Option(metavar="N", help="most texts to embed on either side")
+    ] = 5000,
+    output: _Output = None,
+    seed: Seed = 0,
+    client_column: ClientColumn = "client_id",
+    text_column: TextColumn = "text",
+    date_column: DateColumn = "date",
+    as_json: Json = False,
+) -> int:
+    """Costs, distances to held-out private text, copies, and a downstream model.
+
+    DIR is the run directory. The figures are computed from private text without noise: they are for
+    choosing between methods in research and must not be published beside a private result.
+    """
+    from flower_privsyn.evaluation.run import evaluate_run
+    from flower_privsyn.evaluation.show import show
+    from flower_privsyn.host.progress import ShownProgress
+    from flower_privsyn.host.terminal import follower
+    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.training.causal import CausalTraining
+
+    run = RunDirectory.open(run_dir)
+    columns = {
+        "client_column": client_column,
+        "text_column": text_column,
+        "date_column": date_column,
+    }
+    taking_part, others = _people(run, held_out, users, private, columns)
+    folder = _folder(run, output)
+    training = CausalTraining() if steps is None else CausalTraining(max_steps=steps)
+    folder.mkdir(parents=True, exist_ok=True)
+    with follower() as follow:
+        record = evaluate_run(
+            run,
+            others,
+            private=taking_part,
+            downstream=downstream,
+            training=training,
+            work=folder,
+            cpu_time=cpu_time,
+            max_texts=max_texts,
+            seed=seed,
+            progress=ShownProgress(follow),
+        )
+    record.write(folder / "evaluation.json")
+    if as_json:
+        print(record.to_json())
+        return 0
+    show(record)
+    print(f"All figures: {folder / 'evaluation.json'}")
+    return 0
+
+
+def _people(
+    run: RunDirectory,
+    held_out: str | None,
+    users: str | None,
+    private: str | None,
+    columns: dict[str, Any],
+) -> tuple[Users | None, Users]:
+    """Users who took part, where they are known, and users who did not."""
+    from flower_privsyn.data import load_users
+    from flower_privsyn.evaluation.run import split_users
+
+    if users is not None and held_out is None:
+        if private is not None:
+            raise ConfigError("--private goes with --held-out: --users holds both.")
+        return split_users(run, load_users(users, **columns))
+    if held_out is not None and users is None:
+        others = load_users(held_out, **columns)
+        return None if private is None else load_users(private, **columns), others
+    raise ConfigError(
+        "Give either --held-out, a file of users who took no part, or --users, the run's own "
+        "data, of which it held some users out."
+    )
+
+
+def _folder(run: RunDirectory, output: str | None) -> Path:
+    folder = run.path.with_name(f"{run.path.name}.evaluation")
+    if output is not None:
+        folder = Path(output).expanduser().absolute()
+    if folder.resolve().is_relative_to(run.path.resolve()):
+        raise ConfigError(
+            f"The output {folder} lies in the run directory, whose readers are promised the run's "
+            "epsilon; an evaluation on private text must lie elsewhere."
+        )
+    return folder

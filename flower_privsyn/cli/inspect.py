@@ -1,0 +1,149 @@
+"""`privsyn inspect`: what a run has done and what it has spent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.cli.options import Json, RunDir
+from flower_privsyn.cli.output import number
+
+_LOST = ("interrupted", "discarded")
+"""Outcomes of a round that gave no release to work with."""
+
+
+def inspect_run(path: str | Path) -> dict[str, Any]:
+    """What is known about a run, from its files alone.
+
+    Args:
+        path: The run directory.
+
+    Returns:
+        path, app, strategy, status, error, changes (what resumed runs changed, oldest first),
+        created, rounds_finished, rounds_lost, releases, users,
+        delta, epsilon_release, epsilon_known_cohorts, epsilon_budget, stamp, synthetic_texts,
+        samples, files (name to bytes). The epsilons are cumulative, from the ledger; None before
+        the first release and for a run that is not private. The stamp is a sentence that says that
+        the epsilons do not cover the result; None where they do. The status is `interrupted` for
+        a run recorded as running while no process works on it.
+
+    Raises:
+        LedgerError: The ledger is damaged, or lacks a line that another file states.
+        RunDirectoryError: The folder holds no run, or one of its files is damaged.
+    """
+    from flower_privsyn.files import read_json_lines
+    from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+
+    run = RunDirectory.open(path)
+    status = run.status
+    if status == "running" and run.running_process() is None:
+        status = "interrupted"
+    lines = run.ledger_lines()
+    opened: dict[str, Any] = next((line for line in lines if line.get("event") == "opened"), {})
+    releases = [line for line in lines if line.get("event") == "release"]
+    last: dict[str, Any] = releases[-1] if releases else {}
+    samples: list[str] = []
+    count = 0
+    for record in read_json_lines(run.synthetic_jsonl):
+        count += 1
+        if len(samples) < 3:
+            samples.append(str(record.get("text", "")))
+    launch = run.document.get("launch") or {}
+    return {
+        "path": str(run.path),
+        "app": launch.get("name"),
+        "strategy": run.document.get("strategy") or None,
+        "status": status,
+        "error": run.error,
+        "changes": run.document.get("changes", []),
+        "created": run.document.get("created"),
+        "rounds_finished": [number for number in run.finished_rounds() if number > 0],
+        "rounds_lost": run.rounds_with_outcome(*_LOST),
+        "releases": len(releases),
+        "users": last.get("num_users"),
+        "delta": last.get("delta", opened.get("delta")),
+        "epsilon_release": last.get("epsilon_release"),
+        "epsilon_known_cohorts": last.get("epsilon_known_cohorts"),
+        "epsilon_budget": opened.get("epsilon_budget"),
+        "stamp": RESEARCH_STAMP if run.config.get("research") else None,
+        "synthetic_texts": count,
+        "samples": samples,
+        "files": {
+            str(file.relative_to(run.path)): file.stat().st_size
+            for file in sorted(run.path.rglob("*"))
+            if file.is_file()
+            and not any(part[0] == "." for part in file.relative_to(run.path).parts)
+        },
+    }
+
+
+def inspect(run_dir: RunDir, as_json: Json = False) -> int:
+    """Show what a run has done and what it has spent.
+
+    DIR is the run directory.
+    """
+    facts = inspect_run(run_dir)
+    if as_json:
+        print(json.dumps(facts, ensure_ascii=False, indent=2))
+    else:
+        _show(facts)
+    return 0
+
+
+def _show(facts: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+
+    def row(name: str, value: object) -> None:
+        table.add_row(name, Text(str(value)))  # plain: a synthetic text may look like markup
+
+    row("run", facts["path"])
+    row("app", facts["app"] or "-")
+    row("strategy", facts["strategy"] or "-")
+    row("status", facts["status"])
+    if facts["error"]:
+        row("error", facts["error"])
+    if facts["status"] in {"interrupted", "failed"}:
+        row("continue", f"privsyn resume {facts['path']}")
+    for change in facts["changes"]:
+        told = (f"{key} = {one['to']!r}" for key, one in change["settings"].items())
+        row("changed", f"after round {change['after_round']}: {', '.join(told)}")
+    row("created", facts["created"])
+    lost = len(facts["rounds_lost"])
+    finished = str(len(facts["rounds_finished"]))
+    row("rounds", f"{finished} ({lost} of them without a release)" if lost else finished)
+    row("users", "-" if facts["users"] is None else facts["users"])
+    if facts["releases"]:
+        row("privacy", epsilons(facts))
+    else:
+        row("privacy", "nothing released")
+    row("synthetic texts", facts["synthetic_texts"])
+    for place, sample in enumerate(facts["samples"], start=1):
+        row(f"sample {place}", sample if len(sample) <= 400 else f"{sample[:400]} ...")
+    for name, size in facts["files"].items():
+        row("", f"{size:>12,}  {name}")
+    Console().print(table)
+
+
+def epsilons(facts: Mapping[str, Any]) -> str:
+    """The epsilons of a run in words.
+
+    The two never go without each other: which one holds depends on who looks.
+    """
+    if facts["epsilon_release"] is None:
+        return f"Not private: {facts['releases']} releases without sufficient noise"
+    stamp = f"{facts['stamp']}\n" if facts.get("stamp") else ""
+    return (
+        f"{stamp}epsilon_release       = {facts['epsilon_release']:.4g}"
+        " (towards everyone who does not know who took part)\n"
+        f"epsilon_known_cohorts = {number(facts['epsilon_known_cohorts'])}"
+        " (towards one who does)\n"
+        f"delta = {number(facts['delta'])}, {facts['releases']} releases"
+    )

@@ -1,0 +1,155 @@
+"""`privsyn node`: what this node's owner allows, and what its users have spent."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flower_privsyn.cli.options import Json, PlainCommand
+from flower_privsyn.cli.output import number
+from flower_privsyn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flower_privsyn.node.policy import NodePolicy
+
+node = typer.Typer(
+    help="For the owner of a node: the policy that bounds what servers may ask, and the node's "
+    "own account of what was answered."
+)
+
+
+@node.command(
+    cls=PlainCommand, short_help="show the policy in force, or write a file to start from"
+)
+def policy(
+    path: Annotated[str | None, typer.Argument(metavar="PATH", hidden=True)] = None,
+    init: Annotated[
+        bool, typer.Option("--init", help="write a commented file with the defaults")
+    ] = False,
+) -> int:
+    """Show the policy in force.
+
+    That is the file PATH, else the file that PRIVSYN_NODE_POLICY names, else node-policy.toml in
+    ~/.config/flower-privsyn, else the defaults.
+    """
+    from flower_privsyn.node.policy import DEFAULTS, policy_file, policy_text
+
+    named = None if path is None else Path(path).expanduser().absolute()
+    if not init:
+        found = _in_force(named)
+        nowhere = f"the defaults: there is no {policy_file()}"
+        print(f"# {nowhere if found.source == DEFAULTS else found.source}\n")
+        print(policy_text(found), end="")
+        return 0
+    print(_write_defaults(named))
+    return 0
+
+
+def _write_defaults(named: Path | None) -> Path:
+    from flower_privsyn.node.policy import NODE_POLICY, policy_file, policy_text
+
+    path = named or (Path(os.environ[NODE_POLICY]) if os.environ.get(NODE_POLICY) else None)
+    path = path or policy_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(policy_text())
+    except FileExistsError:
+        raise ConfigError(f"{path} exists and is left as it is.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
+    return path
+
+
+def _in_force(path: Path | None) -> NodePolicy:
+    from flower_privsyn.node.policy import NodePolicy, find_policy
+
+    return find_policy({}) if path is None else NodePolicy.read(path)
+
+
+@node.command(
+    cls=PlainCommand, short_help="show what was answered from each data set, and what is left"
+)
+def ledger(
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="one data set (default: all)")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="a policy file (default: that in force)"),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what every run of every server was answered, and what is left.
+
+    From the noise multipliers they stated, with the epsilon of all of them together at the owner's
+    delta.
+    """
+    from flower_privsyn.node.account import NodeLedger, datasets, ledger_folder
+    from flower_privsyn.node.describe import describe
+
+    limits = _in_force(None if policy is None else Path(policy).expanduser())
+    found = []
+    for name in datasets() if dataset is None else [dataset]:
+        kept = NodeLedger(name)
+        if not kept.path.exists():
+            raise ConfigError(
+                f'There is no ledger of data set "{name}" in {ledger_folder()}; it holds '
+                f"{', '.join(datasets()) or 'none'}."
+            )
+        found.append(describe(kept.account(), limits))
+    if as_json:
+        print(json.dumps({"policy": limits.source, "datasets": found}, indent=2))
+        return 0
+    if not found:
+        print(f"No data set has an account in {ledger_folder()}: nothing was answered.")
+    for entry in found:
+        _show(entry, limits)
+    return 0
+
+
+def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
+    from flower_privsyn.node.account import run_name
+
+    def epsilon(value: float | None) -> str:
+        return number(value, none="infinity")
+
+    print(f"data set {entry['dataset']}")
+    for run in entry["runs"]:
+        multipliers = ", ".join(f"{value:.4g}" for value in run["noise_multipliers"])
+        print(
+            f"  {run_name(run['server'], run['run'])}\n"
+            f"    {len(run['rounds'])} of {run['num_rounds']} rounds: {', '.join(run['queries'])}, "
+            f"noise multiplier {multipliers}, sampling {', '.join(run['sampling'])}\n"
+            f"    noise {', '.join(run['noise'])}; epsilon {epsilon(run['epsilon_alone'])} by "
+            "itself"
+        )
+    print(
+        f"  together epsilon {epsilon(entry['epsilon'])} of {epsilon(entry['limit'])} at delta "
+        f"{entry['delta']:g} ({entry['relation']}), {epsilon(entry['left'])} left; limits from "
+        f"{policy.source}\n"
+        "  server trusted: a node cannot see the noise that a server adds, so the account is as "
+        "good as its word\n"
+    )
+
+
+@node.command(
+    cls=PlainCommand,
+    short_help="print the SHA-256 of a model folder, as a policy states it",
+)
+def digest(folder: Annotated[str, typer.Argument(metavar="FOLDER", hidden=True)]) -> int:
+    """Print the SHA-256 of a model folder, as a policy states it.
+
+    FOLDER is the model.
+    """
+    from flower_privsyn.node.models import model_digest
+
+    model = Path(folder).expanduser()
+    if not model.is_dir():
+        raise ConfigError(f"{model} is no folder.")
+    print(model_digest(model))
+    return 0

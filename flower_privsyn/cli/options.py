@@ -1,0 +1,58 @@
+"""Options and arguments that several commands share: name, type and words, once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import click
+import typer
+from typer.core import TyperCommand
+
+RunDir = Annotated[str, typer.Argument(metavar="DIR", hidden=True)]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Config = Annotated[
+    str | None, typer.Option(metavar="NAME", help="settings from the app's conf/NAME.toml")
+]
+Seed = Annotated[int, typer.Option(metavar="N")]
+ClientColumn = Annotated[str, typer.Option(metavar="NAME")]
+TextColumn = Annotated[str, typer.Option(metavar="NAME")]
+DateColumn = Annotated[str, typer.Option(metavar="NAME")]
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help is plain text, with its arguments explained in its description.
+
+    Typer 0.20 escapes brackets for Rich also where Rich prints nothing, and has no words for an
+    argument under click 8.5; arguments are hidden from its list for that reason.
+    """
+
+    def get_help(self, ctx: click.Context) -> str:
+        """The help as it is to be printed."""
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+class SeveralValues(PlainCommand):
+    """A command without arguments, whose repeatable options take several values at once.
+
+    `--epsilon 1 4` means `--epsilon 1 --epsilon 4`.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat the option before every value after its first, and parse what that gives."""
+        repeatable = {
+            name
+            for parameter in self.params
+            if isinstance(parameter, click.Option) and parameter.multiple
+            for name in parameter.opts
+        }
+        words: list[str] = []
+        option, values = "", 0
+        for word in args:
+            if word.startswith("-"):
+                option, values = word, 0
+            else:
+                if values and option in repeatable:
+                    words.append(option)
+                values += 1
+            words.append(word)
+        return super().parse_args(ctx, words)

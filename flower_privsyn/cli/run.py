@@ -1,0 +1,137 @@
+"""`privsyn run` and `privsyn resume`: a Flower app on this machine, followed to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flower_privsyn.cli.inspect import epsilons, inspect_run
+from flower_privsyn.cli.options import Config, RunDir
+from flower_privsyn.cli.output import FAILED, REFUSED, complain
+from flower_privsyn.cli.signals import Stopped, ended_by_signals
+from flower_privsyn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flower_privsyn.host.simulation import Outcome
+
+
+def run(
+    app: Annotated[str, typer.Argument(metavar="APP", hidden=True)],
+    run_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="where to write the run (default: runs/<app>-<time>)"),
+    ] = None,
+    config: Config = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="one setting; may be given several times, and wins over --config",
+        ),
+    ] = None,
+) -> int:
+    """Run a Flower app on this machine, offline, and follow it to its end.
+
+    APP is the folder of the app. The exit status is 0 only when the run has finished.
+    """
+    from flower_privsyn import runs
+    from flower_privsyn.host import simulation
+
+    loaded = simulation.load_app(app)
+    values = simulation.resolve_config(loaded, config_name=config, settings=settings or ())
+    inside = Path.cwd().resolve().is_relative_to(loaded.path.resolve())
+    set_to = str(values.get("run-dir", ""))
+    if run_dir and set_to and run_dir != set_to:
+        raise ConfigError(
+            f'--run-dir {run_dir} and the setting run-dir = "{set_to}" name two folders; give one.'
+        )
+    simulation.refuse_resume(values, Path(run_dir or set_to or "DIR"))
+    if run_dir or set_to:
+        path = Path(run_dir or set_to).expanduser().absolute()
+        if path.resolve().is_relative_to(loaded.path.resolve()):
+            raise ConfigError(
+                f"The run directory {path} lies inside the app, and Flower would pack it into the "
+                "app; choose another --run-dir."
+            )
+    elif inside:
+        path = runs.default_run_directory(loaded.name)
+    else:
+        path = runs.new_run_path(Path("runs"), loaded.name)
+    simulation.check_settings(loaded, values)
+    simulation.check_data(loaded, values)
+    runs.RunDirectory(path).refuse_existing()
+    sys.stderr.write(f"Running {loaded.name} in {path}\n")
+    with _following(path) as follow:
+        outcome = simulation.run_app(loaded, path, values, follow=follow)
+    return show_outcome(outcome)
+
+
+def resume(
+    run_dir: RunDir,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="go on with another value of a setting that no release depends on, such as "
+            "generator or accept-noise; may be given several times",
+        ),
+    ] = None,
+) -> int:
+    """Continue an interrupted run after its last finished round.
+
+    DIR is the run directory. The run goes on with its ledger and the settings it was started with,
+    except for those of --set.
+    """
+    from flower_privsyn.host import simulation
+
+    path = Path(run_dir)
+    with _following(path) as follow:
+        outcome = simulation.resume_run(path, settings=settings or (), follow=follow)
+    return show_outcome(outcome)
+
+
+@contextlib.contextmanager
+def _following(path: Path) -> Iterator[Any]:
+    """Show progress; say how to go on when interrupted."""
+    from flower_privsyn.host.terminal import follower
+
+    try:
+        with ended_by_signals(), follower() as follow:
+            yield follow
+    except (KeyboardInterrupt, Stopped):
+        if (path / "config.json").is_file():
+            sys.stderr.write(f"Continue with: privsyn resume {path}\n")
+        raise
+
+
+def show_outcome(outcome: Outcome) -> int:
+    """Say how a run ended, what it spent and where its files are; return the exit status."""
+    from flower_privsyn.runs.owner import OwnerFolder
+
+    log = OwnerFolder(outcome.path).log_file
+    if outcome.error is not None:
+        sys.stderr.write(f"Run directory: {outcome.path}\n")
+        if not outcome.unexpected:
+            return complain(outcome.error, REFUSED)
+        return complain(f"{outcome.error}\nThe log is {log}", FAILED)
+    if not (outcome.path / "config.json").is_file():
+        # An app that keeps no run directory: there is only Flower's word and its log.
+        print(f"The app finished. The log is {log}")
+        return 0
+    facts = inspect_run(outcome.path)
+    print(f"Run directory: {outcome.path}")
+    if facts["releases"]:
+        print(epsilons(facts))
+    for name in ("synthetic.jsonl", "synthetic.parquet"):
+        if name in facts["files"]:
+            print(f"Synthetic texts: {outcome.path / name} ({facts['synthetic_texts']:,})")
+    if (trained := outcome.path / "models" / "final").is_dir():
+        print(f"Trained model: {trained}")
+    return 0

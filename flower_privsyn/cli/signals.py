@@ -1,0 +1,30 @@
+"""Signals that end a command, turned into an exception so that what it began is ended too."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end."""
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Raise `Stopped` in this block where SIGTERM or SIGHUP would end the process."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise Stopped
+
+    previous = {number: signal.signal(number, stop) for number in _ending_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _ending_signals() -> list[signal.Signals]:
+    return [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

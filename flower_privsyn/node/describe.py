@@ -1,0 +1,68 @@
+"""The account of a data set as JSON: what each run was answered, and what is left."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flower_privsyn.node.account import Charge, NodeAccount
+from flower_privsyn.node.policy import NodePolicy
+
+
+def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:
+    """An account as JSON: what each run was answered, and the epsilon of all of them.
+
+    Args:
+        account: of one data set.
+        policy: whose delta, relation and limit hold.
+
+    Returns:
+        `epsilon`, `limit` and `left` are None for infinity.
+    """
+    epsilon = account.epsilon(policy)
+    runs = []
+    for server, run, charges in account.runs():
+        alone = NodeAccount(account.dataset, charges)
+        runs.append(
+            {
+                "server": server,
+                "run": run,
+                "rounds": sorted({charge.round_number for charge in charges}),
+                "num_rounds": max(charge.num_rounds for charge in charges),
+                "queries": sorted({charge.query for charge in charges}),
+                "noise_multipliers": sorted(
+                    {charge.mechanism.noise_multiplier for charge in charges}
+                ),
+                "sampling": sorted({_sampling(charge) for charge in charges}),
+                "relation": sorted({charge.relation.value for charge in charges}),
+                "noise": sorted({_trust(charge) for charge in charges}),
+                "epsilon_alone": _finite(alone.epsilon(policy)),
+            }
+        )
+    left = policy.max_epsilon
+    if math.isfinite(left):
+        left = max(0.0, left - epsilon)
+    return {
+        "dataset": account.dataset,
+        "delta": policy.delta,
+        "relation": policy.relation.value,
+        "epsilon": _finite(epsilon),
+        "limit": _finite(policy.max_epsilon),
+        "left": _finite(left),
+        "runs": runs,
+    }
+
+
+def _trust(charge: Charge) -> str:
+    kind = "central" if charge.noise == "central" else f"shares of {charge.shares_required}"
+    who, *with_what = charge.trust.split(", ")
+    return " ".join([f"{kind}, {who} trusted", *with_what])
+
+
+def _sampling(charge: Charge) -> str:
+    method = charge.sampling.method
+    return method if method in ("full", "cyclic") else f"{method} {charge.sampling.rate:.4g}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

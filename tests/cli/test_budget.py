@@ -1,0 +1,92 @@
+"""`privsyn budget`: from epsilon to noise and back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flower_privsyn.cli import main
+
+
+def _budget(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["budget", *arguments])
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+def test_budget_from_epsilon_and_back(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--delta", "3e-6", "--rounds", "20", "--sampling-rate", "0.1", "--json")
+    status, out, _ = _budget(capsys, "--epsilon", "1", *common)
+    assert status == 0
+    report = json.loads(out)
+    assert set(report["noise_multiplier"]) == {"pld", "rdp"}
+    assert set(report["epsilon_release"]) == {"pld", "rdp"}
+    assert {"pld", "rdp"} <= set(report["epsilon_known_cohorts"])
+    multiplier = report["noise_multiplier"]["pld"]
+    status, out, _ = _budget(capsys, "--noise-multiplier", str(multiplier), *common)
+    assert status == 0
+    assert json.loads(out)["epsilon_release"]["pld"] == pytest.approx(1, rel=2e-3)
+
+
+def test_budget_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = _budget(
+        capsys,
+        *("--noise-multiplier", "5", "--delta", "0.01", "--rounds", "3"),
+        *("--sample-size", "10", "--users", "100"),
+    )
+    assert status == 0
+    assert "epsilon_release" in out
+    assert "epsilon_known_cohorts, in every round" in out
+    assert "delta 0.01 is not below 1/users = 0.01" in err
+
+
+def test_budget_under_each_relation(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--noise-multiplier", "2", "--delta", "1e-6", "--rounds", "3")
+    found = {}
+    for relation in ("zero-out", "add-remove", "replace-one"):
+        status, out, _ = _budget(capsys, *common, "--relation", relation, "--json")
+        assert status == 0
+        report = json.loads(out)
+        assert report["inputs"]["relation"] == relation
+        found[relation] = report["epsilon_release"]["pld"]
+        assert relation in _budget(capsys, *common, "--relation", relation)[1].splitlines()[0]
+    # Twice the sensitivity is half the noise multiplier.
+    half = json.loads(_budget(capsys, *common[2:], "--noise-multiplier", "1", "--json")[1])
+    assert found["replace-one"] == half["epsilon_release"]["pld"] > found["zero-out"]
+    assert found["add-remove"] == found["zero-out"]
+    rate = ("--sampling-rate", "0.1", "--relation", "replace-one", "--json")
+    report = json.loads(_budget(capsys, *common, *rate)[1])
+    assert report["epsilon_release"]["rdp"] is None  # there is no such bound
+    assert report["epsilon_release"]["pld"] > 0
+    status, _, err = _budget(capsys, *common, "--relation", "replace")
+    assert status == 2
+    assert "Invalid value for '--relation': 'replace' is not one of 'zero-out'," in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--epsilon", "1", "--sample-size", "3", "--users", "9", "--relation", "add-remove"],
+            'relation must be "zero-out" or "replace-one" for fixed-size sampling, '
+            'got "add-remove".',
+        ),
+        ([], "Give either --epsilon or --noise-multiplier"),
+        (["--epsilon", "1", "--noise-multiplier", "1"], "Give either --epsilon or --noise-m"),
+        (
+            ["--epsilon", "1", "--sampling-rate", "0.1", "--sample-size", "3"],
+            "Give either --sampling-rate or --sample-size, not both.",
+        ),
+        (["--epsilon", "1", "--sample-size", "3"], "--sample-size needs --population"),
+        (["--epsilon", "-1"], "epsilon"),
+        (["--epsilon", "1", "--sampling-rate", "1.5"], "rate"),
+    ],
+)
+def test_budget_refuses_contradictions(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = _budget(capsys, "--delta", "1e-6", "--rounds", "3", *arguments)
+    assert status == 2
+    assert sentence in err
+    assert err.count("\n") == 1

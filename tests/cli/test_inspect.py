@@ -1,0 +1,73 @@
+"""What is known of a run from its files, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.cli.inspect import inspect_run
+from flower_privsyn.runs import RunDirectory
+from tests.ledgers import write_chain
+
+
+def test_inspect_reads_everything_from_the_files(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(run.path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["strategy"] == "POPri"
+    assert facts["status"] == "finished"
+    assert facts["error"] is None
+    assert facts["rounds_finished"] == [1, 2]
+    assert facts["releases"] == 2
+    assert facts["users"] == 300
+    assert (facts["epsilon_release"], facts["epsilon_known_cohorts"]) == (2.5, 5.0)
+    assert (facts["delta"], facts["epsilon_budget"]) == (3e-6, 7.58)
+    assert facts["synthetic_texts"] == 5
+    assert facts["samples"] == ["[b]text 0[/b]", "[b]text 1[/b]", "[b]text 2[/b]"]
+    assert set(facts["files"]) == {
+        *("config.json", "ledger.jsonl", "state.json", "synthetic.jsonl", "synthetic.parquet"),
+        *(f"rounds/000{number}/state.json" for number in (0, 1, 2)),
+    }
+
+
+def test_inspect_for_people(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(run.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "epsilon_release       = 2.5" in shown
+    assert "epsilon_known_cohorts = 5" in shown
+    assert "[b]text 0[/b]" in shown
+
+
+def test_inspect_tells_an_interrupted_run_from_a_running_one(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.lock()
+    run.mark_running()
+    assert inspect_run(run.path)["status"] == "running"
+    run.unlock()
+    # As after a kill -9: the lock file names a process that is not there any more.
+    (run.path / ".lock").write_text('{"pid": 1073741824, "started": "1"}\n')
+    assert inspect_run(run.path)["status"] == "interrupted"
+    assert main(["inspect", str(run.path)]) == 0
+    assert "privsyn resume" in capsys.readouterr().out
+
+
+def test_a_run_without_enough_noise_is_called_not_private(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = {"event": "release", "epsilon_release": None, "epsilon_known_cohorts": None}
+    write_chain(run.ledger_file, {"event": "opened"}, line)
+    assert main(["inspect", str(run.path)]) == 0
+    assert "Not private: 1 releases" in capsys.readouterr().out
+
+
+def test_inspect_before_anything_was_released(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunDirectory.create(tmp_path / "run", config={}).unlock()
+    assert main(["inspect", str(tmp_path / "run")]) == 0
+    assert "nothing released" in capsys.readouterr().out

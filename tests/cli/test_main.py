@@ -1,0 +1,123 @@
+"""The command line as a whole: exit statuses, usage, and what a start loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+import typer.main
+
+from flower_privsyn.cli import inspect, main
+from flower_privsyn.cli.app import app
+from flower_privsyn.cli.signals import Stopped
+
+
+def test_an_unexpected_error_is_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(inspect, "inspect_run", fail)
+    monkeypatch.delenv("PRIVSYN_TRACEBACK", raising=False)
+    assert main(["inspect", "x"]) == 1
+    assert "unexpected ZeroDivisionError: by zero" in capsys.readouterr().err
+    monkeypatch.setenv("PRIVSYN_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["inspect", "x"])
+
+
+def test_an_unexpected_error_is_never_shown_with_the_values_of_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(path: str) -> None:
+        raise ZeroDivisionError(path)
+
+    monkeypatch.setattr(inspect, "inspect_run", fail)
+    monkeypatch.setenv("PRIVSYN_TRACEBACK", "1")
+    before = sys.excepthook
+    with pytest.raises(ZeroDivisionError):
+        main(["inspect", "x"])
+    assert sys.excepthook is before
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, Stopped])
+def test_an_interruption_is_status_130(
+    end: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_: str) -> None:
+        raise end
+
+    monkeypatch.setattr(inspect, "inspect_run", stop)
+    assert main(["inspect", "x"]) == 130
+    assert capsys.readouterr().err == "privsyn: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "Missing command."),
+        (["node"], "Missing command."),
+        (["reun"], "No such command 'reun'. (Did you mean one of: 'resume', 'run'?)"),
+        (["run"], "Missing argument 'APP'."),
+        (["run", "a", "b"], "Got unexpected extra argument (b)"),
+        (["inspect", "x", "--jsn"], "No such option '--jsn'. Did you mean '--json'?"),
+        (["budget", "--rounds", "3"], "Missing option '--delta'."),
+        (["budget", "--rounds", "x"], "Invalid value for '--rounds': 'x' is not a valid integer."),
+        (["compare", "--data", "a", "--epsilon", "1", "b"], "'b' is not a valid float."),
+        (["node", "policy", "a", "b"], "Got unexpected extra argument (b)"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_status_2(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    usage, last = shown.err.splitlines()
+    assert usage.startswith(" ".join(["Usage: privsyn", *words[:1]]) if words != ["reun"] else "")
+    assert last.startswith("privsyn: ")
+    assert sentence in last
+    assert not shown.out
+
+
+def test_every_command_has_plain_help(capsys: pytest.CaptureFixture[str]) -> None:
+    program = typer.main.get_command(app)
+    assert isinstance(program, click.Group)
+    node = program.commands["node"]
+    assert isinstance(node, click.Group)
+    paths = [
+        [],
+        *([name] for name in program.commands),
+        *(["node", name] for name in node.commands),
+    ]
+    for path in paths:
+        assert main([*path, "--help"]) == 0
+        long = capsys.readouterr().out
+        assert main([*path, "-h"]) == 0
+        assert capsys.readouterr().out == long
+        assert long.startswith(" ".join(["Usage: privsyn", *path]))
+        assert "\\" not in long
+        assert "Arguments:" not in long  # explained in the description
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("privsyn ")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from flower_privsyn.cli import main\n"
+        "main(['--help'])\n"
+        "heavy = {'torch', 'flwr', 'numpy', 'pandas', 'rich', 'pyarrow', 'ray'}\n"
+        "heavy &= set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "resume" in done.stdout

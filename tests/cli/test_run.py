@@ -1,0 +1,134 @@
+"""`privsyn run` and `privsyn resume`: where a run goes, what is refused, what is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.cli.run import show_outcome
+from flower_privsyn.host import simulation
+from flower_privsyn.runs import RunDirectory
+from tests.flower_app import write_app
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_end_of_a_run_names_the_epsilons_and_the_files(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_outcome(simulation.Outcome(path=run.path, error=None)) == 0
+    shown = capsys.readouterr().out
+    assert f"Run directory: {run.path}" in shown
+    assert "epsilon_release       = 2.5 (" in shown
+    assert "epsilon_known_cohorts = 5 (" in shown
+    assert "delta = 3e-06, 2 releases" in shown
+    assert f"Synthetic texts: {run.path / 'synthetic.jsonl'} (5)" in shown
+    assert f"Synthetic texts: {run.path / 'synthetic.parquet'} (5)" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "nowhere"], "There is no app folder nowhere."),
+        (["run", "app", "--set", "epsilonn=1"], "did you mean 'epsilon'?"),
+        (["run", "app", "--config", "small"], "asking-app has no configuration 'small'"),
+        (["run", "app", "--run-dir", "app/runs/1"], "lies inside the app"),
+        (["run", "app", "--run-dir", "run"], "already holds a run; resume it with"),
+        (["run", "app", "--run-dir", "file"], "cannot be written"),
+        (["run", "app", "--set", "num-nodes=0"], "num-nodes is 0; it must be a whole number"),
+        (["resume", "run"], "has finished; there is nothing to resume."),
+        (["resume", "nowhere"], "There is no run directory"),
+        (["inspect", "app"], "is not a run directory: it holds no config.json."),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(
+    arguments: list[str],
+    sentence: str,
+    run: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_app(tmp_path / "app")
+    (tmp_path / "file").touch()
+    assert main(arguments) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("privsyn: ")
+    assert sentence in last
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "missing.jsonl"),
+        ('{"client_id": "a", "text": "x"}\n{"client_id": "b", "text": \n', "line 2"),
+        ('{"client_id": "a"}\n', "text"),
+    ],
+)
+def test_bad_data_is_named_before_flower_starts(
+    content: str | None,
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / "users.jsonl").write_text(content)
+    data = "missing.jsonl" if content is None else "users.jsonl"
+    app = EXAMPLES / "own-data"
+    assert main(["run", str(app), "--run-dir", "r", "--set", f"data={data}"]) == 2
+    assert named in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_app_without_a_run_directory_ends_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_outcome(simulation.Outcome(path=tmp_path, error=None)) == 0
+    assert "finished" in capsys.readouterr().out
+
+
+def test_contradicting_settings_are_named_before_flower_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = EXAMPLES / "quickstart"
+    run = str(tmp_path / "r")
+    settings = ["--set", "epsilon=8.0", "--set", "noise-multiplier=2.0"]
+    assert main(["run", str(app), "--run-dir", run, *settings]) == 2
+    error = capsys.readouterr().err
+    assert "--set epsilon=-1" in error
+    assert "Running" not in error
+    assert not (tmp_path / "r").exists()
+
+
+def test_own_data_without_data(capsys: pytest.CaptureFixture[str]) -> None:
+    app = EXAMPLES / "own-data"
+    assert main(["run", str(app)]) == 2
+    assert "data is empty" in capsys.readouterr().err
+
+
+def test_where_a_run_goes_when_nobody_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = write_app(tmp_path / "app")
+    paths: list[Path] = []
+
+    def record(_app: object, path: Path, _values: object, **_: object) -> simulation.Outcome:
+        paths.append(path)
+        return simulation.Outcome(path=path, error="stopped here")
+
+    monkeypatch.setattr(simulation, "run_app", record)
+    monkeypatch.setenv("PRIVSYN_RUNS", str(tmp_path / "elsewhere"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "app"]) == 2
+    assert paths[0].parent == tmp_path / "runs"
+    assert paths[0].name.startswith("asking-app-")
+    # Inside the app Flower would pack the results into the next run's app.
+    monkeypatch.chdir(app)
+    assert main(["run", "."]) == 2
+    assert paths[1].parent == tmp_path / "elsewhere"
+    assert "privsyn: stopped here" in capsys.readouterr().err
