@@ -12,10 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import RunDirectoryError
-
-WORKING_DIRECTORY = "PRIVSYN_WORKING_DIRECTORY"
-"""Environment variable: the folder the user's command was typed in."""
 
 
 def user_path(path: str | Path) -> Path:

@@ -23,7 +23,7 @@ import numpy as np
 
 from flower_privsyn.embedding import SentenceTransformerEmbedder
 from flower_privsyn.embedding.company import moved_by_company, probe_texts
-from flower_privsyn.embedding.environment import processor
+from flower_privsyn.embedding.machine import processor
 
 _TELLING = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
 

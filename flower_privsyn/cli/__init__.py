@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import click
 import typer.main
 
+from flower_privsyn import environment
 from flower_privsyn.cli.app import app
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain
 from flower_privsyn.cli.signals import Stopped
@@ -53,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        if os.environ.get("PRIVSYN_TRACEBACK"):
+        if os.environ.get(environment.TRACEBACK):
             raise
         what = f"{type(error).__name__}: {error}"
         return complain(
-            f"unexpected {what} (set PRIVSYN_TRACEBACK=1 to see where it comes from)", FAILED
+            f"unexpected {what} (set {environment.TRACEBACK}=1 to see where it comes from)", FAILED
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flower_privsyn import environment
 from flower_privsyn.cli.options import ClientColumn, DateColumn, Json, RunDir, Seed, TextColumn
 from flower_privsyn.errors import ConfigError
 
@@ -34,7 +35,7 @@ _Downstream = Annotated[
 ]
 _CpuTime = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="what the nodes wrote under PRIVSYN_CPU_TIME"),
+    typer.Option(metavar="FILE", help=f"what the nodes wrote under {environment.CPU_TIME}"),
 ]
 _Output = Annotated[
     str | None, typer.Option(metavar="DIR", help="where to write (default: DIR.evaluation)")

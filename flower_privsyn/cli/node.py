@@ -11,6 +11,7 @@ import typer
 
 from flower_privsyn.cli.options import Json, PlainCommand
 from flower_privsyn.cli.output import number
+from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def policy(
 
 
 def _write_defaults(named: Path | None) -> Path:
-    from flower_privsyn.node.policy import NODE_POLICY, policy_file, policy_text
+    from flower_privsyn.node.policy import policy_file, policy_text
 
-    path = named or (Path(os.environ[NODE_POLICY]) if os.environ.get(NODE_POLICY) else None)
+    path = named or (Path(in_force) if (in_force := os.environ.get(NODE_POLICY)) else None)
     path = path or policy_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

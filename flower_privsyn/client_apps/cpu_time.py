@@ -18,10 +18,8 @@ from collections.abc import Iterator
 
 from flwr.app import Context, Message
 
+from flower_privsyn.environment import CPU_TIME
 from flower_privsyn.files import user_path
-
-CPU_TIME_FILE = "PRIVSYN_CPU_TIME"
-"""Environment variable of a node: the file that gets one JSON line per message answered."""
 
 logger = logging.getLogger("flower_privsyn.client")
 
@@ -38,7 +36,7 @@ def counted(message: Message, context: Context) -> Iterator[None]:
         message: what is being answered; its type is recorded.
         context: of the node; its number in a simulation is recorded.
     """
-    target = os.environ.get(CPU_TIME_FILE)
+    target = os.environ.get(CPU_TIME)
     if not target:
         yield
         return
@@ -56,7 +54,7 @@ def counted(message: Message, context: Context) -> Iterator[None]:
             with open(user_path(target), "a", encoding="utf-8", opener=_for_the_owner) as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            logger.warning("%s = %s cannot be written: %s", CPU_TIME_FILE, target, error.strerror)
+            logger.warning("%s = %s cannot be written: %s", CPU_TIME, target, error.strerror)
 
 
 def _for_the_owner(path: str, flags: int) -> int:

@@ -26,7 +26,7 @@ from flower_privsyn.embedding import (
     embed_each,
     require_company,
 )
-from flower_privsyn.embedding.environment import device_of
+from flower_privsyn.embedding.machine import device_of
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
 

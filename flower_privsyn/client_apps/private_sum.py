@@ -24,6 +24,7 @@ import numpy.typing as npt
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from flower_privsyn import environment
 from flower_privsyn.client_apps.answers import answer_of, report
 from flower_privsyn.client_apps.cpu_time import counted
 from flower_privsyn.client_apps.deal import check_deal
@@ -50,7 +51,7 @@ from flower_privsyn.errors import (
     NotAllowedError,
     PrivsynError,
 )
-from flower_privsyn.files import WORKING_DIRECTORY, located
+from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.node import Charge, NodeGuard, in_simulation
 from flower_privsyn.privacy import (
@@ -225,10 +226,10 @@ def _guarded(
         # The type is safe to log; the text and the traceback may quote private data, so they are
         # shown on the node alone, and only when its owner asks for them.
         logger.error(
-            "the client app failed with %s (set PRIVSYN_CLIENT_TRACEBACK=1 on this node to see "
-            "where)",
+            "the client app failed with %s (set %s=1 on this node to see where)",
             type(error).__name__,
-            exc_info=bool(os.environ.get("PRIVSYN_CLIENT_TRACEBACK")),
+            environment.CLIENT_TRACEBACK,
+            exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),
         )
         return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)
 
@@ -532,7 +533,7 @@ class _Node:
             context.node_id,
             sorted(context.node_config.items()),
             sorted(context.run_config.items()),
-            os.environ.get(WORKING_DIRECTORY, ""),
+            os.environ.get(environment.WORKING_DIRECTORY, ""),
             recipe,
             embedder,
             asdict(request),

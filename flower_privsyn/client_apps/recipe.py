@@ -10,8 +10,8 @@ from typing import Any, Final
 from flwr.app import Context
 
 from flower_privsyn.data import Users, load_configured
+from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import NotAllowedError
-from flower_privsyn.files import WORKING_DIRECTORY
 from flower_privsyn.node import in_simulation
 
 #: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a

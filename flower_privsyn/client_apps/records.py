@@ -21,7 +21,7 @@ from flower_privsyn.embedding import (
     content_key,
     require_company,
 )
-from flower_privsyn.embedding.environment import device_of, environment
+from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.embedding.store import limit_bytes
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
@@ -150,7 +150,7 @@ class EmbeddingSource:
             users: from `users_asked`, so that what is left out is not in the key.
             request: how their documents are cut.
         """
-        here = environment(device_of(self.embedder))
+        here = machine_digest(device_of(self.embedder))
         cut = (request.max_tokens, request.max_samples, request.seed, self.dimension, here)
         return content_key(self.fingerprint, cut, users.user_ids, users.owners, users.texts)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.client_apps.cpu_time import CPU_TIME_FILE
+from flower_privsyn import environment
 from flower_privsyn.comparison.measures import Job, Measures, costs, privacy
 from flower_privsyn.comparison.picture import Picture
 from flower_privsyn.comparison.plan import Cell, Plan, settings_of
@@ -200,7 +200,7 @@ class Comparison:
             record["error"] = str(error)
         except Exception as error:  # any library's: the other cells go on
             record["error"] = f"unexpected {type(error).__name__}: {error}"
-            if os.environ.get("PRIVSYN_TRACEBACK"):
+            if os.environ.get(environment.TRACEBACK):
                 raise
         if record.get("costs") is not None:
             record["costs"]["wall_seconds"] = None if begun is None else time.monotonic() - begun
@@ -223,7 +223,7 @@ class Comparison:
         path = folder / "run"
         if (path / "config.json").is_file() and RunDirectory.open(path).status == "finished":
             return RunDirectory.open(path)
-        with _environment(CPU_TIME_FILE, str(folder / "cpu_time.jsonl")):
+        with _with_variable(environment.CPU_TIME, str(folder / "cpu_time.jsonl")):
             # What an attempt left that never came to a run is started from again.
             launched = path / ".flower" / "launch.json"
             if (path / "config.json").is_file() or launched.is_file():
@@ -286,7 +286,7 @@ def _rows(users: Users) -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
+def _with_variable(name: str, value: str) -> Iterator[None]:
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn import environment
 from flower_privsyn.embedding.embedder import Embedder
-from flower_privsyn.embedding.environment import device_of, environment
+from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.embedding.salvage import embed_each
 from flower_privsyn.errors import DataError
 
@@ -34,14 +35,14 @@ _BLOCK = 2048
 
 def default_cache_directory() -> Path:
     """Where a node keeps embeddings: `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`."""
-    configured = os.environ.get("PRIVSYN_CACHE")
+    configured = os.environ.get(environment.CACHE)
     return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
 
 
 class EmbeddingCache:
-    """An SQLite file of float32 vectors under (model fingerprint, environment, device, text).
+    """An SQLite file of float32 vectors under (model fingerprint, machine, device, text).
 
-    The environment is the machine's processor and libraries: after an upgrade texts are embedded
+    The machine is its processor and libraries: after an upgrade texts are embedded
     anew, else a user's vector would depend on whose text had been embedded before it.
 
     Any number of processes and threads may read and write it at once (write-ahead log, one short
@@ -347,7 +348,7 @@ def cached_embed(
 
 
 def _keys(fingerprint: str, texts: Sequence[str], device: str) -> Iterator[bytes]:
-    content = f"{fingerprint} {environment(device)}"
+    content = f"{fingerprint} {machine_digest(device)}"
     model = hashlib.blake2b(content.encode(), digest_size=32).digest()
     for text in texts:
         # A lone surrogate cannot be UTF-8, and must not bring the node down here.

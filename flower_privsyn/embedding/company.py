@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.embedding.embedder import ROWS, Embedder
-from flower_privsyn.embedding.environment import device_of, environment, threads
+from flower_privsyn.embedding.machine import device_of, machine_digest, threads
 from flower_privsyn.errors import ModelError
 
 #: Another number when the probes or the companies change: machines are then asked anew.
@@ -139,7 +139,7 @@ def require_company(embedder: Embedder, directory: str | Path) -> None:
         ModelError: as `check_company`.
     """
     kind = f"{type(embedder).__module__}.{type(embedder).__qualname__}"
-    here = environment(device_of(embedder))
+    here = machine_digest(device_of(embedder))
     content = f"{_VERSION} {kind} {embedder.fingerprint} {here} {threads()}"
     name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     if name in _passed:

@@ -25,13 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.environment import RECORDS_GIB
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import replacing
 
 logger = logging.getLogger("flower_privsyn.embedding")
-
-SIZE_LIMIT = "PRIVSYN_RECORDS_GIB"
-"""Environment variable of a node: most GiB of records to keep on its disk; 0 keeps none."""
 
 _DEFAULT_GIB = 32.0
 _VERSION = 1
@@ -320,13 +318,13 @@ def limit_bytes() -> int:
     Raises:
         ConfigError: If it is not a number of at least 0.
     """
-    text = os.environ.get(SIZE_LIMIT, "")
+    text = os.environ.get(RECORDS_GIB, "")
     try:
         gib = float(text) if text else _DEFAULT_GIB
     except ValueError:
         gib = -1.0
     if not 0 <= gib < 2**30:
-        raise ConfigError(f"{SIZE_LIMIT} must be a number of GiB, at least 0, got {text!r}.")
+        raise ConfigError(f"{RECORDS_GIB} must be a number of GiB, at least 0, got {text!r}.")
     return int(gib * 2**30)
 
 

@@ -12,9 +12,10 @@ import re
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from flower_privsyn import environment
 from flower_privsyn.errors import ConfigError
 
-API_KEY_VARIABLE: Final = "PRIVSYN_API_KEY"
+API_KEY_VARIABLE: Final = environment.API_KEY
 """Where a key is looked for when no other variable is named."""
 
 REDACTED: Final = "[api key]"

@@ -26,14 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-SUPERVISOR_PID = "PRIVSYN_SUPERVISOR_PID"
-"""Environment variable: the process whose death must end this one."""
-
-SUPERVISOR_STARTED = "PRIVSYN_SUPERVISOR_STARTED"
-"""Environment variable: when that process started, so that a reused id is not mistaken for it."""
-
-RUN_MARK = "PRIVSYN_RUN_MARK"
-"""Environment variable: a random mark that every process of one run carries."""
+from flower_privsyn.environment import RUN_MARK, SUPERVISOR_PID, SUPERVISOR_STARTED
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flower_privsyn import clock
-from flower_privsyn.host.processes import SUPERVISOR_PID
+from flower_privsyn.environment import SUPERVISOR_PID
 
 _WRITES_PER_SECOND = 5
 _LOG_EVERY_SECONDS = 5.0

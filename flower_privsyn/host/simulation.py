@@ -34,16 +34,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from flower_privsyn import clock
+from flower_privsyn.environment import RESUME, RUN_DIRECTORY, RUN_MARK, WORKING_DIRECTORY
 from flower_privsyn.errors import (
     ConfigError,
     FederationError,
     MissingExtraError,
     RunDirectoryError,
 )
-from flower_privsyn.files import WORKING_DIRECTORY, write_json
+from flower_privsyn.files import write_json
 from flower_privsyn.host import superlink
 from flower_privsyn.host.processes import (
-    RUN_MARK,
     ProcessInfo,
     descendants,
     is_alive,
@@ -53,8 +53,6 @@ from flower_privsyn.host.processes import (
 from flower_privsyn.host.progress import read_progress
 from flower_privsyn.runs import (
     LAUNCH_FILE,
-    RESUME,
-    RUN_DIRECTORY,
     RunDirectory,
     lock_file,
     supervisor_lock,

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from flower_privsyn import clock
+from flower_privsyn.environment import NODE_LEDGERS
 from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError
 from flower_privsyn.node.policy import NodePolicy
 from flower_privsyn.privacy import (
@@ -31,9 +32,6 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, LEAST_MULTIPLIER
 from flower_privsyn.privacy.ledger_file import LedgerFile, damaged
-
-#: Environment variable: the folder of the node ledgers.
-NODE_LEDGERS: Final = "PRIVSYN_NODE_LEDGERS"
 
 _VERSION = 1
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -13,13 +13,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import user_path
 from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import QUERIES
-
-#: Environment variable: the owner's policy file, where the node's configuration names none.
-NODE_POLICY: Final = "PRIVSYN_NODE_POLICY"
 
 #: What stands for a policy that nobody wrote.
 DEFAULTS: Final = "the defaults"

@@ -1,11 +1,9 @@
 """One run, one directory: its files, the lock on it, its owner's folder, older formats."""
 
+from flower_privsyn.environment import RESUME, RUN_DIRECTORY, RUNS_FOLDER
 from flower_privsyn.runs.directory import (
     LAUNCH_FILE,
     RESEARCH_STAMP,
-    RESUME,
-    RUN_DIRECTORY,
-    RUNS_FOLDER,
     RunDirectory,
     default_run_directory,
     lock_file,

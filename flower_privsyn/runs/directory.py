@@ -48,6 +48,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from flower_privsyn import clock
+from flower_privsyn.environment import (
+    RESUME,
+    RUN_DIRECTORY,
+    RUNS_FOLDER,
+    SUPERVISOR_PID,
+    SUPERVISOR_STARTED,
+)
 from flower_privsyn.errors import PrivsynError, RunDirectoryError
 from flower_privsyn.files import (
     append_json_lines,
@@ -56,12 +63,7 @@ from flower_privsyn.files import (
     replacing,
     write_json,
 )
-from flower_privsyn.host.processes import (
-    SUPERVISOR_PID,
-    SUPERVISOR_STARTED,
-    is_alive,
-    process_info,
-)
+from flower_privsyn.host.processes import is_alive, process_info
 from flower_privsyn.host.progress import Progress, Stage
 from flower_privsyn.privacy.ledger_chain import Chain, header, read_chain, refuse_cut
 from flower_privsyn.runs.owner import OwnerFolder
@@ -72,15 +74,6 @@ from flower_privsyn.runs.run_format import (
     refuse_other_format,
     stated_digests,
 )
-
-RUNS_FOLDER = "PRIVSYN_RUNS"
-"""Environment variable: where runs go that were given no run directory."""
-
-RUN_DIRECTORY = "PRIVSYN_RUN_DIRECTORY"
-"""Environment variable: the run directory of an app that names none, under `privsyn run`."""
-
-RESUME = "PRIVSYN_RESUME"
-"""Environment variable: "1" when `privsyn resume` started that app."""
 
 RESEARCH_STAMP = (
     "research: private text was used outside the budget; the epsilons do not cover the result"

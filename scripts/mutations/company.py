@@ -56,7 +56,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="vectors from before an upgrade are found",
         file="flower_privsyn/embedding/cache.py",
-        before='f"{fingerprint} {environment(device)}"',
+        before='f"{fingerprint} {machine_digest(device)}"',
         after='f"{fingerprint}"',
         tests=(f"{EMBEDDING_TESTS}::test_vectors_of_other_libraries_are_not_found",),
     ),

@@ -108,7 +108,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="devices share their vectors",
-        file="flower_privsyn/embedding/environment.py",
+        file="flower_privsyn/embedding/machine.py",
         before="json.dumps([*_installed(), values, device]",
         after="json.dumps([*_installed(), values]",
         tests=("tests/embedding/test_company.py::test_vectors_of_another_device_are_not_found",),

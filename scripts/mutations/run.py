@@ -517,9 +517,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="an exception's text leaves the client",
         file="flower_privsyn/client_apps/private_sum.py",
-        before='            exc_info=bool(os.environ.get("PRIVSYN_CLIENT_TRACEBACK")),\n        )\n'
+        before="            exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),\n"
+        "        )\n"
         "        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)\n",
-        after='            exc_info=bool(os.environ.get("PRIVSYN_CLIENT_TRACEBACK")),\n        )\n'
+        after="            exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),\n"
+        "        )\n"
         "        from flwr.app import Error\n\n"
         "        return Message(Error(code=1000, reason=str(error)), reply_to=message)\n",
         tests=(f"{SUM_TESTS}::TestWhatLeavesAClient",),

@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.common.serde import recorddict_to_proto
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.cpu_time import CPU_TIME_FILE
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
+from flower_privsyn.environment import CPU_TIME
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.costs import (
@@ -384,7 +384,7 @@ class TestClientTime:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.delenv(CPU_TIME_FILE, raising=False)
+        monkeypatch.delenv(CPU_TIME, raising=False)
         evolution(settings(num_rounds=1)).start(busy)
         assert not list(tmp_path.glob("cpu*"))
 
@@ -397,7 +397,7 @@ class TestClientTime:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         file = tmp_path / "cpu.jsonl"
-        monkeypatch.setenv(CPU_TIME_FILE, str(file))
+        monkeypatch.setenv(CPU_TIME, str(file))
         strategy = evolution(settings(num_rounds=2))
         strategy.start(busy)
         lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -429,7 +429,7 @@ class TestClientTime:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setenv(CPU_TIME_FILE, str(tmp_path / "missing" / "cpu.jsonl"))
+        monkeypatch.setenv(CPU_TIME, str(tmp_path / "missing" / "cpu.jsonl"))
         strategy = evolution(settings(num_rounds=1))
         strategy.start(busy)
         assert strategy.run.status == "finished"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flower_privsyn.environment import RUN_MARK
 from flower_privsyn.host import processes
 
 # A command whose child detaches into a session of its own, as Flower's processes do.
@@ -110,7 +111,7 @@ def test_a_reused_process_id_is_another_process() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="environments are visible on Linux only")
 def test_processes_are_found_by_their_mark() -> None:
-    environment = {**os.environ, processes.RUN_MARK: "a-mark-of-this-test"}
+    environment = {**os.environ, RUN_MARK: "a-mark-of-this-test"}
     sleeper = subprocess.Popen(
         [sys.executable, "-c", "import time; print(flush=True); time.sleep(300)"],
         env=environment,

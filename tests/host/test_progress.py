@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn import clock as clock_module
-from flower_privsyn.host.processes import SUPERVISOR_PID
+from flower_privsyn.environment import SUPERVISOR_PID
 from flower_privsyn.host.progress import NullProgress, Progress, describe, read_progress
 
 

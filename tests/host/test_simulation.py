@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from flower_privsyn.cli import main
+from flower_privsyn.environment import SUPERVISOR_PID
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.host import simulation
-from flower_privsyn.host.processes import SUPERVISOR_PID, descendants, is_alive, process_info
+from flower_privsyn.host.processes import descendants, is_alive, process_info
 from flower_privsyn.host.progress import read_progress
 from flower_privsyn.host.simulation import App, Outcome, load_app, resolve_config
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory

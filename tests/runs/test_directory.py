@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn import files, runs
+from flower_privsyn import environment, files, runs
+from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
 from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
-from flower_privsyn.host.processes import SUPERVISOR_PID, SUPERVISOR_STARTED, process_info
+from flower_privsyn.host.processes import process_info
 from flower_privsyn.host.progress import describe, read_progress
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.owner import TIMES_STAMP
@@ -316,9 +317,9 @@ def test_user_paths_are_relative_to_where_the_command_was_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert files.user_path("/data/users.jsonl") == Path("/data/users.jsonl")
-    monkeypatch.setenv(files.WORKING_DIRECTORY, "/home/someone")
+    monkeypatch.setenv(environment.WORKING_DIRECTORY, "/home/someone")
     assert files.user_path("users.jsonl") == Path("/home/someone/users.jsonl")
-    monkeypatch.delenv(files.WORKING_DIRECTORY)
+    monkeypatch.delenv(environment.WORKING_DIRECTORY)
     monkeypatch.chdir(tmp_path)
     assert files.user_path("users.jsonl") == tmp_path / "users.jsonl"
 

@@ -1,4 +1,4 @@
-"""What decides the last bits of an embedding besides the model and the text."""
+"""What decides the last bits of an embedding besides the model and the text: the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VARIABLES = (
 )
 
 
-def environment(device: str = "") -> str:
+def machine_digest(device: str = "") -> str:
     """Hex digest of this machine's processor, its libraries and the choice of their kernels.
 
     Embeddings kept on the disk are found under it again, and no others: vectors from before an

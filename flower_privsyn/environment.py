@@ -1,0 +1,54 @@
+"""The environment variables of this package: each name once, with what it means.
+
+The first nine are for people (docs/simulation.md lists them); the rest are set by `privsyn run`
+for the processes it starts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+CACHE: Final = "PRIVSYN_CACHE"
+"""Folder where a node keeps embeddings and records; `~/.cache/flower-privsyn` by default."""
+
+RECORDS_GIB: Final = "PRIVSYN_RECORDS_GIB"
+"""Most GiB of records a node keeps on its disk; 32 by default, 0 for none."""
+
+RUNS_FOLDER: Final = "PRIVSYN_RUNS"
+"""Folder of runs that were given no run directory; `~/privsyn-runs` by default."""
+
+NODE_POLICY: Final = "PRIVSYN_NODE_POLICY"
+"""File with what the owner of a node allows."""
+
+NODE_LEDGERS: Final = "PRIVSYN_NODE_LEDGERS"
+"""Folder of a node's own accounts of what was answered."""
+
+CPU_TIME: Final = "PRIVSYN_CPU_TIME"
+"""File that gets one JSON line for every message a node answered, with its CPU seconds."""
+
+API_KEY: Final = "PRIVSYN_API_KEY"
+"""The key of a generation server, where `generator-api-key-env` names no other variable."""
+
+TRACEBACK: Final = "PRIVSYN_TRACEBACK"
+"""Set to anything: `privsyn` shows where an unexpected error comes from."""
+
+CLIENT_TRACEBACK: Final = "PRIVSYN_CLIENT_TRACEBACK"
+"""Set to anything on a node: tracebacks, which may quote private text, go to its log."""
+
+RUN_DIRECTORY: Final = "PRIVSYN_RUN_DIRECTORY"
+"""The run directory of an app that names none, under `privsyn run`."""
+
+RESUME: Final = "PRIVSYN_RESUME"
+""""1" when `privsyn resume` started that app."""
+
+WORKING_DIRECTORY: Final = "PRIVSYN_WORKING_DIRECTORY"
+"""The folder the user's command was typed in."""
+
+SUPERVISOR_PID: Final = "PRIVSYN_SUPERVISOR_PID"
+"""The process whose death must end this one."""
+
+SUPERVISOR_STARTED: Final = "PRIVSYN_SUPERVISOR_STARTED"
+"""When that process started, so that a reused id is not mistaken for it."""
+
+RUN_MARK: Final = "PRIVSYN_RUN_MARK"
+"""A random mark that every process of one run carries."""
