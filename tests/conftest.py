@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,15 @@ from flower_privsyn.testing import (
     flower_identity,
     hash_embedder,
 )
+from tests.support.federation import WORDS, make_users
 
-WORDS = (
-    "court judge ruling appeal budget deficit tax senate river forest mountain valley engine "
-    "turbine rocket orbit protein enzyme gene cell market price trade export school teacher"
-).split()
-
-
-def is_rehearsal(prompts: Sequence[str], sampling: Any) -> bool:
-    """Whether a generator in this process is only being tried, before the first round."""
-    return not prompts or sampling.max_new_tokens == 1
+pytest_plugins = [
+    "tests.support.generation_server",
+    "tests.support.models",
+    "tests.support.probe",
+    "tests.support.repeating",
+    "tests.support.runs",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,22 +55,9 @@ def nothing_off_the_grid(request: pytest.FixtureRequest) -> Iterator[None]:
             assert path.stat().st_mode & 0o777 == 0o600, path
 
 
-def make_users(count: int, *, samples: int = 3) -> Users:
-    """Users who write about courts, whatever their number."""
-    rows = []
-    for user in range(count):
-        for sample in range(samples):
-            topic = WORDS[:8]
-            words = [topic[(user * 7 + sample * 3 + i * i) % len(topic)] for i in range(12)]
-            rows.append((f"user-{user}", " ".join(words)))
-    return Users.from_rows(rows)
-
-
 @pytest.fixture
 def public_file(tmp_path: Path) -> Path:
     """Public text on every topic."""
-    import json
-
     path = tmp_path / "public.jsonl"
     lines = []
     for index in range(80):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.runs import RunDirectory
-from tests.ledgers import write_chain
+from tests.support.ledgers import write_chain
 
 
 def release(number: int, **values: Any) -> dict[str, Any]:

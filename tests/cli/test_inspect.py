@@ -10,7 +10,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.cli.inspect import inspect_run
 from flower_privsyn.runs import RunDirectory
-from tests.ledgers import write_chain
+from tests.support.ledgers import write_chain
 
 
 def test_inspect_reads_everything_from_the_files(

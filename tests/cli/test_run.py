@@ -10,7 +10,7 @@ from flower_privsyn.cli import main
 from flower_privsyn.cli.run import show_outcome
 from flower_privsyn.host import simulation
 from flower_privsyn.runs import RunDirectory
-from tests.flower_app import write_app
+from tests.support.flower_app import write_app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -31,7 +31,7 @@ from flower_privsyn.queries import (
     Query,
 )
 from flower_privsyn.testing import HashEmbedder, flower_identity, random_cohort
-from tests.messages.test_wire import DATA
+from tests.support.questions import DATA
 
 WORDS = "court judge tax river stone bread salt moon tree lamp glass iron".split()
 CANDIDATES = HashEmbedder().embed([" ".join(WORDS[n : n + 4]) for n in range(9)])

@@ -14,7 +14,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.embedding import company
 from flower_privsyn.errors import FederationError, ModelError
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid
-from tests.conftest import make_users
+from tests.support.federation import make_users
 
 
 class Leaning(HashEmbedder):

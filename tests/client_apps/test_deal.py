@@ -17,8 +17,8 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.testing import hash_embedder
-from tests.conftest import make_users
-from tests.messages.test_wire import DATA
+from tests.support.federation import make_users
+from tests.support.questions import DATA
 
 RUN = 2**62 + 11
 DEALS = {1: ["a", "b"], 2: ["c", "shared"], 3: ["shared", "d"]}

@@ -19,8 +19,8 @@ from flower_privsyn.embedding.company import probe_texts
 from flower_privsyn.errors import ConfigError, DataError, FederationError
 from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.testing import HashEmbedder
-from tests.client_apps.test_records import REQUEST, answer, context, population  # noqa: F401
-from tests.conftest import WORDS
+from tests.support.answering import REQUEST, answer, context
+from tests.support.federation import WORDS
 
 
 class Broken(HashEmbedder):
@@ -78,7 +78,7 @@ def run(data: Path, cache: Path, load=hashing, **arguments: int) -> FirstPass:  
 
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_the_nodes_of_a_run_embed_nothing(
-    population: Path,  # noqa: F811
+    population: Path,
     tmp_path: Path,
     nodes: int,
 ) -> None:
@@ -95,7 +95,7 @@ def test_the_nodes_of_a_run_embed_nothing(
     assert again.bytes_on_disk == done.bytes_on_disk
 
 
-def test_as_the_run_will_ask(population: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_as_the_run_will_ask(population: Path, tmp_path: Path) -> None:
     """Another seed caps other samples and holds other users out."""
     request = replace(REQUEST, seed=5, held_out_fraction=0.3)
     done = first_pass(
@@ -112,7 +112,7 @@ def test_as_the_run_will_ask(population: Path, tmp_path: Path) -> None:  # noqa:
 
 
 def test_goes_on_where_it_was_stopped(
-    population: Path,  # noqa: F811
+    population: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError, ModelError
 from flower_privsyn.messages import wire
 from flower_privsyn.testing import HashEmbedder, hash_embedder
-from tests.messages.test_wire import DATA
+from tests.support.questions import DATA
 
 
 def context(node: dict[str, Any] | None = None, run: dict[str, Any] | None = None) -> Context:

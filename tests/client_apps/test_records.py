@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import multiprocessing
 from dataclasses import replace
@@ -22,17 +21,12 @@ from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeGuard
 from flower_privsyn.privacy import (
     FullParticipation,
-    GaussianMechanism,
     PoissonSampling,
     Sampling,
 )
-from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.testing import HashEmbedder, flower_identity, hash_embedder
-from tests.conftest import WORDS
-from tests.messages.test_wire import DATA
+from tests.support.answering import REQUEST, RUN, answer, context
 
-RUN = 2**40 + 7
-REQUEST = replace(DATA, max_tokens=8, max_samples=2, held_out_fraction=0.0, seed=0)
 LOADS: list[int] = []
 
 
@@ -49,50 +43,8 @@ def other_users(where: Context) -> Users:
     return Users.from_rows([("somebody", "court tax")])
 
 
-@pytest.fixture
-def population(tmp_path: Path) -> Path:
-    path = tmp_path / "users.jsonl"
-    rows = [
-        {
-            "client_id": f"u{n % 40}",
-            "text": " ".join(WORDS[(n * 7 + k * k) % 25] for k in range(12)),
-        }
-        for n in range(150)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def context(data: Path, node: int = 0, nodes: int = 4, run: int = RUN) -> Context:
-    return Context(
-        run_id=run,
-        node_id=1000 + node,
-        node_config={"partition-id": node, "num-partitions": nodes},
-        state=RecordDict(),
-        run_config={"data": str(data)},
-    )
-
-
 def prepare(app: ClientApp, where: Context, data: wire.DataRequest = REQUEST) -> Message:
     return app(Message(wire.pack_prepare(data), where.node_id, wire.PREPARE), where)
-
-
-def answer(app: ClientApp, where: Context, sampling: Sampling | None = None) -> wire.Answer:
-    query = NearestNeighborHistogram(max_samples=2)
-    candidates = HashEmbedder().embed([" ".join(WORDS[n : n + 4]) for n in range(12)])
-    ask = wire.Ask(
-        round_number=1,
-        query=query,
-        broadcast={"candidates": candidates},
-        data=REQUEST,
-        sampling=sampling or FullParticipation(),
-        sampling_key=bytes(range(32)),
-        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
-        num_rounds=1,
-    )
-    record = wire.broadcast_record(ask.broadcast, precision="float16")
-    reply = app(Message(wire.pack_ask(ask, record), where.node_id, wire.message_type(query)), where)
-    return wire.unpack_answer(reply, length=12, roster_users=40, bound=2.0)
 
 
 def in_another_process(directory: Path, where: list[Context]) -> tuple[list[Any], int]:

@@ -20,10 +20,7 @@ from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
-from tests.messages.test_wire import DATA
-from tests.training.models import lstm, offline, one_thread, texts
-
-__all__ = ["lstm", "offline", "one_thread", "texts"]
+from tests.support.questions import DATA
 
 QUESTION = ModelDelta(clip_to=0.05, learning_rate=0.5, batch_size=1)
 

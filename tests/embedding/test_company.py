@@ -33,7 +33,7 @@ from flower_privsyn.embedding.company import companies, moved_by_company, probe_
 from flower_privsyn.embedding.embedder import ROWS
 from flower_privsyn.errors import ModelError
 from flower_privsyn.testing import HashEmbedder
-from tests.messages.test_wire import DATA
+from tests.support.questions import DATA
 
 PRECISIONS = ("float32", "bfloat16")
 

@@ -16,18 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.embedding import RecordStore, StoredRecords, content_key
+from flower_privsyn.embedding import RecordStore, content_key
 from flower_privsyn.embedding.store import limit_bytes
 from flower_privsyn.errors import ConfigError, DataError
+from tests.support.records import IDS, KEY, put
 
-KEY, OTHER, THIRD = "a" * 64, "b" * 64, "c" * 64
-IDS = ("ann", "bob", "\u00e9va")
-
-
-def put(store: RecordStore, key: str = KEY, rows: int = 5, seed: int = 0) -> StoredRecords:
-    records = np.random.default_rng(seed).standard_normal((rows, 4)).astype(np.float32)
-    owners = np.sort(np.arange(rows) % 3).astype(np.int64)
-    return store.put(key, records=records, owners=owners, user_ids=IDS, fingerprint="f")
+OTHER, THIRD = "b" * 64, "c" * 64
 
 
 def age(path: Path, seconds: float) -> None:
@@ -283,7 +277,7 @@ class TestProcesses:
                 f"""
                 import os, signal
                 from flower_privsyn.embedding import store
-                from tests.embedding.test_store import put
+                from tests.support.records import put
                 written = 0
                 real = os.fsync
                 def fsync(descriptor):

@@ -35,8 +35,8 @@ from flower_privsyn.testing import (
     WordGenerator,
     train_words,
 )
-from tests.conftest import WORDS, make_users
-from tests.generation.conftest import _byte_level, _save
+from tests.support.federation import WORDS, make_users
+from tests.support.models import byte_level, save
 
 TABLES = json.loads(
     (Path(__file__).parents[1] / "data" / "communication_reference.json").read_text()
@@ -150,7 +150,7 @@ def test_dp_fedavg_of_a_model_as_large_as_distilgpt2(
     shared: dict[str, Any], tmp_path: Path
 ) -> None:
     """A user trains all 82 million parameters, and sends an update of all of them; 8 GB."""
-    folder = _save(tmp_path / "distilgpt2", distilgpt2(), _byte_level(template=False))
+    folder = save(tmp_path / "distilgpt2", distilgpt2(), byte_level(template=False))
 
     def load(context: Context) -> Users:
         return make_users(1, samples=1)

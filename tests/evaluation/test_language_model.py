@@ -19,9 +19,6 @@ from flower_privsyn.evaluation.language_model import (
     predict,
     score_texts,
 )
-from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
-
-__all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]
 
 
 def by_hand(folder: Path, text: str, window: int) -> tuple[int, int, float]:
@@ -156,9 +153,9 @@ class TestIntervals:
 def test_text_the_tokenizer_does_not_know_has_no_bits_per_byte(tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from tests.generation.conftest import _word_piece
+    from tests.support.models import word_piece
 
-    tokenizer = _word_piece()
+    tokenizer = word_piece()
     config = GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=16, n_layer=1, n_head=1)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

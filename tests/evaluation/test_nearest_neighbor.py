@@ -14,7 +14,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.nearest_neighbor import evaluate_run, main, mean_nearest_distance
 from flower_privsyn.testing import HashEmbedder
-from tests.conftest import make_users
+from tests.support.federation import make_users
 
 Builder = Callable[..., Any]
 

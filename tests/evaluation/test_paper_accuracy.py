@@ -20,9 +20,6 @@ from flower_privsyn.evaluation.paper_accuracy import (
 from flower_privsyn.models import resolve_model
 from flower_privsyn.training.causal import CausalTraining, fine_tune
 from flower_privsyn.training.retokenize import retokenized, space_tokens
-from tests.training.models import gpt2, offline, one_thread, texts
-
-__all__ = ["gpt2", "offline", "one_thread", "texts"]
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +86,9 @@ class TestRetokenized:
         assert ratio == pytest.approx(2.8, abs=0.2)
 
     def test_other_tokenizers_are_refused(self) -> None:
-        from tests.generation.conftest import _word_piece
+        from tests.support.models import word_piece
 
-        tokenizer = _word_piece()
+        tokenizer = word_piece()
         tokenizer.bos_token = tokenizer.eos_token = "[CLS]"
         with pytest.raises(ModelError, match="byte-level"):
             retokenized(tokenizer, ["the river"])

@@ -20,10 +20,7 @@ from flower_privsyn.evaluation.show import rows
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.causal import CausalTraining
-from tests.conftest import WORDS, make_users
-from tests.training.models import gpt2, offline, one_thread, texts
-
-__all__ = ["gpt2", "offline", "one_thread", "texts"]
+from tests.support.federation import WORDS, make_users
 
 Builder = Callable[..., Any]
 COURT, NATURE = " ".join(WORDS[:8]), " ".join(WORDS[8:16])

@@ -23,9 +23,9 @@ from flower_privsyn.host.processes import descendants, is_alive, process_info
 from flower_privsyn.host.progress import read_progress
 from flower_privsyn.host.simulation import App, Outcome, load_app, resolve_config
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
-from tests.flower_app import write_app
-from tests.run_files import times_in
-from tests.sockets import addresses
+from tests.support.flower_app import write_app
+from tests.support.run_files import times_in
+from tests.support.sockets import addresses
 
 # -------------------------------------------------------------------- settings
 

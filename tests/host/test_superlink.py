@@ -23,8 +23,8 @@ import pytest
 from flower_privsyn.host import superlink
 from flower_privsyn.host.processes import descendants
 from flower_privsyn.host.simulation import _Flower
-from tests.flower_app import write_app
-from tests.sockets import addresses
+from tests.support.flower_app import write_app
+from tests.support.sockets import addresses
 
 flower_superlink = import_module("flwr.superlink.cli.flower_superlink")
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.generation.test_openai_backend import Server
+from tests.support.generation_server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-proj-Q7v2pLr9wXe4TzN8"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.federation_app import write_app
-from tests.integration.test_federations import ledger, simulate
-from tests.strategies.test_private_evolution import lines
+from tests.support.federation_app import write_app
+from tests.support.run_files import lines
+from tests.support.simulation import ledger, simulate
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,6 @@ from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.testing import LoopbackGrid
-from tests.training.models import llama, offline, one_thread, texts
-
-__all__ = ["llama", "offline", "one_thread", "texts"]
 
 _SERVER = """
 from flwr.app import Context

@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import sysconfig
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -22,29 +20,11 @@ import numpy as np
 import pytest
 
 from flower_privsyn.host.processes import marked_processes
-from flower_privsyn.host.simulation import load_app, resolve_config, run_app
+from flower_privsyn.host.simulation import load_app, resolve_config
 from flower_privsyn.node import NodeLedger, NodePolicy
-from tests.conftest import make_users
-from tests.integration.federation_app import write_app
-
-SCRIPTS = Path(sysconfig.get_path("scripts"))
-ROUNDS = (1, 2)
-
-
-def sums(run: Path) -> list[np.ndarray]:
-    return [np.load(run / "rounds" / f"{number:04d}" / "release.npy") for number in ROUNDS]
-
-
-def simulate(app: Path, run: Path, **settings: object) -> str | None:
-    loaded = load_app(app)
-    changes = [f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in settings.items()]
-    return run_app(loaded, run, resolve_config(loaded, settings=changes)).error
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.support.federation import make_users
+from tests.support.federation_app import write_app
+from tests.support.simulation import ROUNDS, SCRIPTS, free_port, ledger, simulate, sums
 
 
 @contextmanager
@@ -258,13 +238,6 @@ def test_a_node_that_fails_says_nothing_about_its_text(app: Path, tmp_path: Path
     for path in (tmp_path / "run").rglob("*"):
         if path.is_file():
             assert b"dear diary" not in path.read_bytes(), path
-
-
-def ledger(run: Path) -> list[dict[str, object]]:
-    with suppress(OSError):
-        text = (run / "ledger.jsonl").read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    return []
 
 
 @pytest.mark.timeout(600)

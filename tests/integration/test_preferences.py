@@ -21,8 +21,8 @@ from flower_privsyn.testing import (
     hash_embedder,
     train_words,
 )
-from tests.conftest import WORDS, make_users
-from tests.integration.federation_app import write_app
+from tests.support.federation import WORDS, make_users
+from tests.support.federation_app import write_app
 
 _CONFIG = """
 [tool.flwr.app.config]

@@ -22,9 +22,9 @@ import pytest
 from flower_privsyn.host.processes import descendants, is_alive
 from flower_privsyn.host.superlink import write_secret
 from flower_privsyn.runs.owner import OwnerFolder
-from tests.integration.federation_app import write_app
-from tests.integration.test_federations import SCRIPTS, free_port, ledger, simulate, sums
-from tests.strategies.test_private_evolution import lines
+from tests.support.federation_app import write_app
+from tests.support.run_files import lines
+from tests.support.simulation import SCRIPTS, free_port, ledger, simulate, sums
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROUNDS = 3

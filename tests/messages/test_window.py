@@ -16,11 +16,9 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.testing import LoopbackGrid
-from tests.conftest import make_users
-from tests.private_path.test_engine import Probe, config, silent_users
-from tests.strategies.test_private_evolution import lines, releases
-
-__all__ = ["config"]  # a fixture
+from tests.support.federation import make_users, silent_users
+from tests.support.probe import Probe
+from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
 

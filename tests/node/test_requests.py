@@ -18,8 +18,8 @@ from flower_privsyn.node import NodeLedger, NodePolicy, model_digest, simulated
 from flower_privsyn.privacy import FixedSizeSampling, FullParticipation, PoissonSampling
 from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
-from tests.conftest import make_users
-from tests.messages.test_wire import DATA, ask
+from tests.support.federation import make_users
+from tests.support.questions import DATA, ask
 
 REQUEST = replace(DATA, held_out_fraction=0.0)
 Answering = Callable[..., tuple[int | str, float]]

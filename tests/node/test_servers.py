@@ -19,7 +19,7 @@ from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeLedger, NodePolicy
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
-from tests.conftest import make_users
+from tests.support.federation import make_users
 
 VOTES = "query.nearest_neighbor_histogram"
 CODE = wire.ClientErrorCode.NOT_ALLOWED
@@ -192,7 +192,7 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
 from flower_privsyn.testing import *
 from flower_privsyn.testing import EchoGenerator, HashEmbedder, ShuffleWords
-from tests.conftest import make_users
+from tests.support.federation import make_users
 
 folder, public = sys.argv[1:]
 left = []

@@ -31,7 +31,7 @@ from flower_privsyn.privacy import (
     known_cohorts_epsilon,
     release_epsilon,
 )
-from tests.privacy.lower_bounds import epsilon_lower_bound
+from tests.support.lower_bounds import epsilon_lower_bound
 
 DELTA = 3e-6
 FULL = FullParticipation()

@@ -32,7 +32,8 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy.grid import GRID, STEPS
 from flower_privsyn.privacy.sampling import participation_of
-from tests.privacy.test_audit import DELTA, TRIALS, best_threshold, epsilon_lower_bound
+from tests.support.audit import DELTA, TRIALS, best_threshold, epsilon_lower_bound
+from tests.support.correlated import worst_deviation
 
 ROUNDS, GROUPS = 12, 4
 PATTERN = Participation(rounds=ROUNDS, min_separation=GROUPS, cyclic=True)
@@ -50,15 +51,6 @@ def correlation(factorisation: Factorisation = BANDED, **changes: Any) -> Correl
 
 
 # The law ------------------------------------------------------------------------------------------
-
-
-def worst_deviation(noise: np.ndarray, covariance: np.ndarray) -> float:
-    """The largest difference of a sample covariance, in its standard errors."""
-    runs = noise.shape[1]
-    sample = noise @ noise.T / runs
-    variances = np.diag(covariance)
-    errors = np.sqrt((np.outer(variances, variances) + covariance**2) / runs)
-    return float(np.abs((sample - covariance) / errors).max())
 
 
 #: How many runs the law is read off.

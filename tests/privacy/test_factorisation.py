@@ -21,7 +21,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy._toeplitz import momentum_workload
 from flower_privsyn.privacy.correlated_noise import factorisation_from_dict
-from tests.privacy.test_participation import allowed_sets
+from tests.support.correlated import allowed_sets
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20)  # 2^k - 1, 2^k, 2^k + 1 among them
 

@@ -31,7 +31,7 @@ from flower_privsyn.queries import (
     NearestNeighborHistogram,
     Query,
 )
-from tests.privacy.attacks import ATTACKS, Pair, box_muller, read, refuted, sound
+from tests.support.attacks import ATTACKS, Pair, box_muller, read, refuted, sound
 
 RELEASES = 200_000
 DIMENSION = 8

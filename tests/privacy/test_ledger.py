@@ -32,7 +32,7 @@ from flower_privsyn.privacy import (
     Sampling,
     calibrate_noise_multiplier,
 )
-from tests.run_files import times_in
+from tests.support.run_files import times_in
 
 DELTA = 3e-6
 FULL = FullParticipation(1000)

@@ -24,18 +24,9 @@ from flower_privsyn.privacy.participation import (
     largest_sums,
     squared_sensitivity,
 )
+from tests.support.correlated import allowed_sets
 
 SALT = "0123456789abcdef" * 2
-
-
-def allowed_sets(rounds: int, most: int, gap: int) -> list[tuple[int, ...]]:
-    """Every nonempty set of rounds, tried one by one."""
-    return [
-        chosen
-        for size in range(1, most + 1)
-        for chosen in itertools.combinations(range(rounds), size)
-        if all(after - before >= gap for before, after in itertools.pairwise(chosen))
-    ]
 
 
 SMALL = {

@@ -30,7 +30,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.accounting import supports
 from flower_privsyn.privacy.flower_interop import to_flower_event
 from flower_privsyn.privacy.mixture import mixture_loss_distribution
-from tests.privacy.lower_bounds import epsilon_lower_bound
+from tests.support.lower_bounds import epsilon_lower_bound
 
 PLD = accountant("pld")
 

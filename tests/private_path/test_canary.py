@@ -7,11 +7,8 @@ and keys come from a source that repeats, and the clock stands still or jumps.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +19,6 @@ from flower_privsyn import clock
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
-from flower_privsyn.privacy import InsecureRandom, correlated_noise
-from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.report import write_run_page
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import (
@@ -37,7 +32,6 @@ from flower_privsyn.strategies import (
     POPriConfig,
     PrivateEvolution,
     PrivateEvolutionConfig,
-    ReleasedSum,
 )
 from flower_privsyn.testing import (
     EchoGenerator,
@@ -48,14 +42,10 @@ from flower_privsyn.testing import (
     hash_embedder,
     train_words,
 )
-from tests.conftest import WORDS, make_users
-from tests.run_files import contents, times_in
-from tests.training.models import lstm, offline, one_thread
+from tests.support.federation import WORDS, make_users
+from tests.support.repeating import CREATED, CREATED_SECONDS, Repeating, stop
+from tests.support.run_files import contents, times_in
 
-__all__ = ["lstm", "offline", "one_thread"]
-
-CREATED = "2026-01-02T03:04:05+00:00"
-CREATED_SECONDS = 1767323045.0
 HEAVY = "user-3"
 METHODS = (
     "private-evolution",
@@ -66,12 +56,6 @@ METHODS = (
     "dp-fedavg",
     "dp-ftrl",
 )
-
-
-class Repeating(InsecureRandom):
-    """The same draws in every run, which the ledger is told are secret."""
-
-    secure = True
 
 
 def users(documents: int) -> Users:
@@ -166,32 +150,6 @@ class Federation:
 @pytest.fixture
 def federation_of(tmp_path: Path, public_file: Path, lstm: Path) -> Federation:
     return Federation(tmp_path, public_file, lstm)
-
-
-@pytest.fixture
-def same_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a round releases is a vector of the round's own, whoever wrote what."""
-    release = PrivateSumStrategy._release
-
-    def fixed(self: Any, number: int, *rest: Any) -> ReleasedSum | None:
-        released = release(self, number, *rest)
-        if released is None:
-            return None
-        values = np.random.default_rng(number).standard_normal(len(released.values))
-        return replace(released, values=np.rint(values * 2**30) / 2**30)
-
-    monkeypatch.setattr(PrivateSumStrategy, "_release", fixed)
-    # The name of the stream of correlated noise, random for nothing but to be another every time.
-    monkeypatch.setattr(
-        correlated_noise, "secrets", SimpleNamespace(token_hex=lambda n: "5" * 2 * n)
-    )
-
-
-def stop(monkeypatch: pytest.MonkeyPatch, step: float = 0.0) -> None:
-    """Stop the clock, or have it jump whenever somebody looks; runs are all created at once."""
-    moments: Iterator[float] = itertools.count(0.0, step)
-    monkeypatch.setattr(clock, "now", lambda: CREATED)
-    monkeypatch.setattr(clock, "seconds", lambda: next(moments))
 
 
 def dates(path: Path) -> set[float]:

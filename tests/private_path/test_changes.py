@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,14 @@ from flower_privsyn.errors import (
 from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.strategies import KernelSketch, KernelSketchConfig, POPri, POPriConfig
 from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
-from flower_privsyn.testing import EchoGenerator, HashEmbedder
-from tests.conftest import is_rehearsal, make_users
-from tests.generation.test_openai_backend import Server
-from tests.private_path.test_engine import Killed, Probe, config
-from tests.private_path.test_spending import rounds_asked, silent
-from tests.strategies import test_kernel_sketch, test_popri
-from tests.strategies.test_private_evolution import lines, releases
-from tests.training.models import llama, offline, one_thread
-
-__all__ = ["config", "llama", "offline", "one_thread"]
+from flower_privsyn.testing import EchoGenerator, HashEmbedder, WordGenerator, train_words
+from tests.support.federation import WORDS, is_rehearsal, make_users, rounds_asked, silent
+from tests.support.generation_server import Server
+from tests.support.methods import sketching
+from tests.support.probe import Killed, Probe
+from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    started = Server()
-    yield started
-    started.close()
 
 
 @pytest.fixture
@@ -56,7 +45,7 @@ def remote(address: str, model: str = "tiny") -> OpenAIGenerator:
 
 @pytest.fixture
 def popri(tmp_path: Path, public_file: Path) -> Callable[..., POPri]:
-    def build(writer: Any = None, trainer: Any = test_popri.train_words, **changes: Any) -> POPri:
+    def build(writer: Any = None, trainer: Any = train_words, **changes: Any) -> POPri:
         values: dict[str, Any] = {
             "noise_multiplier": 0.0,
             "num_rounds": 2,
@@ -72,7 +61,7 @@ def popri(tmp_path: Path, public_file: Path) -> Callable[..., POPri]:
         return POPri(
             POPriConfig(**values),
             embedder=HashEmbedder(),
-            generator=writer or test_popri.WordGenerator(test_popri.WORDS),
+            generator=writer or WordGenerator(WORDS),
             trainer=trainer,
         )
 
@@ -109,7 +98,7 @@ class TestTriedBeforeTheFirstRound:
         if strategy == "kernel-sketch":
             values = {"noise_multiplier": 0.0, "public_text": str(public_file), "num_features": 8}
             ours = KernelSketchConfig(**values, run_dir=str(tmp_path / "run"), node_timeout=0.2)
-            built = test_kernel_sketch.sketching(ours, generator=remote(nowhere))
+            built = sketching(ours, generator=remote(nowhere))
         with pytest.raises(GenerationError, match="cannot be reached"):
             built.start(grid)
         assert untouched(built, grid)
@@ -317,7 +306,7 @@ class TestChanges:
             raise Killed
 
         def start(**changes: Any) -> Any:
-            strategy = test_kernel_sketch.sketching(sketch(**changes))
+            strategy = sketching(sketch(**changes))
             strategy.start(federation())
             return strategy
 

@@ -19,11 +19,9 @@ from flower_privsyn.cli import main
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid
-from tests.conftest import WORDS, make_users
-from tests.private_path.test_engine import Probe, cohort_sizes, config
-from tests.strategies.test_private_evolution import releases
-
-__all__ = ["config"]  # a fixture
+from tests.support.federation import WORDS, make_users
+from tests.support.probe import Probe, cohort_sizes
+from tests.support.run_files import releases
 
 Builder = Callable[..., Any]
 

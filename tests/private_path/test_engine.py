@@ -30,73 +30,14 @@ from flower_privsyn.messages import wire
 from flower_privsyn.privacy import InsecureRandom, PrivacyLedger
 from flower_privsyn.privacy.grid import to_grid
 from flower_privsyn.private_path import attendance
-from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
-from flower_privsyn.strategies import PrivateSumConfig, PrivateSumStrategy, ReleasedSum
-from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
-from tests.conftest import make_users
-from tests.strategies.test_private_evolution import lines, releases
+from flower_privsyn.queries import NearestNeighborHistogram
+from flower_privsyn.strategies import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.testing import LoopbackGrid, hash_embedder
+from tests.support.federation import make_users, silent_users
+from tests.support.probe import Killed, Probe, cohort_sizes
+from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
-
-
-class Probe(PrivateSumStrategy):
-    """Asks the same votes in every round and keeps what is released."""
-
-    def __init__(self, config: PrivateSumConfig, *, candidates: int = 20, **parts: Any) -> None:
-        super().__init__(config, **parts)
-        generator = np.random.default_rng(0)
-        self.candidates = generator.standard_normal((candidates, 32)).astype(np.float32)
-        self.released: list[ReleasedSum] = []
-        self.before_update: Callable[[], None] = lambda: None
-
-    @property
-    def query(self) -> NearestNeighborHistogram:
-        return NearestNeighborHistogram(max_samples=self._settings.max_samples)
-
-    def check(self) -> None:
-        pass
-
-    def embedder_identity(self) -> tuple[str, int]:
-        embedder = HashEmbedder()
-        return embedder.fingerprint, embedder.dimension
-
-    def first_broadcast(self) -> Broadcast:
-        return {"candidates": self.candidates}
-
-    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
-        self.before_update()
-        self.released.append(release)
-        return None if last else {"candidates": self.candidates}
-
-    def restore(self, round_number: int) -> Broadcast:
-        return {"candidates": self.candidates}
-
-    def keep(self, round_number: int) -> None:
-        pass
-
-    def finish(self) -> dict[str, Any]:
-        return {}
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Callable[..., PrivateSumConfig]:
-    def build(**changes: Any) -> PrivateSumConfig:
-        values = {
-            "num_rounds": 3,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        if "epsilon" not in values and "noise_multiplier" not in values:
-            values["epsilon"] = 4.0
-        return PrivateSumConfig(**values)
-
-    return build
-
-
-def silent_users(count: int) -> Users:
-    return Users.from_rows((f"user-{i}", "") for i in range(count))
 
 
 class TestNoise:
@@ -467,17 +408,6 @@ class TestMisbehavingNodes:
         assert strategy.released == []
 
 
-def cohort_sizes(grid: LoopbackGrid, rounds: int) -> np.ndarray:
-    """Users per round as the replies state them: the run directory of a Poisson run does not."""
-    sizes = np.zeros(rounds, dtype=int)
-    asked = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
-    replies = [m for m in grid.replies if m.metadata.message_type != wire.PREPARE]
-    for request, reply in zip(asked, replies, strict=True):
-        number = int(request.content.config_records["privsyn.request"]["round"])  # type: ignore[arg-type]
-        sizes[number - 1] += reply.content.config_records["privsyn.cohort"]["num_users"]
-    return sizes
-
-
 class TestSampling:
     def poisson(self, config: Builder, **changes: Any) -> Probe:
         values = {"sampling": "poisson", "noise_multiplier": 1.0, "accountant": "rdp", **changes}
@@ -592,10 +522,6 @@ class TestSampling:
     def test_more_shares_than_users(self, federation: Builder, config: Builder) -> None:
         with pytest.raises(FederationError, match="shares-required = 13"):
             Probe(config(noise="shares", shares_required=13)).start(federation())
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing may clean up after it."""
 
 
 class TestResume:

@@ -24,13 +24,9 @@ from flower_privsyn.privacy import (
 from flower_privsyn.private_path.resumption import multiplier_for_the_rest
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
-from tests.conftest import make_users
-from tests.private_path.test_engine import Killed, Probe, config
-from tests.private_path.test_spending import rounds_asked, silent
-from tests.strategies.test_dp_ftrl import CorrelatedProbe, votes
-from tests.strategies.test_private_evolution import lines, releases
-
-__all__ = ["config", "votes"]  # fixtures
+from tests.support.federation import make_users, rounds_asked, silent
+from tests.support.probe import CorrelatedProbe, Killed, Probe
+from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
 

@@ -30,12 +30,9 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.private_path.attendance import ROLL_CALL, roll_call
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
-from tests.private_path.test_canary import Repeating, same_release, stop
-from tests.private_path.test_engine import Probe, config
-from tests.run_files import contents
-from tests.strategies.test_private_evolution import lines, releases
-
-__all__ = ["config", "same_release"]  # fixtures
+from tests.support.probe import Probe
+from tests.support.repeating import Repeating, stop
+from tests.support.run_files import contents, lines, releases
 
 Builder = Callable[..., Any]
 

@@ -12,9 +12,8 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PoissonSampling, PrivacyLedger, Release, release_epsilon
 from flower_privsyn.strategies import PrivateSumConfig
-from tests.private_path.test_engine import Probe, config, silent_users
-
-__all__ = ["config"]
+from tests.support.federation import silent_users
+from tests.support.probe import Probe
 
 Builder = Callable[..., Any]
 

@@ -26,20 +26,11 @@ from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import POPri, POPriConfig, PrivateSumConfig
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
-from tests.conftest import WORDS, make_users
-from tests.private_path.test_engine import Killed, Probe, config
-from tests.strategies.test_dp_ftrl import CorrelatedProbe, votes
-from tests.strategies.test_private_evolution import lines, releases
-
-__all__ = ["config", "votes"]  # fixtures
+from tests.support.federation import WORDS, make_users, rounds_asked, silent
+from tests.support.probe import CorrelatedProbe, Killed, Probe
+from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
-
-
-def rounds_asked(grid: Any) -> list[int]:
-    """The rounds in which anybody was asked."""
-    numbers = [m.content["privsyn.request"].get("round") for m in grid.requests]
-    return sorted({number for number in numbers if number is not None})
 
 
 class TestUnknownQuestions:
@@ -110,19 +101,6 @@ class TestUnknownQuestions:
 
         with pytest.raises(FederationError, match=r"\(model_delta\): install the server's"):
             Updates(config()).start(federation())
-
-
-def silent(
-    *rounds: int, nodes: tuple[int, ...] = ()
-) -> Callable[[Message, Message], list[Message]]:
-    """Loses the answers of some rounds, or of every round from the first on."""
-
-    def lose(request: Message, reply: Message) -> list[Message]:
-        number = request.content["privsyn.request"].get("round")
-        lost = number is not None and (not rounds or number in rounds)
-        return [] if lost and (not nodes or reply.metadata.src_node_id in nodes) else [reply]
-
-    return lose
 
 
 def events(run: Path) -> list[str]:

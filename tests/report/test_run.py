@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.cli import main
+from flower_privsyn.data import Users
 from flower_privsyn.errors import LedgerError
 from flower_privsyn.report import write_run_page
 from flower_privsyn.report.rounds import principal_plane, read_round, round_files, spread_over
@@ -24,16 +25,18 @@ from flower_privsyn.strategies import (
     KernelSketchConfig,
 )
 from flower_privsyn.strategies.parts.population import Population
-from tests.evaluation.test_costs import Runs, runs
-from tests.ledgers import write_chain
 from tests.report.pages import Node, check
-from tests.strategies.test_dp_fedavg import federation as nodes
-from tests.strategies.test_dp_ftrl import people
-from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
-
-__all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "people", "runs", "texts"]
+from tests.support.federation import training_nodes
+from tests.support.ledgers import write_chain
+from tests.support.runs import Runs
 
 Builder = Callable[..., Any]
+
+
+@pytest.fixture
+def people(texts: list[str]) -> Users:
+    rows = [(f"user-{i}", texts[3 * i + k]) for i in range(8) for k in range(1 + i % 3)]
+    return Users.from_rows(rows)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -127,7 +130,7 @@ class TestStrategies:
     ) -> None:
         from flower_privsyn.strategies import KernelSketch
         from flower_privsyn.testing import HashEmbedder, ShuffleWords, WordGenerator, train_words
-        from tests.conftest import WORDS
+        from tests.support.federation import WORDS
 
         config = KernelSketchConfig(
             num_nodes=2,
@@ -189,7 +192,7 @@ class TestStrategies:
                 accept_noise=True,
             )
         )
-        strategy.start(nodes(people))
+        strategy.start(training_nodes(people))
         page = shown(strategy)
         assert "DPFTRL" in page.with_class("subtitle")[0].text
         spent = table(page, "ε by round")

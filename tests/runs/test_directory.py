@@ -26,7 +26,7 @@ from flower_privsyn.host.processes import process_info
 from flower_privsyn.host.progress import describe, read_progress
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.owner import TIMES_STAMP
-from tests.ledgers import write_chain
+from tests.support.ledgers import write_chain
 
 
 class Relation(enum.StrEnum):

@@ -27,9 +27,9 @@ from flower_privsyn.runs import RunDirectory, migrate
 from flower_privsyn.runs.migrate import on_grid
 from flower_privsyn.runs.owner import TIMES_STAMP
 from flower_privsyn.strategies import DPFTRLConfig
-from tests.ledgers import write_chain
-from tests.run_files import contents, released_files, times_in
-from tests.strategies.test_dp_ftrl import CorrelatedProbe
+from tests.support.ledgers import write_chain
+from tests.support.probe import CorrelatedProbe
+from tests.support.run_files import contents, released_files, times_in
 
 FIXTURES = Path(__file__).parents[1] / "data" / "runs-0.1"
 pytestmark = pytest.mark.old_runs

@@ -16,7 +16,7 @@ from flower_privsyn.queries import Cohort, mean_scores, witness_scores
 from flower_privsyn.strategies.parts.preference_rounds import rank_pairs
 from flower_privsyn.testing import HashEmbedder
 from scripts.experiments import feedback
-from tests.conftest import WORDS
+from tests.support.federation import WORDS
 
 LAW, SPACE = WORDS[:8], WORDS[12:20]
 DIMENSION = 32

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Message
 from safetensors.numpy import load_file
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.training import LocalTraining, create_training_app
+from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
@@ -24,11 +24,9 @@ from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.testing import LoopbackGrid
 from flower_privsyn.training.local import LocalModel
-from tests.private_path.test_engine import Killed, silent_users
-from tests.strategies.test_private_evolution import lines, releases
-from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
-
-__all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]
+from tests.support.federation import asked, silent_users, training_nodes
+from tests.support.probe import Killed
+from tests.support.run_files import lines, release, releases
 
 Builder = Callable[..., Any]
 
@@ -63,23 +61,6 @@ def people(texts: list[str]) -> Users:
     """Six users with one to three texts, and one who has written nothing."""
     rows = [(f"user-{i}", texts[3 * i + k]) for i in range(6) for k in range(1 + i % 3)]
     return Users.from_rows([*rows, ("user-6", "")])
-
-
-def federation(users: Users, *, num_nodes: int = 2, app: Any = None, **kwargs: Any) -> LoopbackGrid:
-    def load(context: Context) -> Users:
-        return users.deal(
-            partition_id=int(context.node_config["partition-id"]), num_partitions=num_nodes
-        )
-
-    return LoopbackGrid((app or create_training_app)(load), num_nodes=num_nodes, **kwargs)
-
-
-def release(run: Path, number: int) -> np.ndarray:
-    return np.load(run / "rounds" / f"{number:04d}" / "release.npy")
-
-
-def asked(grid: LoopbackGrid) -> list[Message]:
-    return [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
 
 
 def cut(model: LocalModel, text: str, tokens: int) -> str:
@@ -122,7 +103,7 @@ class TestIsFederatedAveraging:
                 local_learning_rate=0.3,
             )
         )
-        strategy.start(federation(people))
+        strategy.start(training_nodes(people))
         trained = AutoModelForCausalLM.from_pretrained(
             strategy.run.path / "models" / "final", dtype=torch.float32
         )
@@ -184,7 +165,7 @@ class TestIsFederatedAveraging:
                 local_learning_rate=0.3,
             )
         )
-        strategy.start(federation(Users.from_rows(rows)))
+        strategy.start(training_nodes(Users.from_rows(rows)))
         trained = AutoModelForCausalLM.from_pretrained(
             strategy.run.path / "models" / "final", dtype=torch.float32
         )
@@ -210,7 +191,7 @@ class TestIsFederatedAveraging:
         strategy = DPFedAvg(
             config(num_rounds=3, server_momentum=0.9, server_learning_rate=0.7, clip_norm=3.0)
         )
-        grid = federation(people)
+        grid = training_nodes(people)
         strategy.start(grid)
         sent = broadcasts(grid)
         x, v = sent[0].astype(np.float64), 0.0
@@ -228,7 +209,7 @@ class TestIsFederatedAveraging:
         strategy = DPFedAvg(
             config(num_rounds=8, clip_norm=50.0, local_learning_rate=2.0, server_momentum=0.5)
         )
-        strategy.start(federation(users))
+        strategy.start(training_nodes(users))
 
         def loss(name: str) -> float:
             model = LocalModel(TrainableModel(name=name))
@@ -255,7 +236,7 @@ class TestNodes:
                     run_dir=str(tmp_path / f"n{nodes}"),
                 )
             )
-            strategy.start(federation(users, num_nodes=nodes))
+            strategy.start(training_nodes(users, num_nodes=nodes))
             sums.append([release(strategy.run.path, number) for number in (1, 2)])
         for six, two in zip(*sums, strict=True):
             assert np.abs(six).max() > 0
@@ -268,7 +249,7 @@ class TestNodes:
             strategy = DPFedAvg(
                 config(broadcast_precision=precision, run_dir=str(tmp_path / precision))
             )
-            grid = federation(people)
+            grid = training_nodes(people)
             strategy.start(grid)
             size = strategy.model.dimension
             for message in asked(grid):
@@ -282,7 +263,7 @@ class TestNodes:
     def test_a_client_that_does_not_train_says_so(
         self, config: Builder, people: Users, tmp_path: Path
     ) -> None:
-        grid = federation(people, app=create_client_app)
+        grid = training_nodes(people, app=create_client_app)
         with pytest.raises(FederationError, match=r"model_delta with .*training:app.*nothing was"):
             DPFedAvg(config()).start(grid)
         assert not (tmp_path / "run" / "ledger.jsonl").exists()
@@ -298,11 +279,11 @@ class TestNodes:
             return create_client_app(load, trainer=Other())
 
         with pytest.raises(FederationError, match="another model or tokenizer than the server's"):
-            DPFedAvg(config()).start(federation(people, app=app))
+            DPFedAvg(config()).start(training_nodes(people, app=app))
 
     def test_updates_that_diverge_count_for_nothing(self, config: Builder, people: Users) -> None:
         strategy = DPFedAvg(config(local_learning_rate=1e12, local_epochs=20, local_batch_size=1))
-        grid = federation(people)
+        grid = training_nodes(people)
         strategy.start(grid)
         assert not release(strategy.run.path, 1).any()
         assert np.array_equal(*broadcasts(grid))
@@ -314,7 +295,7 @@ class TestNoise:
     def test_noise_of_the_average_update(self, config: Builder) -> None:
         # Nobody wrote anything: what moves the parameters is noise, z C / users per coordinate.
         strategy = DPFedAvg(config(noise_multiplier=1.5, num_rounds=20, clip_norm=0.02))
-        grid = federation(silent_users(8))
+        grid = training_nodes(silent_users(8))
         strategy.start(grid)
         steps = np.diff(np.stack(broadcasts(grid)).astype(np.float64), axis=0)
         assert steps.size > 190_000
@@ -342,7 +323,7 @@ class TestNoise:
                 clip_learning_rate=0.0,
             )
         )
-        grid = federation(silent_users(8))
+        grid = training_nodes(silent_users(8))
         strategy.start(grid)
         steps = np.diff(np.stack(broadcasts(grid)).astype(np.float64), axis=0)
         assert steps.std() == pytest.approx(1.5 / 0.8 * 0.02 / 8, rel=4 / math.sqrt(2 * steps.size))
@@ -357,7 +338,7 @@ class TestNoise:
                 run_dir=str(strategy.run.path.with_name("plain")),
             )
         )
-        plain.start(federation(silent_users(8)))
+        plain.start(training_nodes(silent_users(8)))
         assert releases(plain.run.path)[-1]["epsilon_release"] == line["epsilon_release"]
 
     def test_the_clip_norm_never_outgrows_the_grid(self, config: Builder) -> None:
@@ -372,7 +353,7 @@ class TestNoise:
                 clip_learning_rate=5.0,
             )
         )
-        strategy.start(federation(silent_users(8)))
+        strategy.start(training_nodes(silent_users(8)))
         assert strategy.run.status == "finished"
         bounds = [line["l2_sensitivity"] for line in releases(strategy.run.path)]
         assert bounds[0] < bounds[1]
@@ -380,7 +361,7 @@ class TestNoise:
 
     def test_the_budget_is_kept(self, config: Builder, people: Users) -> None:
         strategy = DPFedAvg(config(epsilon=4.0, num_rounds=3, adaptive_clipping=True))
-        strategy.start(federation(people))
+        strategy.start(training_nodes(people))
         charged = releases(strategy.run.path)
         assert [line["round"] for line in charged] == [1, 2, 3]
         assert charged[-1]["epsilon_release"] == pytest.approx(4.0, rel=1e-3)
@@ -395,7 +376,7 @@ class TestNoise:
             strategy = DPFedAvg(
                 config(run_dir=str(Path(config().run_dir) / changes["sampling"]), **changes)
             )
-            grid = federation(people)
+            grid = training_nodes(people)
             strategy.start(grid)
             first, second = broadcasts(grid)
             step = 0.05 * release(strategy.run.path, 1) / divisor
@@ -409,7 +390,7 @@ class TestNoise:
             return [] if second and request.metadata.message_type != wire.PREPARE else [reply]
 
         strategy = DPFedAvg(config())
-        grid = federation(people, tamper=lose)
+        grid = training_nodes(people, tamper=lose)
         strategy.start(grid)
         assert releases(strategy.run.path)[0]["num_users"] == 4
         first, second = broadcasts(grid)
@@ -433,7 +414,7 @@ class TestAdaptiveClipping:
                 checkpoints="last",
             )
         )
-        grid = federation(users)
+        grid = training_nodes(users)
         strategy.start(grid)
         model = LocalModel(TrainableModel(name=strategy.config.model))
         norms = [
@@ -471,7 +452,7 @@ class TestResume:
         )
         if prepare:
             prepare(strategy)
-        strategy.start(federation(people, tamper=tamper))
+        strategy.start(training_nodes(people, tamper=tamper))
         return strategy
 
     @pytest.mark.parametrize("place", ["before the state", "after the state"])
@@ -586,7 +567,7 @@ class TestResult:
         strategy = DPFedAvg(
             config(model=str(llama), trainable="lora", lora_rank=2, clip_norm=20.0, num_rounds=3)
         )
-        strategy.start(federation(people))
+        strategy.start(training_nodes(people))
         folder = strategy.run.path / "models" / "final"
         assert release(strategy.run.path, 1).shape == (strategy.model.dimension,)
         model = AutoModelForCausalLM.from_pretrained(folder)
@@ -639,7 +620,7 @@ class TestSettings:
         self, config: Builder, people: Users, tmp_path: Path
     ) -> None:
         with pytest.raises(ConfigError, match="max-tokens = 600 is more than the 511"):
-            DPFedAvg(config(max_tokens=600)).start(federation(people))
+            DPFedAvg(config(max_tokens=600)).start(training_nodes(people))
         assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
     def test_are_read_from_flat_keys(self) -> None:
@@ -670,6 +651,6 @@ class TestSettings:
 
 def test_metrics_say_nothing_of_the_training(config: Builder, people: Users) -> None:
     strategy = DPFedAvg(config(noise_multiplier=1.0))
-    strategy.start(federation(people))
+    strategy.start(training_nodes(people))
     row = lines(strategy.run.metrics_file)[0]
     assert not {key for key in row if "loss" in key or "step" in key or "token" in key}

@@ -19,7 +19,6 @@ from flower_privsyn.privacy import (
     BandedToeplitz,
     BufferedLinearToeplitz,
     CyclicSampling,
-    Factorisation,
     Participation,
     PrivacyLedger,
     TreeAggregation,
@@ -35,53 +34,15 @@ from flower_privsyn.strategies import (
 )
 from flower_privsyn.strategies.dp_ftrl import POPRI_TREES
 from flower_privsyn.training.local import LocalModel
-from tests.conftest import make_users
-from tests.privacy.test_correlated_noise import worst_deviation
-from tests.private_path.test_engine import Killed, Probe, silent_users
-from tests.strategies.test_dp_fedavg import asked, federation, release
-from tests.strategies.test_private_evolution import lines, releases
-from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
-
-__all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]
+from tests.support.correlated import worst_deviation
+from tests.support.federation import asked, make_users, silent_users, training_nodes
+from tests.support.probe import GROUPS, ROUNDS, CorrelatedProbe, Killed, Probe
+from tests.support.run_files import lines, release, releases
 
 Builder = Callable[..., Any]
 
-ROUNDS, GROUPS, WIDTH = 8, 3, 20_000
+WIDTH = 20_000
 CORRELATIONS = ["blt", "banded", "banded-square-root", "tree", "tree-honaker"]
-
-
-class CorrelatedProbe(Probe):
-    """Asks for votes in every round, under the noise of DP-FTRL."""
-
-    def __init__(self, config: PrivateSumConfig, **parts: Any) -> None:
-        super().__init__(config, **parts)
-        self.ftrl = config
-
-    def factorisation(self, participation: Participation) -> Factorisation | None:
-        assert isinstance(self.ftrl, DPFTRLConfig)
-        return self.ftrl.factorisation(participation)
-
-
-@pytest.fixture
-def votes(tmp_path: Path) -> Callable[..., DPFTRLConfig]:
-    """Settings of a run of `CorrelatedProbe`."""
-
-    def build(**changes: Any) -> DPFTRLConfig:
-        values: dict[str, Any] = {
-            "num_rounds": ROUNDS,
-            "min_separation": GROUPS,
-            "max_samples": 3,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            "server_momentum": 0.0,
-            **changes,
-        }
-        if "epsilon" not in values:
-            values.setdefault("noise_multiplier", 1.5)
-        return DPFTRLConfig(**values)
-
-    return build
 
 
 class TestNoise:
@@ -407,7 +368,7 @@ def people(texts: list[str]) -> Users:
 class TestTraining:
     def test_a_run_trains_a_model_within_its_budget(self, config: Builder, people: Users) -> None:
         strategy = DPFTRL(config(epsilon=3.0))
-        strategy.start(federation(people))
+        strategy.start(training_nodes(people))
         assert strategy.run.status == "finished"
         charged = releases(strategy.run.path)
         assert len(charged) == 6
@@ -420,7 +381,7 @@ class TestTraining:
     def test_the_model_moves_by_the_running_total(self, config: Builder, people: Users) -> None:
         """Averages are over the expected size of a group, public, whatever its real size."""
         strategy = DPFTRL(config(server_momentum=0.0, noise_multiplier=0.2, clip_norm=2.0))
-        strategy.start(federation(people))
+        strategy.start(training_nodes(people))
         total = sum(release(strategy.run.path, number) for number in range(1, 7))
         trained = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
         public = LocalModel(TrainableModel(name=strategy.config.model))
@@ -436,7 +397,7 @@ class TestTraining:
         same = {key.replace("-", "_"): value for key, value in plain.items() if key in kept}
         same |= {"sampling": "full", "run_dir": str(tmp_path / "fedavg")}
         fedavg = DPFedAvg(DPFedAvgConfig(**same))
-        fedavg.start(federation(people))
+        fedavg.start(training_nodes(people))
         for correlation in CORRELATIONS:
             ftrl = DPFTRL(
                 config(
@@ -446,7 +407,7 @@ class TestTraining:
                     run_dir=str(tmp_path / correlation),
                 )
             )
-            ftrl.start(federation(people))
+            ftrl.start(training_nodes(people))
             for number in (1, 2, 3):
                 assert np.array_equal(
                     release(ftrl.run.path, number), release(fedavg.run.path, number)
@@ -462,13 +423,13 @@ class TestTraining:
             sampling = "full" if strategy is DPFedAvg else "cyclic"
             values = {**same, "noise_multiplier": 2.0, "sampling": sampling, **more}
             run = strategy(kind(**{**values, "run_dir": str(tmp_path / name)}))
-            run.start(federation(people))
+            run.start(training_nodes(people))
             spent.append(releases(run.run.path)[-1]["epsilon_release"])
         assert spent[0] == pytest.approx(spent[1], rel=1e-9)
 
     def test_users_of_one_node_are_asked_by_group(self, config: Builder, people: Users) -> None:
         strategy = DPFTRL(config())
-        grid = federation(people, num_nodes=2)
+        grid = training_nodes(people, num_nodes=2)
         strategy.start(grid)
         metrics = lines(strategy.run.path / "metrics.jsonl")
         sizes = [line["num_users"] for line in metrics]

@@ -16,21 +16,15 @@ from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryErro
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import KernelMean, features, mean_features
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
-from flower_privsyn.strategies import KernelSketch, KernelSketchConfig, Sketch
+from flower_privsyn.strategies import KernelSketchConfig, Sketch
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.strategies.parts.preference_rounds import Candidates
 from flower_privsyn.testing import HashEmbedder, ShuffleWords, WordGenerator, train_words
-from tests.conftest import WORDS, is_rehearsal, make_users
+from tests.support.federation import WORDS, is_rehearsal, make_users
+from tests.support.methods import sketching
+from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def releases(run: Path) -> list[dict[str, Any]]:
-    return [line for line in lines(run / "ledger.jsonl") if line["event"] == "release"]
 
 
 def stored(run: Path, number: int) -> Candidates:
@@ -67,18 +61,6 @@ def config(tmp_path: Path, public_file: Path) -> Callable[..., KernelSketchConfi
         return KernelSketchConfig(**values)
 
     return build
-
-
-def sketching(config: KernelSketchConfig, **parts: Any) -> KernelSketch:
-    """The strategy with fakes in place of models."""
-    return KernelSketch(
-        config,
-        embedder=parts.pop("embedder", HashEmbedder()),
-        generator=parts.pop("generator", WordGenerator(WORDS)),
-        variation=parts.pop("variation", ShuffleWords()),
-        trainer=parts.pop("trainer", train_words),
-        **parts,
-    )
 
 
 class Stop(BaseException):

@@ -28,18 +28,11 @@ from flower_privsyn.strategies import POPri, POPriConfig, Sketch
 from flower_privsyn.strategies.parts.preference_rounds import Candidates
 from flower_privsyn.strategies.popri import PRINTED_NOISE_MULTIPLIERS
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
-from tests.conftest import WORDS, is_rehearsal, make_users
+from tests.support.federation import WORDS, is_rehearsal, make_users
+from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
 REFERENCE = Path(__file__).parents[1] / "data" / "noise_reference.json"
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def releases(run: Path) -> list[dict[str, Any]]:
-    return [line for line in lines(run / "ledger.jsonl") if line["event"] == "release"]
 
 
 def table(run: Path, number: int) -> list[dict[str, Any]]:
@@ -955,7 +948,7 @@ class TestGenerationServer:
     def test_every_round_s_adapter_is_loaded_under_its_own_name(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:
-        from tests.generation.test_openai_backend import Server
+        from tests.support.generation_server import Server
 
         server = Server()
         try:

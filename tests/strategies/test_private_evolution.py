@@ -16,17 +16,10 @@ from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.testing import HashEmbedder
-from tests.conftest import is_rehearsal, make_users
+from tests.support.federation import is_rehearsal, make_users
+from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def releases(run: Path) -> list[dict[str, Any]]:
-    return [line for line in lines(run / "ledger.jsonl") if line["event"] == "release"]
 
 
 class TestWholeRun:

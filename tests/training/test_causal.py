@@ -21,9 +21,6 @@ from flower_privsyn.training.causal import (
     text_window,
     training_rows,
 )
-from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
-
-__all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]
 
 
 def quick(**changes: Any) -> CausalTraining:
@@ -365,10 +362,10 @@ def test_bert_as_a_causal_model(tmp_path: Path, texts: list[str]) -> None:
     """A folder that says `is_decoder` trains without a token seeing those after it."""
     from transformers import BertConfig, BertLMHeadModel
 
-    from tests.generation.conftest import _word_piece
+    from tests.support.models import word_piece
 
     torch.manual_seed(1)
-    tokenizer = _word_piece()
+    tokenizer = word_piece()
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,

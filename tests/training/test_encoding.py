@@ -14,8 +14,8 @@ from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.models import resolve_model
 from flower_privsyn.training import PreferencePair
 from flower_privsyn.training.encoding import encode_pairs, encode_prompts, encode_responses
-from tests.generation.conftest import _byte_level
-from tests.training.conftest import PUBLIC, pairs_of_topics
+from tests.support.models import byte_level
+from tests.support.preferences import PUBLIC, pairs_of_topics
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_tokenizers_that_mark_the_first_word(tmp_path: Path):
 
 def test_tokenizers_that_close_every_text():
     """The closing token is the prompt's, as generation has it, and never inside a response."""
-    tokenizer = _byte_level(template=True)
+    tokenizer = byte_level(template=True)
     rows = encode_prompts(tokenizer, ["river"])
     assert rows[0][0] == 1
     assert rows[0][-1] == 2

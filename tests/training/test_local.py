@@ -13,9 +13,6 @@ import torch
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.local import LocalModel
-from tests.training.models import gpt2, llama, lstm, offline, one_thread, texts
-
-__all__ = ["gpt2", "llama", "lstm", "offline", "one_thread", "texts"]
 
 STEP = {"learning_rate": 0.5, "epochs": 1, "batch_size": 100}
 

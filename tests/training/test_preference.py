@@ -25,15 +25,12 @@ from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.models.adapters import adapter_digest
 from flower_privsyn.training import (
     PreferencePair,
-    PreferenceTraining,
-    TrainingReport,
     preference,
     response_log_probabilities,
     storage,
-    train_preferences,
     trainers,
 )
-from tests.training.conftest import pairs_of_topics, quick
+from tests.support.preferences import pairs_of_topics, quick, train
 
 
 def scores(model: Path | str, adapter: Path | None, pairs: list[PreferencePair]):
@@ -59,27 +56,6 @@ def distance(one: Path, other: Path) -> float:
     first, second = weights(one), weights(other)
     assert first.keys() == second.keys()
     return max(float((first[key] - second[key]).abs().max()) for key in first)
-
-
-def train(
-    model: Path | str,
-    pairs: list[PreferencePair],
-    output: Path,
-    *,
-    adapter: Path | None = None,
-    settings: PreferenceTraining | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> TrainingReport:
-    return train_preferences(
-        model,
-        pairs,
-        adapter=adapter,
-        output=output,
-        settings=settings or quick(),
-        seed=seed,
-        **options,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -753,8 +729,7 @@ class TestResuming:
             "import torch\n"
             "torch.set_num_threads(1)\n"
             "from flower_privsyn.training import trainers\n"
-            "from tests.training.conftest import pairs_of_topics\n"
-            "from tests.training.test_preference import train\n"
+            "from tests.support.preferences import pairs_of_topics, train\n"
             "trainers.CHECKPOINT_SECONDS = 0.0\n"
             "passed = 0\n"
             "def progress(count):\n"
@@ -788,8 +763,7 @@ socket.getaddrinfo = refuse
 socket.socket.connect = refuse
 from pathlib import Path
 from flower_privsyn.training import trainers
-from tests.training.conftest import pairs_of_topics, quick
-from tests.training.test_preference import train
+from tests.support.preferences import pairs_of_topics, quick, train
 trainers.CHECKPOINT_SECONDS = 0.0
 out = Path(sys.argv[2])
 first = None

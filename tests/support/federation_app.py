@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.conftest import WORDS, make_users
+from tests.support.federation import WORDS, make_users
 
 _PYPROJECT = """
 [project]

@@ -8,11 +8,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flower_privsyn.files import read_json_lines
 
 #: A moment as it is written, and moments as numbers: seconds or nanoseconds since 1970.
 _DATE = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d[0-9:.+Z]*")
 _SECONDS = (1.5e9, 2.5e9)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def releases(run: Path) -> list[dict[str, Any]]:
+    return [line for line in lines(run / "ledger.jsonl") if line["event"] == "release"]
+
+
+def release(run: Path, number: int) -> np.ndarray:
+    return np.load(run / "rounds" / f"{number:04d}" / "release.npy")
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-WORDS = """
+_WORDS = """
 the a one my your this river mountain doctor garden teacher winter morning evening train coffee
 letter window street music kitchen summer dinner ticket answer question sister brother walks sings
 waits reads paints opens closes finds keeps loses writes under over near behind quietly slowly
@@ -20,7 +19,7 @@ def sentences(count: int) -> list[str]:
     made = []
     for number in range(count):
         length = 6 + number % 12
-        words = WORDS.split()
+        words = _WORDS.split()
         picked = [
             words[(number * 31 + place * (7 + number % 5)) % len(words)] for place in range(length)
         ]
@@ -33,22 +32,7 @@ def texts() -> list[str]:
     return sentences(60)
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def _byte_level(template: bool):
+def byte_level(template: bool):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -87,7 +71,7 @@ def _byte_level(template: bool):
     )
 
 
-def _word_piece():
+def word_piece():
     from tokenizers import (
         Tokenizer,
         decoders,
@@ -127,7 +111,7 @@ def _word_piece():
     )
 
 
-def _save(folder: Path, model, tokenizer) -> Path:
+def save(folder: Path, model, tokenizer) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -139,7 +123,7 @@ def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import RobertaConfig, RobertaForMaskedLM
 
     torch.manual_seed(1)
-    tokenizer = _byte_level(template=True)
+    tokenizer = byte_level(template=True)
     config = RobertaConfig(
         vocab_size=len(tokenizer) + 3,  # three rows that stand for no token
         hidden_size=32,
@@ -153,7 +137,7 @@ def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=2,
         initializer_range=0.3,
     )
-    return _save(tmp_path_factory.mktemp("roberta"), RobertaForMaskedLM(config), tokenizer)
+    return save(tmp_path_factory.mktemp("roberta"), RobertaForMaskedLM(config), tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -162,7 +146,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(2)
-    tokenizer = _word_piece()
+    tokenizer = word_piece()
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -173,7 +157,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pad_token_id=0,
         initializer_range=0.3,
     )
-    return _save(tmp_path_factory.mktemp("bert"), BertForMaskedLM(config), tokenizer)
+    return save(tmp_path_factory.mktemp("bert"), BertForMaskedLM(config), tokenizer)
 
 
 def _llama_config(vocabulary: int):
@@ -200,9 +184,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(3)
-    tokenizer = _byte_level(template=False)
+    tokenizer = byte_level(template=False)
     model = LlamaForCausalLM(_llama_config(len(tokenizer)))
-    return _save(tmp_path_factory.mktemp("llama"), model, tokenizer)
+    return save(tmp_path_factory.mktemp("llama"), model, tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -211,7 +195,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(4)
-    tokenizer = _byte_level(template=False)
+    tokenizer = byte_level(template=False)
     config = GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=128,
@@ -223,7 +207,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=2,
         initializer_range=0.2,
     )
-    return _save(tmp_path_factory.mktemp("gpt2"), GPT2LMHeadModel(config), tokenizer)
+    return save(tmp_path_factory.mktemp("gpt2"), GPT2LMHeadModel(config), tokenizer)
 
 
 def make_adapter(model: Path, folder: Path, seed: int) -> Path:
@@ -255,3 +239,16 @@ def make_adapter(model: Path, folder: Path, seed: int) -> Path:
 def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("adapters")
     return make_adapter(llama, root / "one", 11), make_adapter(llama, root / "two", 12)
+
+
+@pytest.fixture(scope="session")
+def lstm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The LSTM's architecture with 12 units and random weights."""
+    import torch
+
+    from flower_privsyn.models.lstm import LSTMConfig, LSTMForCausalLM
+
+    torch.manual_seed(5)
+    tokenizer = byte_level(template=False)
+    config = LSTMConfig(vocab_size=len(tokenizer), embedding_size=8, hidden_size=12)
+    return save(tmp_path_factory.mktemp("lstm"), LSTMForCausalLM(config), tokenizer)

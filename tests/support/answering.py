@@ -1,0 +1,49 @@
+"""What one node answers, outside any federation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism, Sampling
+from flower_privsyn.queries import NearestNeighborHistogram
+from flower_privsyn.testing import HashEmbedder
+from tests.support.federation import WORDS
+from tests.support.questions import DATA
+
+RUN = 2**40 + 7
+
+
+REQUEST = replace(DATA, max_tokens=8, max_samples=2, held_out_fraction=0.0, seed=0)
+
+
+def context(data: Path, node: int = 0, nodes: int = 4, run: int = RUN) -> Context:
+    return Context(
+        run_id=run,
+        node_id=1000 + node,
+        node_config={"partition-id": node, "num-partitions": nodes},
+        state=RecordDict(),
+        run_config={"data": str(data)},
+    )
+
+
+def answer(app: ClientApp, where: Context, sampling: Sampling | None = None) -> wire.Answer:
+    query = NearestNeighborHistogram(max_samples=2)
+    candidates = HashEmbedder().embed([" ".join(WORDS[n : n + 4]) for n in range(12)])
+    ask = wire.Ask(
+        round_number=1,
+        query=query,
+        broadcast={"candidates": candidates},
+        data=REQUEST,
+        sampling=sampling or FullParticipation(),
+        sampling_key=bytes(range(32)),
+        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
+        num_rounds=1,
+    )
+    record = wire.broadcast_record(ask.broadcast, precision="float16")
+    reply = app(Message(wire.pack_ask(ask, record), where.node_id, wire.message_type(query)), where)
+    return wire.unpack_answer(reply, length=12, roster_users=40, bound=2.0)

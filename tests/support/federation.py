@@ -1,0 +1,74 @@
+"""Small populations, the grids that host them, and what was asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import Context, Message
+
+from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.data import Users
+from flower_privsyn.messages import wire
+from flower_privsyn.testing import LoopbackGrid
+
+WORDS = (
+    "court judge ruling appeal budget deficit tax senate river forest mountain valley engine "
+    "turbine rocket orbit protein enzyme gene cell market price trade export school teacher"
+).split()
+
+
+def is_rehearsal(prompts: Sequence[str], sampling: Any) -> bool:
+    """Whether a generator in this process is only being tried, before the first round."""
+    return not prompts or sampling.max_new_tokens == 1
+
+
+def make_users(count: int, *, samples: int = 3) -> Users:
+    """Users who write about courts, whatever their number."""
+    rows = []
+    for user in range(count):
+        for sample in range(samples):
+            topic = WORDS[:8]
+            words = [topic[(user * 7 + sample * 3 + i * i) % len(topic)] for i in range(12)]
+            rows.append((f"user-{user}", " ".join(words)))
+    return Users.from_rows(rows)
+
+
+def silent_users(count: int) -> Users:
+    return Users.from_rows((f"user-{i}", "") for i in range(count))
+
+
+def rounds_asked(grid: Any) -> list[int]:
+    """The rounds in which anybody was asked."""
+    numbers = [m.content["privsyn.request"].get("round") for m in grid.requests]
+    return sorted({number for number in numbers if number is not None})
+
+
+def silent(
+    *rounds: int, nodes: tuple[int, ...] = ()
+) -> Callable[[Message, Message], list[Message]]:
+    """Loses the answers of some rounds, or of every round from the first on."""
+
+    def lose(request: Message, reply: Message) -> list[Message]:
+        number = request.content["privsyn.request"].get("round")
+        lost = number is not None and (not rounds or number in rounds)
+        return [] if lost and (not nodes or reply.metadata.src_node_id in nodes) else [reply]
+
+    return lose
+
+
+def training_nodes(
+    users: Users, *, num_nodes: int = 2, app: Any = None, **kwargs: Any
+) -> LoopbackGrid:
+    """A grid of nodes that train on their users' text."""
+
+    def load(context: Context) -> Users:
+        return users.deal(
+            partition_id=int(context.node_config["partition-id"]), num_partitions=num_nodes
+        )
+
+    return LoopbackGrid((app or create_training_app)(load), num_nodes=num_nodes, **kwargs)
+
+
+def asked(grid: LoopbackGrid) -> list[Message]:
+    return [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]

@@ -1,0 +1,92 @@
+"""Hand-made preferences, and a training of seconds."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.generation.prompts import load_prompt
+from flower_privsyn.training import (
+    PreferencePair,
+    PreferenceTraining,
+    TrainingReport,
+    train_preferences,
+)
+
+PUBLIC = [
+    "The town lies on a river in the north of the country.",
+    "She wrote three books on the history of the region.",
+    "The museum was opened in the spring of that year.",
+    "He played for the club until the end of the season.",
+    "The bridge was built by the railway company.",
+]
+
+
+COURT = ["judge", "court", "lawyer", "jury", "appeal", "law", "case", "evidence"]
+
+
+SEA = ["ship", "island", "sea", "storm", "fish", "harbour", "wave", "sailor"]
+
+
+def pairs_of_topics(count: int, *, first: int = 0) -> list[PreferencePair]:
+    """Preferences for courts over the sea; every number below 1,008 makes other responses."""
+    prompt = load_prompt("pre-text")
+    end = "\nOriginal Text Sample 3"
+
+    def sentence(words: list[str], number: int) -> str:
+        one, two, three = list(permutations(words, 3))[number * 5 % 336]
+        frames = (
+            f"The {one} of the {two} was known to every {three} in the city.",
+            f"Many years later the {one} came back with a {two} and another {three}.",
+            f"A {one} is not a {two}, and no {three} would say that it is.",
+        )
+        return frames[(number // 336 + number) % 3]
+
+    made = []
+    for number in range(first, first + count):
+        examples = [PUBLIC[number % 5]]
+        made.append(
+            PreferencePair(
+                prompt=prompt.render(examples),
+                chosen=sentence(COURT, number),
+                rejected=sentence(SEA, number + 1),
+                chosen_end=end,
+                rejected_end=end,
+            )
+        )
+    return made
+
+
+def quick(**changes: object) -> PreferenceTraining:
+    """Settings with which a tiny model learns in a few steps."""
+    values: dict[str, object] = {
+        "learning_rate": 3e-3,
+        "schedule": "constant",
+        "epochs": 2,
+        "batch_size": 4,
+        "device": "cpu",
+        **changes,
+    }
+    return PreferenceTraining(**values)  # type: ignore[arg-type]
+
+
+def train(
+    model: Path | str,
+    pairs: list[PreferencePair],
+    output: Path,
+    *,
+    adapter: Path | None = None,
+    settings: PreferenceTraining | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> TrainingReport:
+    return train_preferences(
+        model,
+        pairs,
+        adapter=adapter,
+        output=output,
+        settings=settings or quick(),
+        seed=seed,
+        **options,
+    )

@@ -1,0 +1,129 @@
+"""Strategies that only ask and keep what is released, with their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import Factorisation, Participation
+from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
+from flower_privsyn.strategies import (
+    DPFTRLConfig,
+    PrivateSumConfig,
+    PrivateSumStrategy,
+    ReleasedSum,
+)
+from flower_privsyn.testing import HashEmbedder, LoopbackGrid
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing may clean up after it."""
+
+
+class Probe(PrivateSumStrategy):
+    """Asks the same votes in every round and keeps what is released."""
+
+    def __init__(self, config: PrivateSumConfig, *, candidates: int = 20, **parts: Any) -> None:
+        super().__init__(config, **parts)
+        generator = np.random.default_rng(0)
+        self.candidates = generator.standard_normal((candidates, 32)).astype(np.float32)
+        self.released: list[ReleasedSum] = []
+        self.before_update: Callable[[], None] = lambda: None
+
+    @property
+    def query(self) -> NearestNeighborHistogram:
+        return NearestNeighborHistogram(max_samples=self._settings.max_samples)
+
+    def check(self) -> None:
+        pass
+
+    def embedder_identity(self) -> tuple[str, int]:
+        embedder = HashEmbedder()
+        return embedder.fingerprint, embedder.dimension
+
+    def first_broadcast(self) -> Broadcast:
+        return {"candidates": self.candidates}
+
+    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
+        self.before_update()
+        self.released.append(release)
+        return None if last else {"candidates": self.candidates}
+
+    def restore(self, round_number: int) -> Broadcast:
+        return {"candidates": self.candidates}
+
+    def keep(self, round_number: int) -> None:
+        pass
+
+    def finish(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., PrivateSumConfig]:
+    def build(**changes: Any) -> PrivateSumConfig:
+        values = {
+            "num_rounds": 3,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "accept_noise": True,
+            **changes,
+        }
+        if "epsilon" not in values and "noise_multiplier" not in values:
+            values["epsilon"] = 4.0
+        return PrivateSumConfig(**values)
+
+    return build
+
+
+class CorrelatedProbe(Probe):
+    """Asks for votes in every round, under the noise of DP-FTRL."""
+
+    def __init__(self, config: PrivateSumConfig, **parts: Any) -> None:
+        super().__init__(config, **parts)
+        self.ftrl = config
+
+    def factorisation(self, participation: Participation) -> Factorisation | None:
+        assert isinstance(self.ftrl, DPFTRLConfig)
+        return self.ftrl.factorisation(participation)
+
+
+ROUNDS, GROUPS = 8, 3
+
+
+@pytest.fixture
+def votes(tmp_path: Path) -> Callable[..., DPFTRLConfig]:
+    """Settings of a run of `CorrelatedProbe`."""
+
+    def build(**changes: Any) -> DPFTRLConfig:
+        values: dict[str, Any] = {
+            "num_rounds": ROUNDS,
+            "min_separation": GROUPS,
+            "max_samples": 3,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "accept_noise": True,
+            "server_momentum": 0.0,
+            **changes,
+        }
+        if "epsilon" not in values:
+            values.setdefault("noise_multiplier", 1.5)
+        return DPFTRLConfig(**values)
+
+    return build
+
+
+def cohort_sizes(grid: LoopbackGrid, rounds: int) -> np.ndarray:
+    """Users per round as the replies state them: the run directory of a Poisson run does not."""
+    sizes = np.zeros(rounds, dtype=int)
+    asked = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
+    replies = [m for m in grid.replies if m.metadata.message_type != wire.PREPARE]
+    for request, reply in zip(asked, replies, strict=True):
+        number = int(request.content.config_records["privsyn.request"]["round"])  # type: ignore[arg-type]
+        sizes[number - 1] += reply.content.config_records["privsyn.cohort"]["num_users"]
+    return sizes

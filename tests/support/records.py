@@ -1,0 +1,16 @@
+"""A store of records with something in it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flower_privsyn.embedding import RecordStore, StoredRecords
+
+KEY = "a" * 64
+IDS = ("ann", "bob", "\u00e9va")
+
+
+def put(store: RecordStore, key: str = KEY, rows: int = 5, seed: int = 0) -> StoredRecords:
+    records = np.random.default_rng(seed).standard_normal((rows, 4)).astype(np.float32)
+    owners = np.sort(np.arange(rows) % 3).astype(np.int64)
+    return store.put(key, records=records, owners=owners, user_ids=IDS, fingerprint="f")
