@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from flower_privsyn.client_apps.records import EmbeddingSource, samples_of, users_asked
+from flower_privsyn.client_apps.records import EmbeddingSource
 from flower_privsyn.data import Samples, load_configured
 from flower_privsyn.embedding import (
     Embedder,
@@ -113,14 +113,15 @@ def first_pass(
     waiting: list[_Node] = []
     everyone = load_configured(configuration)
     everyone.check_documents(dated=bool(request.newer_than))
+    cut = request.cut
     with progress.stage("Cut the text", nodes) as stage:
         for number in range(nodes):
-            users = users_asked(everyone.deal(partition_id=number, num_partitions=nodes), request)
+            users = cut.asked(everyone.deal(partition_id=number, num_partitions=nodes))
             users_counted += len(users)
-            key = source.key(users, request)
+            key = source.key(users, cut)
             found = source.find(key)
             if found is None:
-                samples = samples_of(users, request, tokenizer=embedder.tokenizer)
+                samples = cut.samples(users, tokenizer=embedder.tokenizer)
                 waiting.append(_Node(key, users.user_ids, samples))
             else:
                 ready += 1

@@ -33,10 +33,8 @@ from flower_privsyn.client_apps.records import (
     Embeddings,
     EmbeddingSource,
     open_store,
-    samples_of,
-    users_asked,
 )
-from flower_privsyn.data import Samples, Users
+from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import (
     Embedder,
     RecordStore,
@@ -474,8 +472,9 @@ class _Node:
             logger.error("%s", error)
             raise _ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
         try:
-            users = users_asked(self._load(context), request)
-            records = self._read(source, users, request, ticket)
+            cut = request.cut
+            users = cut.asked(self._load(context))
+            records = self._read(source, users, cut, ticket)
         except ModelError as error:
             logger.error("%s", error)
             raise _ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
@@ -490,17 +489,15 @@ class _Node:
             dimension=source.dimension,
         )
 
-    def _read(
-        self, source: RecordSource, users: Users, request: wire.DataRequest, ticket: str | None
-    ) -> Records:
+    def _read(self, source: RecordSource, users: Users, cut: Cut, ticket: str | None) -> Records:
         """The users' records: from the store where they are, else made and put there."""
         if not isinstance(source, EmbeddingSource) or source.store is None:
-            samples = samples_of(users, request, tokenizer=source.tokenizer)
+            samples = cut.samples(users, tokenizer=source.tokenizer)
             return source.read(samples, users.user_ids)
-        key = source.key(users, request)
+        key = source.key(users, cut)
         records = source.find(key)
         if records is None:
-            samples = samples_of(users, request, tokenizer=source.tokenizer)
+            samples = cut.samples(users, tokenizer=source.tokenizer)
             records = source.keep(key, source.read(samples, users.user_ids), users.user_ids)
         if ticket is not None and records.mapped:
             try:

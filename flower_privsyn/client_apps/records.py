@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.data import Samples, Users, chunk_users, within_limits
+from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import (
     Embedder,
     EmbeddingCache,
@@ -31,37 +31,6 @@ from flower_privsyn.queries import Cohort
 logger = logging.getLogger("flower_privsyn.client")
 
 Progress = Callable[[int], None]
-
-
-def users_asked(users: Users, request: wire.DataRequest) -> Users:
-    """The users and documents of a node that a request is about.
-
-    Documents are those that `flower_privsyn.data.within_limits` lets through.
-
-    Raises:
-        ConfigError: A setting is out of range.
-        DataError: `newer-than` is set and the source has no column of dates.
-    """
-    if request.newer_than:
-        users = users.newer_than(request.newer_than)
-    if request.held_out_fraction > 0:
-        users, _ = users.split_held_out(fraction=request.held_out_fraction, seed=request.seed)
-    return within_limits(users, seed=request.seed)
-
-
-def samples_of(users: Users, request: wire.DataRequest, *, tokenizer: Any) -> Samples:
-    """Cut the documents as a request asks.
-
-    Raises:
-        ConfigError: A setting is out of range.
-    """
-    return chunk_users(
-        users,
-        tokenizer=tokenizer,
-        max_tokens=request.max_tokens,
-        max_samples=request.max_samples or None,
-        seed=request.seed,
-    )
 
 
 @dataclass(frozen=True)
@@ -143,16 +112,16 @@ class EmbeddingSource:
         """The model's."""
         return self.embedder.tokenizer
 
-    def key(self, users: Users, request: wire.DataRequest) -> str:
+    def key(self, users: Users, cut: Cut) -> str:
         """The name of the users' records in the store.
 
         Args:
-            users: from `users_asked`, so that what is left out is not in the key.
-            request: how their documents are cut.
+            users: those asked, so that what is left out is not in the key.
+            cut: how their documents are cut.
         """
         here = machine_digest(device_of(self.embedder))
-        cut = (request.max_tokens, request.max_samples, request.seed, self.dimension, here)
-        return content_key(self.fingerprint, cut, users.user_ids, users.owners, users.texts)
+        settings = (cut.max_tokens, cut.max_samples or 0, cut.seed, self.dimension, here)
+        return content_key(self.fingerprint, settings, users.user_ids, users.owners, users.texts)
 
     def find(self, key: str) -> Embeddings | None:
         """Records that any process of the node has made before."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from flower_privsyn.comparison.plan import Cell, Plan
-from flower_privsyn.data import Samples, Users, chunk_users
+from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import DataError, PrivsynError
 from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
@@ -134,13 +134,8 @@ class Measures:
 
     def samples(self, users: Users, values: Mapping[str, Any]) -> Samples:
         """All text of the users, cut as the nodes cut it."""
-        samples = chunk_users(
-            users,
-            tokenizer=self.embedder(values).tokenizer,
-            max_tokens=int(values["max-tokens"]),
-            max_samples=None,
-            seed=0,
-        )
+        cut = Cut(max_tokens=int(values["max-tokens"]))
+        samples = cut.samples(cut.documents(users), tokenizer=self.embedder(values).tokenizer)
         self._texts_per_user = len(samples) / len(users)
         return samples
 

@@ -1,6 +1,6 @@
 """From a node's files to its users, and from their documents to samples."""
 
-from flower_privsyn.data.chunking import Samples, chunk_users
+from flower_privsyn.data.cut import Cut, Samples
 from flower_privsyn.data.limits import within_limits
 from flower_privsyn.data.load import load_configured, load_users
 from flower_privsyn.data.public_text import public_texts
@@ -8,9 +8,9 @@ from flower_privsyn.data.simulated import simulate_users
 from flower_privsyn.data.users import Users, parse_cutoff
 
 __all__ = [
+    "Cut",
     "Samples",
     "Users",
-    "chunk_users",
     "load_configured",
     "load_users",
     "parse_cutoff",

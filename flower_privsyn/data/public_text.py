@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 from pathlib import Path
 from typing import Any
 
 from flower_privsyn.data import bounded, flat_json
+from flower_privsyn.data.cut import Cut
 from flower_privsyn.errors import DataError
 
 #: The passages that ship with the package.
@@ -29,9 +31,6 @@ def public_texts(
     Raises:
         DataError: the file is missing or a line is not as described.
     """
-    from flower_privsyn.data.chunking import chunk_users
-    from flower_privsyn.data.users import Users
-
     path = BUNDLED if source == "bundled" else Path(source).expanduser()
     try:
         content = bounded.read_bytes(path)
@@ -48,8 +47,5 @@ def public_texts(
         if not isinstance(text, str):
             raise DataError(f'{path} line {number}: expected a JSON object with a string "text"')
         texts.append(text)
-    documents = Users.from_rows((str(number), text) for number, text in enumerate(texts))
-    pieces = chunk_users(
-        documents, tokenizer=tokenizer, max_tokens=max_tokens, max_samples=None, seed=0
-    )
-    return list(dict.fromkeys(pieces.texts))
+    pieces = Cut(max_tokens=max_tokens).pieces(texts, tokenizer=tokenizer)
+    return list(dict.fromkeys(itertools.chain.from_iterable(pieces)))

@@ -53,6 +53,16 @@ def parse_cutoff(value: date | str) -> date:
         ) from None
 
 
+def check_fraction(fraction: float) -> None:
+    """Refuse a share of held-out users outside [0, 1].
+
+    Raises:
+        ConfigError: If it is.
+    """
+    if not 0.0 <= fraction <= 1.0:
+        raise ConfigError(f"held-out fraction must lie in [0, 1], got {fraction}.")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Users:
     """Users and their documents, grouped by user.
@@ -269,8 +279,7 @@ class Users:
         Raises:
             ConfigError: If the fraction is outside [0, 1].
         """
-        if not 0.0 <= fraction <= 1.0:
-            raise ConfigError(f"held-out fraction must lie in [0, 1], got {fraction}.")
+        check_fraction(fraction)
         key = seed_key(seed)
         limit = int(fraction * 2**64)
         held_out = np.fromiter(

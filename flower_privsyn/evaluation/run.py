@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_privsyn.data import Samples, Users, chunk_users
+from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.copies import CopyRates, copy_rates
@@ -320,7 +320,7 @@ def split_users(run: RunDirectory, users: Users) -> tuple[Users, Users]:
             f"held-out-fraction = {fraction:g} in {run.path}: the run held nobody out, so there "
             "is no private text to compare with; give a file of other users with --held-out"
         )
-    return users.split_held_out(fraction=fraction, seed=int(run.config["seed"]))
+    return Cut.of(run.config).split(users)
 
 
 def run_embedder(run: RunDirectory) -> Embedder:
@@ -333,17 +333,10 @@ def run_embedder(run: RunDirectory) -> Embedder:
 
 def run_samples(run: RunDirectory, users: Users, embedder: Embedder) -> Samples:
     """The users' text as the run's nodes would have cut it."""
-    config = run.config
-    if config.get("newer-than"):
+    cut = Cut.of(run.config)
+    if cut.newer_than:
         users.check_documents(dated=True)
-        users = users.newer_than(str(config["newer-than"]))
-    return chunk_users(
-        users,
-        tokenizer=embedder.tokenizer,
-        max_tokens=int(config["max-tokens"]),
-        max_samples=int(config["max-samples"]) or None,
-        seed=int(config["seed"]),
-    )
+    return cut.samples(cut.documents(users), tokenizer=embedder.tokenizer)
 
 
 def _measured(

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from flower_privsyn.data import Cut
 from flower_privsyn.messages.shared_array import SharedArray, content_digest
 from flower_privsyn.node import Plan
 from flower_privsyn.privacy import (
@@ -116,6 +117,21 @@ class DataRequest:
     seed: int
     max_nodes_per_user: int = 1
     trains: TrainableModel | None = None
+
+    @property
+    def cut(self) -> Cut:
+        """How the node cuts its text.
+
+        Raises:
+            ConfigError: A value is out of range.
+        """
+        return Cut(
+            max_tokens=self.max_tokens,
+            max_samples=self.max_samples or None,
+            newer_than=self.newer_than,
+            held_out_fraction=self.held_out_fraction,
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.data import Users, chunk_users, load_users
+from flower_privsyn.data import Cut, Users, load_users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.distribution import frechet_distance, mean_discrepancy
@@ -243,7 +243,7 @@ def report(options: argparse.Namespace) -> None:
 
 def one_text_each(embedder: Embedder, users: Users) -> list[str]:
     """One sample of at most 64 tokens of every user, cut as the clients cut them."""
-    samples = chunk_users(users, tokenizer=embedder.tokenizer, max_tokens=64, max_samples=1, seed=0)
+    samples = Cut(max_tokens=64, max_samples=1).samples(users, tokenizer=embedder.tokenizer)
     return list(samples.texts)
 
 

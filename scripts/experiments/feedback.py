@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from flower_privsyn.data import Samples, Users, chunk_users, load_users, public_texts
+from flower_privsyn.data import Cut, Samples, Users, load_users, public_texts
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.embedding.cache import EmbeddingCache, cached_embed
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
@@ -127,13 +127,8 @@ def read_domain(
     def cut(chosen: Sequence[int]) -> Samples:
         mask = np.zeros(len(users), dtype=np.bool_)
         mask[list(chosen)] = True
-        return chunk_users(
-            users.select(mask),
-            tokenizer=tokenizer,
-            max_tokens=max_tokens,
-            max_samples=max_samples,
-            seed=0,
-        )
+        own = Cut(max_tokens=max_tokens, max_samples=max_samples)
+        return own.samples(users.select(mask), tokenizer=tokenizer)
 
     borders = [0, num_held_out, num_held_out + num_donors]
     return {
@@ -190,12 +185,8 @@ def generate_responses(
         kept = {record["prompt"]: record["responses"] for record in read_json_lines(path)}
     result = []
     for text in wanted:
-        documents = Users.from_rows((str(i), one) for i, one in enumerate(kept[text]) if one)
-        samples = chunk_users(
-            documents, tokenizer=tokenizer, max_tokens=max_tokens, max_samples=None
-        )
-        _, first = np.unique(samples.owners, return_index=True)
-        result.append(list(dict.fromkeys(samples.texts[row] for row in first)))
+        pieces = Cut(max_tokens=max_tokens).pieces(kept[text], tokenizer=tokenizer)
+        result.append(list(dict.fromkeys(own[0] for own in pieces if own)))
     return result
 
 

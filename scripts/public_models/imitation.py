@@ -20,7 +20,7 @@ import numpy as np
 from corpus import SAMPLE_TOKENS
 from private import PrivateCorpus, training_texts, words_of
 
-from flower_privsyn.data import Users, chunk_users
+from flower_privsyn.data import Cut
 from flower_privsyn.embedding import load_embedder
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
 from flower_privsyn.generation.prompts import load_prompt
@@ -48,9 +48,8 @@ class Texts:
 
 def pieces(text: str, tokenizer: Any) -> list[str]:
     """Cut a document into samples of at most 64 tokens, as a node does."""
-    return chunk_users(
-        Users.from_rows([("one", text)]), tokenizer=tokenizer, max_tokens=SAMPLE_TOKENS
-    ).texts
+    (own,) = Cut(max_tokens=SAMPLE_TOKENS).pieces([text], tokenizer=tokenizer)
+    return own
 
 
 def private_texts(

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from flower_privsyn.data import Users, chunk_users, limits, within_limits
+from flower_privsyn.data import Cut, Users, limits, within_limits
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.testing import HashEmbedder
 
@@ -94,10 +94,10 @@ def test_a_document_that_the_tokenizer_fails_on_gives_no_samples(
 ) -> None:
     documents: list[list[object]] = [["a b c d e"], ["boom", "f g h i j"], ["boom"]]
     with quarantine.counting() as tally:
-        samples = chunk_users(make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks())
+        samples = Cut().samples(make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks())
     assert samples.texts == ["a b c d e", "f g h i j"]
     with caplog.at_level(logging.WARNING):  # nobody counts: one line for all of them
-        chunk_users(make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks())
+        Cut().samples(make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks())
     assert caplog.messages == ["2 records of 2 users are left out as unusable"]
     assert samples.owners.tolist() == [0, 1]
     assert (tally.records, tally.users) == (2, {"y", "z"})

@@ -137,14 +137,15 @@ def test_progress_counts_to_the_number_of_texts(minilm: Embedder, texts: list[st
 
 
 def test_the_tokenizer_cuts_documents(minilm: Embedder) -> None:
-    from flower_privsyn.data import Users, chunk_users
+    from flower_privsyn.data import Cut, Users
 
     users = Users.from_rows([("a", "some words of a person " * 40)])
-    samples = chunk_users(users, tokenizer=minilm.tokenizer, max_tokens=16)
+    cut = Cut(max_tokens=16)
+    samples = cut.samples(users, tokenizer=minilm.tokenizer)
     assert len(samples) > 5
     # Embedding in between leaves settings on the tokenizer; cutting must not feel them.
     minilm.embed(["short"])
-    assert chunk_users(users, tokenizer=minilm.tokenizer, max_tokens=16).texts == samples.texts
+    assert cut.samples(users, tokenizer=minilm.tokenizer).texts == samples.texts
 
 
 def test_a_path_never_touches_the_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -723,20 +723,11 @@ class PreferenceRounds:
 
     def _cut(self, texts: Sequence[str]) -> list[str]:
         """The first `max_tokens` tokens of each text, cut as the users' samples are."""
-        from flower_privsyn.data import Users, chunk_users
+        from flower_privsyn.data import Cut
 
-        documents = Users.from_rows((str(number), text) for number, text in enumerate(texts))
-        samples = chunk_users(
-            documents,
-            tokenizer=self._public.embedder.tokenizer,
-            max_tokens=self._config.max_tokens,
-            max_samples=None,
-        )
-        cut = [""] * len(texts)
-        owners, first = np.unique(samples.owners, return_index=True)
-        for owner, place in zip(owners, first, strict=True):
-            cut[int(owner)] = samples.texts[int(place)]
-        return cut
+        cut = Cut(max_tokens=self._config.max_tokens)
+        pieces = cut.pieces(texts, tokenizer=self._public.embedder.tokenizer)
+        return [own[0] if own else "" for own in pieces]
 
     def _embed(self, number: int, candidates: Candidates) -> Candidates:
         with self._progress.stage(f"Round {number}: embed candidates", len(candidates)) as stage:

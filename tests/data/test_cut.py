@@ -1,4 +1,4 @@
-"""Documents into samples: borders, caps, and what they may depend on."""
+"""Documents into samples: borders, caps, what they may depend on, and whose count."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import gzip
 import json
 import random
 from collections import Counter
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import flower_privsyn
-from flower_privsyn.data import Samples, Users, chunk_users
+from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import wire
 
 PASSAGES = Path(flower_privsyn.__file__).parent / "data" / "passages" / "passages.jsonl.gz"
 
@@ -68,6 +71,10 @@ def users_of(documents: dict[str, list[str]]) -> Users:
     return Users.from_rows((user, text) for user, own in documents.items() for text in own)
 
 
+def samples_of(users: Users, *, tokenizer: Any, progress: Any = None, **values: Any) -> Samples:
+    return Cut(**values).samples(users, tokenizer=tokenizer, progress=progress)
+
+
 def by_user(samples: Samples, users: Users) -> dict[str, list[str]]:
     result: dict[str, list[str]] = {user: [] for user in users.user_ids}
     for owner, text in zip(samples.owners, samples.texts, strict=True):
@@ -83,7 +90,7 @@ def test_real_text_is_cut_between_words_in_order(make: Any, max_tokens: int) -> 
         words = text.split()
         if any(tokens(" " + word, tokenizer) > max_tokens for word in words):
             continue  # such a word has to be torn
-        samples = chunk_users(users_of({"a": [text]}), tokenizer=tokenizer, max_tokens=max_tokens)
+        samples = samples_of(users_of({"a": [text]}), tokenizer=tokenizer, max_tokens=max_tokens)
         kept = [word for piece in samples.texts for word in piece.split()]
         remaining = iter(words)
         assert all(word in remaining for word in kept)  # a subsequence: whole words, in order
@@ -93,7 +100,7 @@ def test_real_text_is_cut_between_words_in_order(make: Any, max_tokens: int) -> 
 
 
 def test_lengths_of_real_pieces() -> None:
-    samples = chunk_users(users_of({"a": passages()}), tokenizer=wordpiece(), max_tokens=64)
+    samples = samples_of(users_of({"a": passages()}), tokenizer=wordpiece(), max_tokens=64)
     lengths = [tokens(text, wordpiece()) for text in samples.texts]
     assert max(lengths) == 64
     assert min(lengths) >= 4
@@ -104,8 +111,8 @@ def test_lengths_of_real_pieces() -> None:
 
 def test_both_kinds_of_tokenizer_cut_alike() -> None:
     users = users_of({"a": passages()[:20], "b": [], "c": passages()[20:30]})
-    one = chunk_users(users, tokenizer=wordpiece(), max_samples=5, seed=1)
-    two = chunk_users(users, tokenizer=transformers_tokenizer(), max_samples=5, seed=1)
+    one = samples_of(users, tokenizer=wordpiece(), max_samples=5, seed=1)
+    two = samples_of(users, tokenizer=transformers_tokenizer(), max_samples=5, seed=1)
     assert one.texts == two.texts
     assert (one.owners == two.owners).all()
     assert one.num_users == two.num_users == len(users) == 2
@@ -116,8 +123,8 @@ def test_settings_of_the_tokenizer_do_not_matter_and_stay() -> None:
     strict = Tokenizer.from_str(wordpiece().to_str())
     strict.enable_truncation(8)
     strict.enable_padding(length=512)
-    expected = chunk_users(users_of({"a": [text]}), tokenizer=wordpiece())
-    got = chunk_users(users_of({"a": [text, "short one here"]}), tokenizer=strict)
+    expected = samples_of(users_of({"a": [text]}), tokenizer=wordpiece())
+    got = samples_of(users_of({"a": [text, "short one here"]}), tokenizer=strict)
     assert got.texts == [*expected.texts, "short one here"]
     assert strict.truncation["max_length"] == 8
     assert strict.padding["length"] == 512
@@ -125,14 +132,14 @@ def test_settings_of_the_tokenizer_do_not_matter_and_stay() -> None:
 
 def test_a_document_border_is_a_sample_border() -> None:
     users = users_of({"a": ["one two three four five", "six seven eight nine ten"]})
-    samples = chunk_users(users, tokenizer=wordpiece(), max_tokens=64)
+    samples = samples_of(users, tokenizer=wordpiece(), max_tokens=64)
     assert samples.texts == users.texts
 
 
 def test_short_tails_are_dropped_and_short_documents_kept() -> None:
     text = "one two three four five six seven eight nine ten"
     users = users_of({"a": [text], "b": ["yes"], "c": ["\u200b"]})
-    samples = chunk_users(users, tokenizer=wordpiece(), max_tokens=8)
+    samples = samples_of(users, tokenizer=wordpiece(), max_tokens=8)
     own = by_user(samples, users)
     assert own["a"] == ["one two three four five six seven eight"]
     assert own["b"] == ["yes"]
@@ -142,10 +149,10 @@ def test_short_tails_are_dropped_and_short_documents_kept() -> None:
 
 def test_a_word_longer_than_a_sample_is_torn_between_characters() -> None:
     word = "pneumonoultramicroscopicsilicovolcanoconiosis" * 3
-    samples = chunk_users(users_of({"a": [word]}), tokenizer=wordpiece(), max_tokens=8)
+    samples = samples_of(users_of({"a": [word]}), tokenizer=wordpiece(), max_tokens=8)
     assert "".join(samples.texts) == word[: sum(map(len, samples.texts))]
     faces = "\U0001f600\U0001f9d1\u200d\U0001f680\u00e9" * 30
-    samples = chunk_users(users_of({"a": [faces]}), tokenizer=byte_level(), max_tokens=7)
+    samples = samples_of(users_of({"a": [faces]}), tokenizer=byte_level(), max_tokens=7)
     assert faces.startswith("".join(samples.texts))
     assert len("".join(samples.texts)) >= len(faces) - 4
 
@@ -165,8 +172,8 @@ def test_the_cap_depends_on_seed_user_and_own_text_alone(
 ) -> None:
     users = users_of(documents)
     options: dict[str, Any] = {"tokenizer": byte_level(), "max_tokens": 6, "seed": seed}
-    free = by_user(chunk_users(users, **options), users)
-    capped_samples = chunk_users(users, max_samples=cap, **options)
+    free = by_user(samples_of(users, **options), users)
+    capped_samples = samples_of(users, max_samples=cap, **options)
     capped = by_user(capped_samples, users)
     for user, own in capped.items():
         assert len(own) == min(cap, len(free[user]))
@@ -178,7 +185,7 @@ def test_the_cap_depends_on_seed_user_and_own_text_alone(
     shuffle.shuffle(order)
     other = {user: shuffle.sample(documents[user], len(documents[user])) for user in order}
     again_users = users_of(other | {"someone else": ["more text of another person"] * 9})
-    again = by_user(chunk_users(again_users, max_samples=cap, **options), again_users)
+    again = by_user(samples_of(again_users, max_samples=cap, **options), again_users)
     for user in order:
         if user != "someone else":
             assert Counter(again[user]) == Counter(capped[user])
@@ -186,7 +193,7 @@ def test_the_cap_depends_on_seed_user_and_own_text_alone(
     # Nor has the node.
     for node in range(2):
         part = users.deal(partition_id=node, num_partitions=2)
-        assert by_user(chunk_users(part, max_samples=cap, **options), part) == {
+        assert by_user(samples_of(part, max_samples=cap, **options), part) == {
             user: capped[user] for user in part.user_ids
         }
 
@@ -194,13 +201,13 @@ def test_the_cap_depends_on_seed_user_and_own_text_alone(
 def test_the_cap_draws_evenly_and_anew_per_seed_and_user() -> None:
     own = [f"sample number {number} of this one person" for number in range(10)]
     users = users_of({f"user {number}": own for number in range(400)})
-    kept = Counter(chunk_users(users, tokenizer=wordpiece(), max_samples=3, seed=4).texts)
+    kept = Counter(samples_of(users, tokenizer=wordpiece(), max_samples=3, seed=4).texts)
     assert sum(kept.values()) == 1200
     # Each of ten samples is kept by Binomial(400, 0.3) users: five standard deviations.
     assert all(abs(count - 120) < 5 * (400 * 0.3 * 0.7) ** 0.5 for count in kept.values())
     one = users_of({"a": own})
     drawn = {
-        tuple(chunk_users(one, tokenizer=wordpiece(), max_samples=3, seed=seed).texts)
+        tuple(samples_of(one, tokenizer=wordpiece(), max_samples=3, seed=seed).texts)
         for seed in range(40)
     }
     assert len(drawn) > 25
@@ -209,20 +216,20 @@ def test_the_cap_draws_evenly_and_anew_per_seed_and_user() -> None:
 def test_copies_of_one_text_are_drawn_like_others() -> None:
     own = ["the very same text"] * 30 + ["another text of hers"] * 30
     users = users_of({f"user {number}": own for number in range(50)})
-    kept = Counter(chunk_users(users, tokenizer=wordpiece(), max_samples=10).texts)
+    kept = Counter(samples_of(users, tokenizer=wordpiece(), max_samples=10).texts)
     assert abs(kept["the very same text"] - 250) < 60
 
 
 def test_progress_counts_documents() -> None:
     counts: list[int] = []
     users = users_of({"a": ["some text of a person"] * 2500})
-    chunk_users(users, tokenizer=wordpiece(), progress=counts.append)
+    samples_of(users, tokenizer=wordpiece(), progress=counts.append)
     assert sum(counts) == 2500
     assert len(counts) == 3
 
 
 def test_no_users_no_samples() -> None:
-    samples = chunk_users(users_of({}), tokenizer=wordpiece(), max_samples=1)
+    samples = samples_of(users_of({}), tokenizer=wordpiece(), max_samples=1)
     assert len(samples) == 0
     assert samples.owners.dtype == "int64"
     assert samples.num_users == 0
@@ -233,6 +240,8 @@ def test_no_users_no_samples() -> None:
     [
         ({"max_tokens": 0}, "max-tokens must be at least 1, got 0"),
         ({"max_samples": 0}, "max-samples must be at least 1, got 0"),
+        ({"newer_than": "soon"}, "newer-than must be an ISO date such as 2025-03-18, got 'soon'"),
+        ({"held_out_fraction": 1.5}, "held-out fraction must lie in \\[0, 1\\], got 1.5"),
         ({"seed": "x"}, "seed must be an integer"),
         ({"tokenizer": str.split}, "must be a fast tokenizer"),
     ],
@@ -240,4 +249,55 @@ def test_no_users_no_samples() -> None:
 def test_bad_arguments(options: dict[str, Any], words: str) -> None:
     arguments: dict[str, Any] = {"tokenizer": wordpiece()} | options
     with pytest.raises(ConfigError, match=words):
-        chunk_users(users_of({"a": ["text"]}), **arguments)
+        samples_of(users_of({"a": ["text"]}), **arguments)
+
+
+def test_the_pieces_of_public_texts_are_the_samples_of_users_without_a_cap() -> None:
+    texts = [*passages()[:3], "", " ", "yes", "one two three four five six seven eight nine ten"]
+    users = Users.from_rows((str(number), text) for number, text in enumerate(texts))
+    samples = samples_of(users, tokenizer=wordpiece(), max_tokens=8)
+    cut = Cut(max_tokens=8, max_samples=1)
+    assert cut.pieces(texts, tokenizer=wordpiece()) == list(by_user(samples, users).values())
+
+
+def test_whole_documents_need_no_tokenizer() -> None:
+    users = users_of({"a": [" one\n two ", "three"], "b": ["four"] * 3})
+    cut = Cut(max_tokens=None, max_samples=2)
+    samples = cut.samples(users)
+    assert by_user(samples, users) == {"a": [" one\n two ", "three"], "b": ["four", "four"]}
+
+
+def test_who_is_asked_and_with_which_documents() -> None:
+    rows = [(f"user {number}", text) for number in range(200) for text in ("old", "new", "\0")]
+    users = Users.from_rows(rows)
+    days = [date(2025, 1, 1 + row % 3) for row in range(len(rows))]
+    users = replace(users, dates=list(days))
+    cut = Cut(newer_than="2025-01-01", held_out_fraction=0.25, seed=5)
+    asked, held_out = cut.split(users)
+    assert set(asked.user_ids) | set(held_out.user_ids) == set(users.user_ids)
+    assert not set(asked.user_ids) & set(held_out.user_ids)
+    assert 20 < len(held_out) < 80
+    assert cut.asked(users).user_ids == asked.user_ids
+    # Older than the day, and no text that counts: neither is there, and everybody is.
+    assert set(cut.asked(users).texts) == {"new"}
+    assert set(cut.documents(held_out).texts) == {"new"}
+    assert cut.documents(held_out).user_ids == held_out.user_ids
+    assert replace(cut, held_out_fraction=0.0).asked(users).user_ids == users.user_ids
+
+
+def test_the_cut_of_a_run_is_the_cut_of_its_requests() -> None:
+    settings = {
+        "max-tokens": 32,
+        "max-samples": 0,
+        "newer-than": "2025-03-18",
+        "held-out-fraction": 0.5,
+        "seed": 11,
+    }
+    request = wire.DataRequest(
+        embedding_model="m",
+        embedding_precision="float32",
+        **{key.replace("-", "_"): value for key, value in settings.items()},  # type: ignore[arg-type]
+    )
+    assert Cut.of(settings) == request.cut
+    assert request.cut.max_samples is None
+    assert Cut.of({"max-tokens": 64, "max-samples": 0, "seed": 0}) == Cut()

@@ -1,0 +1,279 @@
+"""How text is cut: whose documents count, and into which samples. The one place that says so."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_privsyn.data.limits import ranked, within_limits
+from flower_privsyn.data.users import Users, check_fraction, parse_cutoff, seed_key
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import quarantine
+
+# A shorter tail carries no meaning of its own; it is kept only where a document has nothing else.
+MIN_TOKENS = 4
+# Documents per tokeniser call: enough to use every core, little enough to bound the memory.
+_BATCH = 1024
+_CAP = b"user-cap"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """What the users of a node are asked about: short texts and whose they are.
+
+    Args:
+        texts: The n samples, those of one user next to one another.
+        owners: int64 (n,), index of the user, nondecreasing.
+        num_users: Number of users, those without samples included.
+    """
+
+    texts: list[str]
+    owners: NDArray[np.int64]  # (n,)
+    num_users: int
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.texts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How users' text is cut into samples: the same for nodes, evaluation and comparison.
+
+    Documents are cut at token borders by character offsets, at white space wherever the piece
+    holds any, so that no word is torn unless it alone is longer than a piece. A document border
+    is always a sample border. Tokens are counted in the document, without special tokens.
+
+    The cap bounds what one user can contribute, which is what the sensitivity of a vote rests on.
+    Which samples survive depends on the seed, the user id and the user's own samples only (the
+    lowest keyed hashes win): not on other users, their order, or the node. The same seed gives
+    the same subset in every round of a run.
+
+    Attributes:
+        max_tokens: Longest sample, in tokens, at least 1; None keeps documents whole.
+        max_samples: Most samples of a user, at least 1; None keeps all.
+        newer_than: ISO day; only documents dated after it count; "" for all.
+        held_out_fraction: Share of users kept out of the run for evaluation, in [0, 1].
+        seed: Key of the subset and of the held-out coins; public.
+
+    Raises:
+        ConfigError: If a value is out of range.
+
+    References:
+        Hou et al., "PrE-Text: Training Language Models on Private Federated Data in the Age of
+        LLMs", ICML 2024: samples of at most 64 tokens, at most 8 (16 for code) each.
+    """
+
+    max_tokens: int | None = 64
+    max_samples: int | None = None
+    newer_than: str = ""
+    held_out_fraction: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigError(f"max-tokens must be at least 1, got {self.max_tokens}.")
+        if self.max_samples is not None and self.max_samples < 1:
+            raise ConfigError(f"max-samples must be at least 1, got {self.max_samples}.")
+        if self.newer_than:
+            parse_cutoff(self.newer_than)
+        check_fraction(self.held_out_fraction)
+        seed_key(self.seed)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """The cut of a run's settings, under the keys of its configuration.
+
+        Raises:
+            ConfigError: If a value is out of range.
+        """
+        return cls(
+            max_tokens=int(settings["max-tokens"]),
+            max_samples=int(settings["max-samples"]) or None,
+            newer_than=str(settings.get("newer-than") or ""),
+            held_out_fraction=float(settings.get("held-out-fraction") or 0.0),
+            seed=int(settings["seed"]),
+        )
+
+    def split(self, users: Users) -> tuple[Users, Users]:
+        """Those whom a run asks, and those it holds out; everybody is in exactly one of them."""
+        return users.split_held_out(fraction=self.held_out_fraction, seed=self.seed)
+
+    def documents(self, users: Users) -> Users:
+        """The same users with the documents that count: new enough, and within the limits.
+
+        Raises:
+            DataError: If `newer_than` is set and the source has no column of dates.
+        """
+        if self.newer_than:
+            users = users.newer_than(self.newer_than)
+        return within_limits(users, seed=self.seed)
+
+    def asked(self, users: Users) -> Users:
+        """The users whom a run asks, with the documents that count.
+
+        Raises:
+            DataError: As `documents`.
+        """
+        return self.documents(self.split(users)[0] if self.held_out_fraction > 0 else users)
+
+    def samples(
+        self,
+        users: Users,
+        *,
+        tokenizer: Any = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Samples:
+        """Cut every document into samples and keep at most `max_samples` per user.
+
+        A document that the tokenizer fails on gives no samples.
+
+        Args:
+            users: Users with whole documents, of which all count.
+            tokenizer: A transformers fast tokenizer or a ``tokenizers.Tokenizer``; not needed
+                where documents stay whole.
+            progress: Called with the number of documents done since the last call.
+
+        Raises:
+            ConfigError: If the tokenizer gives no offsets.
+        """
+        texts: list[str] = []
+        owners: list[int] = []
+        failed: list[str] = []
+        found = self._pieces(users.texts, tokenizer, progress)
+        for owner, pieces in zip(users.owners.tolist(), found, strict=True):
+            if pieces is None:
+                failed.append(users.user_ids[owner])
+                continue
+            texts.extend(pieces)
+            owners.extend([owner] * len(pieces))
+        if failed:
+            quarantine.note(failed, records=len(failed))
+        owner_array = np.asarray(owners, dtype=np.int64)
+        if self.max_samples is not None:
+            keep = _cap(texts, owner_array, users.user_ids, self.max_samples, seed_key(self.seed))
+            texts = [texts[index] for index in keep]
+            owner_array = owner_array[keep]
+        return Samples(texts=texts, owners=owner_array, num_users=len(users))
+
+    def pieces(self, texts: Sequence[str], *, tokenizer: Any) -> list[list[str]]:
+        """The pieces of each text, in order: nobody's text, so that no cap applies.
+
+        Args:
+            texts: The n texts, public or written by a generator.
+            tokenizer: As for `samples`.
+
+        Returns:
+            n lists; empty for a text that is blank or that the tokenizer fails on.
+        """
+        found = list(self._pieces(texts, tokenizer, None))
+        failed = [number for number, pieces in enumerate(found) if pieces is None]
+        if failed:
+            quarantine.note(failed, records=len(failed))
+        return [pieces or [] for pieces in found]
+
+    def _pieces(
+        self, texts: Sequence[str], tokenizer: Any, progress: Callable[[int], None] | None
+    ) -> Iterator[list[str] | None]:
+        """The pieces of each text; None where the tokenizer fails."""
+        for start in range(0, len(texts), _BATCH):
+            part = texts[start : start + _BATCH]
+            if self.max_tokens is None:
+                yield from ([text] for text in part)
+            else:
+                cut = functools.partial(_cut, tokenizer, max_tokens=self.max_tokens)
+                yield from quarantine.salvage(part, cut, probe=quarantine.PROBE)
+            if progress is not None:
+                progress(len(part))
+
+
+def _cut(tokenizer: Any, documents: Sequence[str], max_tokens: int) -> list[list[str]]:
+    """The samples of each document, in order."""
+    encodings = _encode(tokenizer, list(documents))
+    return [
+        list(_pieces(text, encoding, max_tokens))
+        for text, encoding in zip(documents, encodings, strict=True)
+    ]
+
+
+def _encode(tokenizer: Any, documents: list[str]) -> Sequence[Any]:
+    """The ``tokenizers.Encoding`` of each document, special tokens left out."""
+    encodings: Sequence[Any]
+    if hasattr(tokenizer, "encode_batch"):  # tokenizers.Tokenizer
+        if tokenizer.truncation is not None or tokenizer.padding is not None:
+            # Both are settings of the object: change them on a copy, not on the caller's.
+            tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        encodings = tokenizer.encode_batch(documents, add_special_tokens=False)
+    elif getattr(tokenizer, "is_fast", False):
+        encodings = tokenizer(
+            documents,
+            add_special_tokens=False,
+            truncation=False,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # longer than the model's window is expected here
+        ).encodings
+    else:
+        raise ConfigError(
+            f"tokenizer must be a fast tokenizer (one that gives character offsets), "
+            f"got {type(tokenizer).__name__}."
+        )
+    return encodings
+
+
+def _pieces(text: str, encoding: Any, max_tokens: int) -> Iterator[str]:
+    """The samples of one document, in order."""
+    # Looked up one by one: a list of all offsets takes as long as the tokenisation itself.
+    span: Callable[[int], tuple[int, int]] = encoding.token_to_chars
+    total = len(encoding)
+    start = 0
+    while start < total:
+        end = min(start + max_tokens, total)
+        if end < total:
+            end = _border(text, span, start, end)
+        if end - start >= MIN_TOKENS or (start == 0 and end == total):
+            piece = text[span(start)[0] : span(end - 1)[1]].strip()
+            if piece:
+                yield piece
+        start = end
+
+
+def _border(text: str, span: Callable[[int], tuple[int, int]], start: int, end: int) -> int:
+    """The last good place to cut in (start, end]: at white space, else between characters."""
+    fallback = 0
+    for cut in range(end, start, -1):
+        position = span(cut)[0]
+        if position < span(cut - 1)[1]:
+            continue  # byte-level tokens can share one character
+        # A token may carry its leading space (byte-level BPE) or leave it out (WordPiece).
+        if text[position].isspace() or (position and text[position - 1].isspace()):
+            return cut
+        fallback = fallback or cut
+    return fallback or end
+
+
+def _cap(
+    texts: list[str],
+    owners: NDArray[np.int64],
+    user_ids: tuple[str, ...],
+    max_samples: int,
+    key: bytes,
+) -> NDArray[np.int64]:
+    """Rows that survive the cap, in order."""
+    bounds = np.searchsorted(owners, np.arange(len(user_ids) + 1))
+    counts = np.diff(bounds)
+    keep = np.ones(len(texts), dtype=bool)
+    for user in np.flatnonzero(counts > max_samples):
+        first, last = int(bounds[user]), int(bounds[user + 1])
+        order = ranked(user_ids[user], texts[first:last], key=key, purpose=_CAP)
+        keep[first:last] = False
+        keep[[first + place for place in order[:max_samples]]] = True
+    return np.flatnonzero(keep).astype(np.int64, copy=False)
