@@ -31,7 +31,7 @@ from flwr.serverapp import Grid
 
 from flower_privsyn.embedding import check_company
 from flower_privsyn.node import simulated
-from flower_privsyn.queries import Broadcast, Cohort, Query
+from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
 
 __all__ = [
     "EchoGenerator",
@@ -368,22 +368,43 @@ def _word_weights(adapter: Path | None) -> dict[str, float]:
     return weights
 
 
+#: Words of random texts: short and long ones, and what is not ASCII.
+_WORDS = ("a", "river", "court", "Grüße", "\u5ddd", "\U0001f680", "\n", "x" * 300, "42", "--")
+
+
 def random_cohort(
-    *, num_users: int, max_records: int, dimension: int, seed: int, empty: float = 0.1
+    *,
+    num_users: int,
+    max_records: int,
+    dimension: int,
+    seed: int,
+    empty: float = 0.1,
+    reads: Reads = "embeddings",
 ) -> Cohort:
-    """A cohort of random unit records, a share of the users without any.
+    """A cohort of random records, a share of the users without any.
 
     Args:
         num_users: users.
         max_records: each user has between 1 and this many records.
-        dimension: of the records.
+        dimension: of embeddings, which are unit vectors; where tokens are read, how many there are
+            in the vocabulary; where text is read, most words of a document. At least 1.
         seed: of the generator.
         empty: share of users without records.
+        reads: what the records are.
     """
     generator = np.random.default_rng(seed)
     counts = generator.integers(1, max_records + 1, size=num_users)
     counts[generator.random(num_users) < empty] = 0
     owners = np.repeat(np.arange(num_users), counts)
+    if reads == "tokens":
+        lengths = generator.integers(0, 65, size=len(owners))
+        tokens = [generator.integers(0, dimension, size=length) for length in lengths]
+        return Cohort.of(tokens, owners, num_users)
+    if reads == "text":
+        lengths = generator.integers(0, dimension, size=len(owners))
+        # A document is never blank.
+        texts = [" ".join(["text", *generator.choice(_WORDS, size=length)]) for length in lengths]
+        return Cohort.of(texts, owners, num_users)
     records = generator.standard_normal((len(owners), dimension)).astype(np.float32)
     records /= np.linalg.norm(records, axis=1, keepdims=True)
     return Cohort(records, owners, num_users)

@@ -1,7 +1,8 @@
 """The client's half of every method: load the node's users, answer, say nothing else.
 
-One handler serves the preparation request and one each query of `flower_privsyn.queries.QUERIES`;
-a new method needs no change here. Replies hold the summed answer and the head-count. An exception
+One handler serves the preparation request and one each query: the bundled ones, those that the app
+was made with, and those that installed packages offer (`flower_privsyn.queries.known`). A new
+method needs no change here. Replies hold the summed answer and the head-count. An exception
 leaves the node as a fixed code: its text may quote private data, so it stays in the node's log.
 """
 
@@ -14,13 +15,12 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -30,16 +30,21 @@ from flower_privsyn.client_apps.cpu_time import counted
 from flower_privsyn.client_apps.deal import check_deal
 from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, dealt, users_of_node
 from flower_privsyn.client_apps.records import (
-    Embeddings,
     EmbeddingSource,
+    FixedRecords,
+    Records,
+    RecordSource,
+    TextSource,
+    TokenSource,
     open_store,
 )
-from flower_privsyn.data import Cut, Samples, Users
+from flower_privsyn.data import Cut, Users
 from flower_privsyn.embedding import (
     Embedder,
     RecordStore,
     default_cache_directory,
     load_embedder,
+    load_tokenizer,
 )
 from flower_privsyn.errors import (
     ConfigError,
@@ -60,7 +65,8 @@ from flower_privsyn.privacy import (
     quarantine,
 )
 from flower_privsyn.privacy.grid import LARGEST_SUM
-from flower_privsyn.queries import QUERIES, Cohort, Query, TrainableModel
+from flower_privsyn.queries import QUERIES, Query, TrainableModel
+from flower_privsyn.queries.known import KnownQuery, known_queries
 
 logger = logging.getLogger("flower_privsyn.client")
 
@@ -72,44 +78,6 @@ EmbedderLoader = Callable[[str, str], Embedder]
 #: Memory of one process for users kept between messages, so that a round costs only the vote.
 _KEPT_BYTES = 4 * 2**30
 _ID_BYTES = 57  # of a text object and its place in a tuple, beside its characters
-
-
-class Records(Protocol):
-    """A node's users as they are kept between messages, ready to be asked about."""
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory they take."""
-
-    def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
-        """The records of the users who take part, whole users at a time.
-
-        Args:
-            ask: the question, which has passed its query's `check`.
-            chosen: (num_users,) who takes part.
-
-        Yields:
-            Cohorts; a user who is in none of them contributes nothing.
-        """
-
-
-class RecordSource(Protocol):
-    """A model that turns samples into records."""
-
-    @property
-    def fingerprint(self) -> str:
-        """What server and nodes must agree on."""
-
-    @property
-    def dimension(self) -> int:
-        """Numbers in a record."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """The fast tokenizer that documents are cut with."""
-
-    def read(self, samples: Samples, user_ids: Sequence[str]) -> Records:
-        """Take in the samples of a node's users."""
 
 
 class Trainer(Protocol):
@@ -133,6 +101,7 @@ def create_client_app(
     embedder: EmbedderLoader | None = None,
     cache_directory: str | Path | None = None,
     trainer: Trainer | None = None,
+    queries: Sequence[type[Query]] = (),
     random: RandomSource | None = None,
 ) -> ClientApp:
     """Build the ClientApp that serves every strategy of this package.
@@ -146,11 +115,17 @@ def create_client_app(
             `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`.
         trainer: for strategies that train models on the nodes; see
             `flower_privsyn.client_apps.training`. Without it such requests are refused.
+        queries: classes of your own questions, answered beside the bundled ones and those that
+            installed packages offer as entry points of the group "flower_privsyn.queries". Outside
+            a simulation the owner of a node allows them by name (docs/node_policy.md).
         random: source of noise shares; only tests pass one.
 
     Returns:
         A ClientApp that answers `query.prepare` and `query.<name>` of every known query. To serve
         other actions too, call `add_handlers` on an app of your own.
+
+    Raises:
+        ConfigError: one of `queries` cannot be asked, or a name stands for two questions.
     """
     app = ClientApp()
     add_handlers(
@@ -159,6 +134,7 @@ def create_client_app(
         embedder=embedder,
         cache_directory=cache_directory,
         trainer=trainer,
+        queries=queries,
         random=random,
     )
     return app
@@ -171,6 +147,7 @@ def add_handlers(
     embedder: EmbedderLoader | None = None,
     cache_directory: str | Path | None = None,
     trainer: Trainer | None = None,
+    queries: Sequence[type[Query]] = (),
     random: RandomSource | None = None,
 ) -> None:
     """Add this package's handlers to an existing ClientApp; arguments as `create_client_app`."""
@@ -179,6 +156,7 @@ def add_handlers(
         load_embedder=embedder or default_embedder,
         cache_directory=Path(cache_directory) if cache_directory else None,
         trainer=trainer,
+        queries=known_queries(QUERIES, queries),
         random=random or SecureRandom(),
     )
 
@@ -186,14 +164,14 @@ def add_handlers(
     def prepare(message: Message, context: Context) -> Message:
         return _guarded(node, node.prepare, message, context)
 
-    for query_class in QUERIES:
-        _register(app, node, query_class)
+    for name in node.queries:
+        _register(app, node, name)
 
 
-def _register(app: ClientApp, node: _Node, query_class: type[Query]) -> None:
-    @app.query(query_class.name)
+def _register(app: ClientApp, node: _Node, name: str) -> None:
+    @app.query(name)
     def answer(message: Message, context: Context) -> Message:
-        return _guarded(node, lambda msg, ctx: node.answer(msg, ctx, query_class), message, context)
+        return _guarded(node, lambda msg, ctx: node.answer(msg, ctx, name), message, context)
 
 
 def _guarded(
@@ -270,8 +248,10 @@ class _Node:
         load_embedder: EmbedderLoader,
         cache_directory: Path | None,
         trainer: Trainer | None,
+        queries: Mapping[str, KnownQuery],
         random: RandomSource,
     ) -> None:
+        self.queries = queries
         self._load = load
         self._load_embedder = load_embedder
         self._cache_directory = cache_directory
@@ -292,6 +272,7 @@ class _Node:
                 self._load_embedder,
                 self._cache_directory,
                 self._trainer,
+                self.queries,
                 self._random,
             ),
         )
@@ -304,14 +285,9 @@ class _Node:
     def prepare(self, message: Message, context: Context) -> Message:
         """Load the node's text and what answers are made with; report the roster."""
         data, plan = wire.unpack_prepare(message)
-        if unknown := sorted(set(plan.queries) - self._known_queries()):
-            logger.error(
-                "the run asks %s, which this client app does not answer: install the server's "
-                "flower-privsyn here%s",
-                ", ".join(unknown),
-                "" if self._trainer else ", or serve flower_privsyn.client_apps.training:app",
-            )
-            raise _ClientError(wire.ClientErrorCode.UNKNOWN_QUERY)
+        asked = self._asked(plan.queries)
+        if asked and not any(map(data.suits, asked)):
+            raise wire.WireError(f"{', '.join(plan.queries)}: asked about {_about(data)}")
         guard = _guard(context)
         guard.check_plan(plan, context.run_id, max_nodes_per_user=data.max_nodes_per_user)
         prepared = self._prepared(data, context, guard)
@@ -344,19 +320,35 @@ class _Node:
             logger.error("%s", error)
             raise _ClientError(wire.ClientErrorCode.USER_ON_SEVERAL_NODES) from None
 
-    def _known_queries(self) -> set[str]:
-        """Names of the questions this app answers; updates of models only where it trains."""
-        trains = self._trainer is not None
-        return {query.name for query in QUERIES if trains or query.records != "updates"}
+    def _asked(self, names: Sequence[str]) -> list[type[Query]]:
+        """The questions of these names; updates of models are asked for where the app trains."""
+        unknown = {name for name in names if name not in self.queries}
+        try:
+            found = [self.queries[name].load() for name in names if name not in unknown]
+        except ConfigError as error:
+            logger.error("%s", error)
+            raise _ClientError(wire.ClientErrorCode.UNKNOWN_QUERY) from None
+        if self._trainer is None:
+            unknown |= {query.name for query in found if query.trains}
+        if unknown:
+            logger.error(
+                "the run asks %s, which this client app does not answer: install the server's "
+                "flower-privsyn here%s",
+                ", ".join(sorted(unknown)),
+                "" if self._trainer else ", or serve flower_privsyn.client_apps.training:app",
+            )
+            raise _ClientError(wire.ClientErrorCode.UNKNOWN_QUERY)
+        return found
 
-    def answer(self, message: Message, context: Context, query_class: type[Query]) -> Message:
+    def answer(self, message: Message, context: Context, name: str) -> Message:
         """Answer one round's question."""
+        (query_class,) = self._asked([name])
         try:
             ask = wire.unpack_ask(message, query_class)
         except PrivsynError as error:
             raise wire.WireError(str(error)) from None
-        if (ask.query.records == "updates") != (ask.data.trains is not None):
-            raise wire.WireError(f"{ask.query.name} is not asked about {ask.query.records}")
+        if not ask.data.suits(ask.query):
+            raise wire.WireError(f"{name} is not asked about {_about(ask.data)}")
         guard = _guard(context)
         charge = self._charge(ask, message, context, guard)
         guard.check(charge)
@@ -425,10 +417,10 @@ class _Node:
         )
 
     def _prepared(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> _Prepared:
-        if request.trains is None:
-            guard.check_model("embedding", request.embedding_model)
-        else:
+        if request.trains is not None:
             guard.check_model("trained", request.trains.name)
+        elif request.reads != "text":
+            guard.check_model("embedding", request.embedding_model)
         key = (
             context.run_id,
             context.node_id,
@@ -460,7 +452,7 @@ class _Node:
             if stored is not None:
                 # Neither text nor model has been read.
                 return _Prepared(
-                    records=Embeddings.stored(stored),
+                    records=FixedRecords.stored(stored),
                     user_ids=stored.user_ids,
                     fingerprint=stored.fingerprint,
                     dimension=stored.records.shape[1],
@@ -517,13 +509,14 @@ class _Node:
     def _ticket(self, request: wire.DataRequest, context: Context) -> str | None:
         """Names what this run asked this node for, in every process of the node.
 
-        A digest of public values. None where they do not settle whose text it is: for models that
-        are trained, run ids that are used again, and recipes that no import finds.
+        A digest of public values. None where nothing is stored, which is all but embeddings, and
+        where the values do not settle whose text it is: for run ids that are used again, and for
+        recipes that no import finds.
         """
         recipe, embedder = _importable(self._load), _importable(self._load_embedder)
         if recipe is None or embedder is None:
             return None
-        if request.trains is not None or context.run_id < DRAWN_RUN_IDS:
+        if request.reads != "embeddings" or context.run_id < DRAWN_RUN_IDS:
             return None
         values = [
             context.run_id,
@@ -538,6 +531,8 @@ class _Node:
         return _digest(json.dumps(values, default=str).encode())
 
     def _source(self, request: wire.DataRequest, guard: NodeGuard) -> RecordSource:
+        if request.reads == "text":
+            return TextSource()
         if request.trains is not None:
             if self._trainer is None:
                 raise wire.WireError(
@@ -547,10 +542,18 @@ class _Node:
             name = guard.check_files("trained", request.trains.name)
             return self._trainer.source(replace(request.trains, name=name))
         name = guard.check_files("embedding", request.embedding_model)
+        if request.reads == "tokens":
+            tokenizer, fingerprint = load_tokenizer(located(name))
+            return TokenSource(tokenizer, fingerprint, request.max_tokens)
         key = (name, request.embedding_precision)
         if key not in self._embedders:
             self._embedders[key] = self._load_embedder(*key)
         return EmbeddingSource(self._embedders[key], self.cache_directory, self._store())
+
+
+def _about(data: wire.DataRequest) -> str:
+    """What a request has its questions about, for a sentence."""
+    return "updates of a model" if data.trains is not None else data.reads
 
 
 def _question(message: Message, context: Context) -> str:
@@ -595,6 +598,7 @@ def _rebuild_node(
     load_embedder: EmbedderLoader,
     cache_directory: Path | None,
     trainer: Trainer | None,
+    queries: Mapping[str, KnownQuery],
     random: RandomSource,
 ) -> _Node:
     return _Node(
@@ -602,5 +606,6 @@ def _rebuild_node(
         load_embedder=load_embedder,
         cache_directory=cache_directory,
         trainer=trainer,
+        queries=queries,
         random=random,
     )

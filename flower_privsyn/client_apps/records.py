@@ -1,17 +1,24 @@
-"""Embeddings of a node's users: made once, kept on its disk, mapped wherever they are asked for."""
+"""What a node makes of its users' text, by what is read: embeddings, tokens or the text itself.
+
+Embeddings are made once, kept on the node's disk, and mapped wherever they are asked for. Tokens
+and text are made from the node's own file by every process that needs them.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.data import Cut, Samples, Users
+from flower_privsyn.data.cut import token_ids
 from flower_privsyn.embedding import (
     Embedder,
     EmbeddingCache,
@@ -26,15 +33,58 @@ from flower_privsyn.embedding.store import limit_bytes
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import quarantine
-from flower_privsyn.queries import Cohort
+from flower_privsyn.queries import TEXT_DIMENSION, TEXT_FINGERPRINT, Cohort
 
 logger = logging.getLogger("flower_privsyn.client")
 
 Progress = Callable[[int], None]
 
 
+class Records(Protocol):
+    """A node's users as they are kept between messages, ready to be asked about."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+
+    def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
+        """The records of the users who take part, whole users at a time.
+
+        Args:
+            ask: the question, which has passed its query's `check`.
+            chosen: (num_users,) who takes part.
+
+        Yields:
+            Cohorts; a user who is in none of them contributes nothing.
+        """
+
+
+class RecordSource(Protocol):
+    """What turns samples into records."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What server and nodes must agree on."""
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in a record; what it is for tokens and text, `wire.Roster` says."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The fast tokenizer that documents are cut with; None where they stay whole."""
+
+    def read(self, samples: Samples, user_ids: Sequence[str]) -> Records:
+        """Take in the samples of a node's users.
+
+        Args:
+            samples: as the request cuts them.
+            user_ids: of all users, those without samples included.
+        """
+
+
 @dataclass(frozen=True)
-class Embeddings:
+class FixedRecords:
     """Records that stay the same from round to round.
 
     Attributes:
@@ -46,22 +96,25 @@ class Embeddings:
     cohort: Cohort
     mapped: bool = False
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of this process's own memory."""
         arrays = (self.cohort.records, self.cohort.owners)
-        return sum(a.nbytes for a in arrays if a.flags.owndata or not self.mapped)
+        own = sum(a.nbytes for a in arrays if a.flags.owndata or not self.mapped)
+        if self.cohort.records.dtype == np.object_:
+            own += sum(map(sys.getsizeof, self.cohort.records))
+        return own
 
     def cohorts(
         self,
         ask: wire.Ask,  # noqa: ARG002 - the same whatever is asked
         chosen: npt.NDArray[np.bool_],
     ) -> Iterator[Cohort]:
-        """The embeddings of the users who take part."""
+        """The records of the users who take part."""
         yield self.cohort.select(chosen)
 
     @classmethod
-    def stored(cls, stored: StoredRecords) -> Embeddings:
+    def stored(cls, stored: StoredRecords) -> FixedRecords:
         """From the disk."""
         return cls(Cohort(stored.records, stored.owners, len(stored.user_ids)), mapped=True)
 
@@ -123,12 +176,12 @@ class EmbeddingSource:
         settings = (cut.max_tokens, cut.max_samples or 0, cut.seed, self.dimension, here)
         return content_key(self.fingerprint, settings, users.user_ids, users.owners, users.texts)
 
-    def find(self, key: str) -> Embeddings | None:
+    def find(self, key: str) -> FixedRecords | None:
         """Records that any process of the node has made before."""
         stored = None if self.store is None else self.store.find(key)
-        return None if stored is None else Embeddings.stored(stored)
+        return None if stored is None else FixedRecords.stored(stored)
 
-    def keep(self, key: str, records: Embeddings, user_ids: Sequence[str]) -> Embeddings:
+    def keep(self, key: str, records: FixedRecords, user_ids: Sequence[str]) -> FixedRecords:
         """Put records on the disk and give up the memory; as they are where that fails."""
         if self.store is None:
             return records
@@ -143,11 +196,11 @@ class EmbeddingSource:
         except DataError as error:
             logger.warning("%s They stay in the memory of this process.", error)
             return records
-        return Embeddings.stored(stored)
+        return FixedRecords.stored(stored)
 
     def read(
         self, samples: Samples, user_ids: Sequence[str], progress: Progress | None = None
-    ) -> Embeddings:
+    ) -> FixedRecords:
         """Embed samples, each distinct text once in the life of the cache.
 
         A sample without an embedding, or with one that is not finite, is left out.
@@ -168,4 +221,52 @@ class EmbeddingSource:
             unusable = np.unique(owners[~usable]).tolist()
             quarantine.note((user_ids[user] for user in unusable), records=int((~usable).sum()))
             records, owners = records[usable], owners[usable]
-        return Embeddings(Cohort(records, owners, len(user_ids)))
+        return FixedRecords(Cohort(records, owners, len(user_ids)))
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """The documents themselves, for questions that read text: no model, and no tokenizer."""
+
+    fingerprint: str = TEXT_FINGERPRINT
+    dimension: int = TEXT_DIMENSION
+    tokenizer: None = None
+
+    def read(self, samples: Samples, user_ids: Sequence[str]) -> FixedRecords:
+        """Keep the documents as they are."""
+        return FixedRecords(Cohort.of(samples.texts, samples.owners, len(user_ids)))
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """A tokenizer, for questions that read tokens of a model that is not trained.
+
+    Attributes:
+        tokenizer: a fast one.
+        fingerprint: of it.
+        max_tokens: most tokens of a sample.
+    """
+
+    tokenizer: Any
+    fingerprint: str
+    max_tokens: int
+
+    @property
+    def dimension(self) -> int:
+        """Tokens in the vocabulary, those that were added included."""
+        return int(self.tokenizer.get_vocab_size())
+
+    def read(self, samples: Samples, user_ids: Sequence[str]) -> FixedRecords:
+        """Turn samples into tokens; a sample that the tokenizer fails on is left out."""
+        found = quarantine.salvage(
+            samples.texts, lambda texts: token_ids(self.tokenizer, texts), probe=quarantine.PROBE
+        )
+        usable = np.array([ids is not None for ids in found], dtype=np.bool_)  # (n,)
+        if not usable.all():
+            owners = np.unique(samples.owners[~usable]).tolist()
+            quarantine.note((user_ids[user] for user in owners), records=int((~usable).sum()))
+        # A piece of a document may have more tokens than it had inside it.
+        tokens = [
+            np.array(ids[: self.max_tokens], dtype=np.int64) for ids in found if ids is not None
+        ]
+        return FixedRecords(Cohort.of(tokens, samples.owners[usable], len(user_ids)))

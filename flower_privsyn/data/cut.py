@@ -192,6 +192,19 @@ class Cut:
                 progress(len(part))
 
 
+def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of each text, special ones left out.
+
+    Args:
+        tokenizer: As for `Cut.samples`.
+        texts: The n texts.
+
+    Raises:
+        ConfigError: If the tokenizer is not a fast one.
+    """
+    return [list(encoding.ids) for encoding in _encode(tokenizer, list(texts))]
+
+
 def _cut(tokenizer: Any, documents: Sequence[str], max_tokens: int) -> list[list[str]]:
     """The samples of each document, in order."""
     encodings = _encode(tokenizer, list(documents))

@@ -9,6 +9,7 @@ from flower_privsyn.embedding.embedder import (
 )
 from flower_privsyn.embedding.salvage import embed_each
 from flower_privsyn.embedding.store import RecordStore, StoredRecords, content_key
+from flower_privsyn.embedding.tokens import load_tokenizer
 
 __all__ = [
     "Embedder",
@@ -22,5 +23,6 @@ __all__ = [
     "default_cache_directory",
     "embed_each",
     "load_embedder",
+    "load_tokenizer",
     "require_company",
 ]

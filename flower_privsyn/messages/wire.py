@@ -37,7 +37,7 @@ from flower_privsyn.privacy import (
     participation_of,
 )
 from flower_privsyn.privacy.grid import STEPS
-from flower_privsyn.queries import Broadcast, Query, TrainableModel
+from flower_privsyn.queries import READS, Broadcast, Query, Reads, TrainableModel
 
 PROTOCOL = 2
 PREPARE = "query.prepare"
@@ -95,9 +95,10 @@ class DataRequest:
     """How a node turns its text into records; the same in every round of a run.
 
     Attributes:
-        embedding_model: name or path of the embedding model.
+        embedding_model: name or path of the embedding model; where tokens are read and no model is
+            trained, of the model whose tokenizer cuts them; not looked at where text is read.
         embedding_precision: "float32" or "bfloat16".
-        max_tokens: length of one sample in tokens.
+        max_tokens: length of one sample in tokens; not looked at where text is read.
         max_samples: samples of one user that take part, or 0 for all of them.
         newer_than: ISO date; only text dated after it takes part; "" for all.
         held_out_fraction: share of users kept out of the run for evaluation.
@@ -106,6 +107,8 @@ class DataRequest:
         max_nodes_per_user: on how many nodes one user may be.
         trains: the language model whose updates are the records, cut by its own tokenizer; None
             where embeddings are, and the embedding model has the tokenizer.
+        reads: what the questions are about (`Query.reads`); where a model is trained always
+            "tokens".
     """
 
     embedding_model: str
@@ -117,6 +120,16 @@ class DataRequest:
     seed: int
     max_nodes_per_user: int = 1
     trains: TrainableModel | None = None
+    reads: Reads = "embeddings"
+
+    def __post_init__(self) -> None:
+        """Models are trained on tokens, and nobody has to say so."""
+        if self.trains is not None:
+            object.__setattr__(self, "reads", "tokens")
+
+    def suits(self, query: type[Query] | Query) -> bool:
+        """Whether the records of this request are what a question is about."""
+        return query.reads == self.reads and query.trains == (self.trains is not None)
 
     @property
     def cut(self) -> Cut:
@@ -126,7 +139,7 @@ class DataRequest:
             ConfigError: A value is out of range.
         """
         return Cut(
-            max_tokens=self.max_tokens,
+            max_tokens=None if self.reads == "text" else self.max_tokens,
             max_samples=self.max_samples or None,
             newer_than=self.newer_than,
             held_out_fraction=self.held_out_fraction,
@@ -140,8 +153,9 @@ class Roster:
 
     Attributes:
         num_users: users hosted; they form the public roster.
-        embedder: fingerprint of the model that makes the records.
-        dimension: numbers in a record: of an embedding, or the parameters that are trained.
+        embedder: fingerprint of the model that makes the records; `TEXT_FINGERPRINT` for text.
+        dimension: numbers in a record: of an embedding, or the parameters that are trained; tokens
+            in the vocabulary where tokens are read; `TEXT_DIMENSION` for text.
     """
 
     num_users: int
@@ -554,7 +568,10 @@ def _data_request(record: ConfigRecord) -> DataRequest:
         )
     try:
         trains = json.loads(str(record["trains"]))
-        if trains is None and not str(record["embedding-model"]):
+        reads = str(record["reads"])
+        if reads not in READS or (trains is not None and reads != "tokens"):
+            raise WireError("the request does not say what is read")
+        if trains is None and reads != "text" and not str(record["embedding-model"]):
             raise WireError("the request names no embedding model")
         return DataRequest(
             embedding_model=str(record["embedding-model"]),
@@ -566,6 +583,7 @@ def _data_request(record: ConfigRecord) -> DataRequest:
             seed=int(record["seed"]),  # type: ignore[arg-type]
             max_nodes_per_user=int(record["max-nodes-per-user"]),  # type: ignore[arg-type]
             trains=None if trains is None else TrainableModel.from_dict(trains),
+            reads=reads,  # type: ignore[arg-type]
         )
     except WireError:
         raise

@@ -18,11 +18,12 @@ from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import user_path
 from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import QUERIES
+from flower_privsyn.queries.known import is_query_name
 
 #: What stands for a policy that nobody wrote.
 DEFAULTS: Final = "the defaults"
 
-KNOWN_QUERIES: Final = tuple(query.name for query in QUERIES)
+BUNDLED_QUERIES: Final = tuple(query.name for query in QUERIES)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _EMBEDDING_MODELS = {"all-MiniLM-L6-v2": "", "sentence-transformers/all-MiniLM-L6-v2": ""}
 _TRAINED_MODELS = {"privsyn-lm": "", "privsyn-tiny": "", "privsyn-lstm": ""}
@@ -41,7 +42,8 @@ class NodePolicy:
             infinity for no limit.
         delta: Of that epsilon, strictly between 0 and 1.
         relation: Neighbouring relation of that epsilon, whatever relation a run claims.
-        queries: Names of the questions that are answered.
+        queries: Names of the questions that are answered; by default the bundled ones, so that
+            what an app or another package brings is answered only where the owner names it.
         servers: Names of the servers that may ask; empty for any. See :attr:`NodeGuard.server`.
         embedding_models: From the names a server may give to the SHA-256 of the model's files, or
             "" for whatever stands under the name.
@@ -60,7 +62,7 @@ class NodePolicy:
     max_epsilon: float = 10.0
     delta: float = 1e-6
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
-    queries: tuple[str, ...] = KNOWN_QUERIES
+    queries: tuple[str, ...] = BUNDLED_QUERIES
     servers: tuple[str, ...] = ()
     dataset: str = ""
     embedding_models: Mapping[str, str] = field(default_factory=lambda: dict(_EMBEDDING_MODELS))
@@ -99,8 +101,10 @@ class NodePolicy:
                 raise self._wrong(name, values, "a list of names")
             object.__setattr__(self, name, tuple(values))
         for query in self.queries:
-            if query not in KNOWN_QUERIES:
-                raise self._wrong("queries", query, f"some of {', '.join(KNOWN_QUERIES)}")
+            # Any name: the file is read where the apps that bring questions are not known. One
+            # that is misspelt allows nothing.
+            if not is_query_name(query):
+                raise self._wrong("queries", query, "names of questions, such as text_lengths")
         if not isinstance(self.dataset, str):
             raise self._wrong("dataset", self.dataset, "a name")
         for name in ("embedding_models", "trained_models"):
@@ -262,7 +266,8 @@ min-noise-multiplier = {policy.min_noise_multiplier!r}
 max-clip-norm = {policy.max_clip_norm!r}
 max-rounds = {policy.max_rounds}
 
-# Questions that are answered.
+# Questions that are answered. One that an app or another package brings is answered only where it
+# is named here.
 queries = {json.dumps(policy.queries)}
 
 # Servers that may ask, by the name that --node-config 'server="..."' gives the server of a

@@ -16,7 +16,15 @@ from flower_privsyn.queries.model_delta import (
     next_clip_norm,
 )
 from flower_privsyn.queries.nearest_neighbor import NearestNeighborHistogram, nearest_candidates
-from flower_privsyn.queries.query import Broadcast, Cohort, Query
+from flower_privsyn.queries.query import (
+    READS,
+    TEXT_DIMENSION,
+    TEXT_FINGERPRINT,
+    Broadcast,
+    Cohort,
+    Query,
+    Reads,
+)
 from flower_privsyn.queries.similarity import MeanSimilarity, expand_scores, project_scores
 
 #: Every question a client app answers. A new method adds its query here and nowhere else.
@@ -29,6 +37,9 @@ QUERIES: tuple[type[Query], ...] = (
 
 __all__ = [
     "QUERIES",
+    "READS",
+    "TEXT_DIMENSION",
+    "TEXT_FINGERPRINT",
     "Broadcast",
     "Cohort",
     "KernelMean",
@@ -36,6 +47,7 @@ __all__ = [
     "ModelDelta",
     "NearestNeighborHistogram",
     "Query",
+    "Reads",
     "TrainableModel",
     "bit_share",
     "expand_scores",

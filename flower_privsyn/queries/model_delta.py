@@ -21,7 +21,7 @@ import numpy as np
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import clip_rows, squared_norms
 from flower_privsyn.queries.once_per_array import all_finite
-from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, Query
+from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, Query, Reads
 
 _LARGEST = 1e12
 _TRAINABLE = ("full", "lora", "layers")
@@ -130,7 +130,8 @@ class ModelDelta(Query):
     """
 
     name: ClassVar[str] = "model_delta"
-    records: ClassVar[Literal["embeddings", "updates"]] = "updates"
+    reads: ClassVar[Reads] = "tokens"
+    trains: ClassVar[bool] = True
 
     clip_to: float
     bit_share: float = 0.0

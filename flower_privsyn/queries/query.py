@@ -7,9 +7,9 @@ the noise belongs to the mechanism and the network to the client app.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Final, Literal, Self, final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,14 @@ from flower_privsyn.queries.once_per_array import all_finite
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+#: What a record of a user can be.
+Reads = Literal["embeddings", "tokens", "text"]
+READS: Final[tuple[str, ...]] = get_args(Reads)
+
+#: What stands for a model's fingerprint, and for the numbers in a record, where records are text.
+TEXT_FINGERPRINT: Final = "text"
+TEXT_DIMENSION: Final = 1
 
 #: What the server sends to all users in a round: named arrays, public. Most queries are about
 #: "candidates", (m, d) float32.
@@ -39,20 +47,27 @@ class Cohort:
     """The records of the users that one node hosts.
 
     Attributes:
-        records: (n, d) float32, one row per record, grouped by user.
+        records: one entry per record, grouped by user. What it is, the query declares (`reads`):
+
+            "embeddings"  (n, d) float32, the embedding of a sample in each row;
+            "tokens"      (n,) object, the tokens of a sample in each: (k,) int64, k >= 0;
+            "text"        (n,) object, a document in each: str, never blank.
+
+            For a query that `trains` it is (n, parameters) float32, a user's update in each row.
         owners: (n,) int64, nondecreasing; the user of each row, in `range(num_users)`.
         num_users: users in the cohort, those without any record included.
     """
 
-    records: Float32Array
+    records: npt.NDArray[Any]
     owners: IntArray
     num_users: int
 
     def __post_init__(self) -> None:
         """Check the shapes and the order that every kernel relies on."""
-        if self.records.ndim != 2 or self.owners.shape != (len(self.records),):
+        shape = "(n,)" if self.records.dtype == np.object_ else "(n, d)"
+        if self.records.ndim != len(shape.split()) or self.owners.shape != (len(self.records),):
             raise ValueError(
-                f"records must be (n, d) and owners (n,); got {self.records.shape} and "
+                f"records must be {shape} and owners (n,); got {self.records.shape} and "
                 f"{self.owners.shape}"
             )
         if len(self.owners) and (
@@ -61,6 +76,20 @@ class Cohort:
             or bool(np.any(self.owners[1:] < self.owners[:-1]))
         ):
             raise ValueError(f"owners must be nondecreasing and in range({self.num_users})")
+
+    @classmethod
+    def of(cls, records: Sequence[Any], owners: Sequence[int] | IntArray, num_users: int) -> Self:
+        """The cohort of records of unequal lengths: texts, or arrays of tokens.
+
+        Args:
+            records: the n records.
+            owners: (n,) whose they are, nondecreasing.
+            num_users: users in the cohort.
+        """
+        held = np.empty(len(records), dtype=np.object_)
+        for place, record in enumerate(records):  # all at once, equal lengths would be a matrix
+            held[place] = record
+        return cls(held, np.asarray(owners, dtype=np.int64), num_users)
 
     def select(self, users: npt.NDArray[np.bool_]) -> Cohort:
         """Return the cohort of the users where the (num_users,) mask is true."""
@@ -106,8 +135,13 @@ class Query(ABC):
 
     name: ClassVar[str]
 
-    #: What a record of the cohort is: the embedding of a text, or a user's update of a model.
-    records: ClassVar[Literal["embeddings", "updates"]] = "embeddings"
+    #: What the node makes of its users' text for this question: embeddings of samples, tokens of
+    #: samples, or the documents as they are. Without embeddings no node loads an embedding model.
+    reads: ClassVar[Reads] = "embeddings"
+
+    #: Whether the node trains the model that was broadcast on each user's tokens, and the records
+    #: that `statistic` gets are the updates: what `ModelDelta` asks, and its subclasses.
+    trains: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that replaces the clipping."""
@@ -155,7 +189,8 @@ class Query(ABC):
 
         Args:
             broadcast: what the server sent.
-            dimension: of the users' records.
+            dimension: of the users' records: numbers in an embedding or in an update, tokens in
+                the vocabulary, 1 for text.
 
         Raises:
             ValueError: an array is missing, not finite, or of the wrong shape.
@@ -179,7 +214,7 @@ class Query(ABC):
         """What each user would answer without clipping: the paper's formula.
 
         Args:
-            cohort: the users; already capped at `max_records`, all records finite.
+            cohort: the users; already capped at `max_records`, all rows finite.
             broadcast: public; has passed `check`.
 
         Returns:
@@ -190,9 +225,9 @@ class Query(ABC):
     def contribution(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """What each user sends: the statistic, clipped to `clip_norm` and rounded toward zero.
 
-        Records that are not finite count for nothing. A statistic that is not finite becomes the
-        zero vector. Rounding toward zero to `GRID` never enlarges a norm, and sums of grid points
-        are exact, so a total does not depend on how users are dealt to nodes.
+        Embeddings and updates that are not finite count for nothing. A statistic that is not finite
+        becomes the zero vector. Rounding toward zero to `GRID` never enlarges a norm, and sums of
+        grid points are exact, so a total does not depend on how users are dealt to nodes.
 
         Args:
             cohort: the users.
@@ -265,8 +300,9 @@ class Query(ABC):
         return cls(**named)
 
     def _usable(self, cohort: Cohort) -> Cohort:
-        """Drop records that are not finite, then apply the cap."""
-        finite = np.isfinite(cohort.records).all(axis=1)
-        if not finite.all():
-            cohort = Cohort(cohort.records[finite], cohort.owners[finite], cohort.num_users)
+        """Drop rows that are not finite, then apply the cap."""
+        if cohort.records.dtype != np.object_:
+            finite = np.isfinite(cohort.records).all(axis=1)
+            if not finite.all():
+                cohort = Cohort(cohort.records[finite], cohort.owners[finite], cohort.num_users)
         return cohort if self.max_records is None else cohort.cap(self.max_records)

@@ -71,7 +71,7 @@ class TestFile:
             ("delta = 0", "delta must be"),
             ('relation = "friends"', "relation must be one of \"zero-out\".* got 'friends'"),
             ('queries = "kernel_mean"', "queries must be a list of names"),
-            ('queries = ["votes"]', "queries must be some of nearest_neighbor_histogram.*'votes'"),
+            ('queries = ["My Votes"]', "queries must be names of questions.*'My Votes'"),
             ("servers = [7]", "servers must be a list of names, got"),
             ("dataset = 7", "dataset must be a name, got 7"),
             ('embedding-models = ["e5"]', "embedding-models must be a table"),

@@ -1,0 +1,498 @@
+"""Questions that read text, tokens or embeddings, and questions from outside the package."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import wire
+from flower_privsyn.node import NodePolicy
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism, quarantine
+from flower_privsyn.queries import (
+    Broadcast,
+    Cohort,
+    ModelDelta,
+    NearestNeighborHistogram,
+    Query,
+    Reads,
+    TrainableModel,
+    known,
+)
+from flower_privsyn.testing import (
+    HashEmbedder,
+    LoopbackGrid,
+    check_query,
+    flower_identity,
+    hash_embedder,
+    random_cohort,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLengths(Query):
+    """How many of a user's documents have so many characters."""
+
+    name: ClassVar[str] = "text_lengths"
+    reads: ClassVar[Reads] = "text"
+
+    bins: int = 4
+    width: int = 10
+
+    @property
+    def clip_norm(self) -> float:
+        return 3.0
+
+    def check(self, broadcast: Broadcast, *, dimension: int) -> None:
+        if broadcast:
+            raise ValueError("text_lengths is asked about nothing but text")
+
+    def answer_length(self, broadcast: Broadcast) -> int:
+        return self.bins
+
+    def statistic(self, cohort: Cohort, broadcast: Broadcast) -> np.ndarray[Any, Any]:
+        counts = np.zeros((cohort.num_users, self.bins))
+        lengths = np.array([len(text) for text in cohort.records], dtype=np.int64)
+        places = np.minimum(lengths // self.width, self.bins - 1)
+        np.add.at(counts, (cohort.owners, places), 1.0)
+        return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCounts(TextLengths):
+    """How often a user writes each of the first tokens of the vocabulary."""
+
+    name: ClassVar[str] = "token_counts"
+    reads: ClassVar[Reads] = "tokens"
+
+    def statistic(self, cohort: Cohort, broadcast: Broadcast) -> np.ndarray[Any, Any]:
+        counts = np.zeros((cohort.num_users, self.bins))
+        for owner, tokens in zip(cohort.owners, cohort.records, strict=True):
+            counts[owner] += np.bincount(tokens, minlength=self.bins)[: self.bins]
+        return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picky(TextLengths):
+    """Fails on one user's text."""
+
+    name: ClassVar[str] = "picky"
+
+    def statistic(self, cohort: Cohort, broadcast: Broadcast) -> np.ndarray[Any, Any]:
+        if any("boom" in text for text in cohort.records):
+            raise RuntimeError("boom")
+        return super().statistic(cohort, broadcast)
+
+
+REQUEST = wire.DataRequest(
+    embedding_model="",
+    embedding_precision="float32",
+    max_tokens=3,
+    max_samples=0,
+    newer_than="",
+    held_out_fraction=0.0,
+    seed=0,
+    reads="text",
+)
+
+
+def load(where: Context) -> Users:
+    rows = [
+        ("a", "short"),
+        ("a", "a text of some words, longer"),
+        ("b", "x" * 99),
+        ("c", ""),
+        ("d", "nul\0"),
+    ]
+    rows += [("e", "12345678901")] * 5
+    return Users.from_rows(rows)
+
+
+def no_embedder(name: str, precision: str) -> HashEmbedder:
+    raise AssertionError("an embedder was asked for")
+
+
+def ask_node(
+    app: ClientApp,
+    query: Query,
+    data: wire.DataRequest = REQUEST,
+    *,
+    broadcast: Broadcast | None = None,
+    node: dict[str, Any] | None = None,
+    is_simulation: bool = True,
+) -> tuple[Message, Message]:
+    """A node's replies to the roll call and to a question."""
+    grid = LoopbackGrid(
+        app, num_nodes=1, node_configs=[node or {}], is_simulation=is_simulation, run_id=2**40
+    )
+    ask = wire.Ask(
+        round_number=1,
+        query=query,
+        broadcast=broadcast or {},
+        data=data,
+        sampling=FullParticipation(),
+        sampling_key=bytes(32),
+        mechanism=GaussianMechanism(noise_multiplier=5.0, l2_sensitivity=query.clip_norm),
+        num_rounds=1,
+    )
+    record = wire.broadcast_record(ask.broadcast, precision="float16")
+    plan = wire.Plan(queries=(query.name,))
+    (prepared,) = grid.send_and_receive(
+        [Message(wire.pack_prepare(data, plan=plan), 1, wire.PREPARE)]
+    )
+    (answered,) = grid.send_and_receive(
+        [Message(wire.pack_ask(ask, record), 1, wire.message_type(query))]
+    )
+    return prepared, answered
+
+
+@pytest.fixture(autouse=True)
+def identity() -> Iterator[None]:
+    with flower_identity():
+        yield
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> ClientApp:
+    return create_client_app(
+        load,
+        embedder=no_embedder,
+        cache_directory=tmp_path / "cache",
+        queries=[TextLengths, TokenCounts, Picky],
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A model folder with a tokenizer, and nothing to embed with."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tokenizer = HashEmbedder().tokenizer
+    tokenizer.add_tokens(["court", "tax"])
+    tokenizer.enable_truncation(1)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+class TestText:
+    def test_a_question_about_whole_documents(self, app: ClientApp, tmp_path: Path) -> None:
+        prepared, answered = ask_node(app, TextLengths())
+        assert wire.unpack_roster(prepared) == wire.Roster(
+            num_users=5, embedder="text", dimension=1
+        )
+        answer = wire.unpack_answer(answered, length=4, roster_users=5, bound=3.0)
+        # Of five equal texts three count: the norm of what a user adds is at most 3.
+        np.testing.assert_allclose(answer.total, [1.0, 3.0, 1.0, 1.0], atol=1e-8)
+        assert answer.num_users == 5
+        assert not list((tmp_path / "cache").rglob("*.npy"))
+
+    def test_at_most_so_many_documents_of_a_user(self, app: ClientApp) -> None:
+        _, answered = ask_node(app, TextLengths(), replace(REQUEST, max_samples=1))
+        answer = wire.unpack_answer(answered, length=4, roster_users=5, bound=3.0)
+        assert answer.total.sum() == 3.0
+        assert answer.total[1] == 1.0
+
+    def test_a_user_whose_text_breaks_the_question_adds_zero(self, tmp_path: Path) -> None:
+        rows = [("a", "fine"), ("b", "boom"), ("c", "as well")]
+        app = create_client_app(
+            lambda where: Users.from_rows(rows),
+            cache_directory=tmp_path,
+            queries=[Picky],
+        )
+        _, answered = ask_node(app, Picky())
+        answer = wire.unpack_answer(answered, length=4, roster_users=3, bound=3.0)
+        assert answer.total.tolist() == [2.0, 0.0, 0.0, 0.0]
+        assert answer.num_users == 3
+
+    def test_no_model_library_is_imported(self, tmp_path: Path) -> None:
+        script = f"""
+import sys
+from pathlib import Path
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.testing import flower_identity
+from tests.client_apps.test_reads import TextLengths, ask_node, load
+with flower_identity():
+    app = create_client_app(load, cache_directory=Path({str(tmp_path)!r}), queries=[TextLengths])
+    _, answered = ask_node(app, TextLengths())
+assert answered.has_content(), answered.error
+heavy = {{"torch", "transformers", "sentence_transformers", "tokenizers"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    @pytest.mark.parametrize(
+        ("query", "reads"), [(TextLengths(), "text"), (TokenCounts(), "tokens")]
+    )
+    def test_public_helpers(self, query: Query, reads: Reads) -> None:
+        cohort = random_cohort(num_users=40, max_records=6, dimension=9, seed=3, reads=reads)
+        assert len(cohort.records) > 40
+        check_query(query, cohort, {})
+        half = np.arange(40) % 2 == 0
+        assert query.contribution(cohort, {})[half].tolist() == (
+            query.contribution(cohort.select(half), {}).tolist()
+        )
+        assert len(cohort.cap(1).records) == len(set(cohort.owners.tolist()))
+        assert sum(len(block.records) for block in cohort.blocks(7)) == len(cohort.records)
+
+
+class TestTokens:
+    def test_a_question_about_tokens(self, model: str, tmp_path: Path) -> None:
+        rows = [("a", "court tax other"), ("b", "tax tax tax tax other tax")]
+        app = create_client_app(
+            lambda where: Users.from_rows(rows),
+            embedder=no_embedder,
+            cache_directory=tmp_path / "cache",
+            queries=[TokenCounts],
+        )
+        data = replace(REQUEST, reads="tokens", embedding_model=model, max_tokens=64)
+        prepared, answered = ask_node(app, TokenCounts(bins=3), data)
+        roster = wire.unpack_roster(prepared)
+        assert roster.embedder.startswith("tokens-")
+        assert roster.dimension == 3
+        answer = wire.unpack_answer(answered, length=3, roster_users=2, bound=3.0)
+        np.testing.assert_allclose(
+            answer.total, [1 + 3 / 26**0.5, 1.0, 1 + 15 / 26**0.5], atol=1e-6
+        )
+
+    def test_a_tokenizer_that_is_not_there(self, app: ClientApp, tmp_path: Path) -> None:
+        data = replace(REQUEST, reads="tokens", embedding_model=str(tmp_path))
+        prepared, _ = ask_node(app, TokenCounts(), data)
+        assert prepared.error.code == wire.ClientErrorCode.EMBEDDER_UNAVAILABLE
+
+    def test_a_text_that_the_tokenizer_fails_on_is_left_out(self) -> None:
+        from flower_privsyn.client_apps.records import TokenSource
+        from flower_privsyn.data import Samples
+
+        class Breaks:
+            truncation = padding = None
+
+            def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
+                if "boom" in texts:
+                    raise RuntimeError
+                return HashEmbedder().tokenizer.encode_batch(texts)
+
+        source = TokenSource(Breaks(), "tokens-1", max_tokens=2)
+        samples = Samples(texts=["a b c", "boom", "d"], owners=np.array([0, 0, 1]), num_users=2)
+        with quarantine.counting() as tally:
+            cohort = source.read(samples, ["x", "y"]).cohort
+        assert [tokens.tolist() for tokens in cohort.records] == [[0, 0], [0]]
+        assert cohort.owners.tolist() == [0, 1]
+        assert (tally.records, tally.users) == (1, {"x"})
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("query", "reads"),
+        [
+            (TextLengths(), "embeddings"),
+            (TextLengths(), "tokens"),
+            (NearestNeighborHistogram(), "text"),
+        ],
+    )
+    def test_a_question_about_something_else(
+        self, app: ClientApp, query: Query, reads: Reads, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        data = replace(REQUEST, reads=reads, embedding_model="m")
+        for reply in ask_node(app, query, data):
+            assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
+        assert f"{query.name} is not asked about {reads}" in caplog.text
+
+    def test_one_of_several_questions_may_be_about_something_else(self, app: ClientApp) -> None:
+        grid = LoopbackGrid(app, num_nodes=1)
+        plan = wire.Plan(queries=("token_counts", "text_lengths"))
+        (reply,) = grid.send_and_receive(
+            [Message(wire.pack_prepare(REQUEST, plan=plan), 1, wire.PREPARE)]
+        )
+        assert wire.unpack_roster(reply).num_users == 5
+
+    def test_an_app_without_the_question(self, tmp_path: Path) -> None:
+        app = create_client_app(load, embedder=no_embedder, cache_directory=tmp_path)
+        grid = LoopbackGrid(app, num_nodes=1)
+        plan = wire.Plan(queries=("text_lengths",))
+        (reply,) = grid.send_and_receive(
+            [Message(wire.pack_prepare(REQUEST, plan=plan), 1, wire.PREPARE)]
+        )
+        assert reply.error.code == wire.ClientErrorCode.UNKNOWN_QUERY
+
+    def test_what_is_read_is_said_by_the_request(self) -> None:
+        trained = replace(REQUEST, trains=TrainableModel(name="m"))
+        assert trained.reads == "tokens"
+        assert trained.suits(ModelDelta)
+        assert not trained.suits(TokenCounts)
+        assert not replace(REQUEST, reads="tokens").suits(ModelDelta)
+        record = wire.pack_prepare(REQUEST).config_records["privsyn.request"]
+        assert record["reads"] == "text"
+        for value in ("updates", ""):
+            content = wire.pack_prepare(REQUEST)
+            content.config_records["privsyn.request"]["reads"] = value
+            with pytest.raises(wire.WireError, match="does not say what is read"):
+                wire.unpack_prepare(Message(content, 1, wire.PREPARE))
+
+
+class TestTheOwnersWord:
+    def test_a_default_policy_allows_the_bundled_questions_alone(
+        self, app: ClientApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        monkeypatch.setenv("PRIVSYN_NODE_LEDGERS", str(tmp_path / "ledgers"))
+        assert set(NodePolicy().queries).isdisjoint({"text_lengths", "token_counts"})
+        for reply in ask_node(app, TextLengths(), is_simulation=False):
+            assert reply.error.code == wire.ClientErrorCode.NOT_ALLOWED
+
+    def test_a_question_that_the_owner_names(
+        self, app: ClientApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PRIVSYN_NODE_LEDGERS", str(tmp_path / "ledgers"))
+        policy = tmp_path / "policy.toml"
+        policy.write_text('queries = ["text_lengths"]\nmax-epsilon = 10.0\n')
+        node = {"policy": str(policy)}
+        prepared, answered = ask_node(app, TextLengths(), node=node, is_simulation=False)
+        assert prepared.has_content()
+        assert answered.has_content()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameName(TextLengths):
+    """Another question of a bundled name."""
+
+    name: ClassVar[str] = NearestNeighborHistogram.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadName(TextLengths):
+    name: ClassVar[str] = "prepare"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadReads(TextLengths):
+    reads: ClassVar[Any] = "pictures"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trains(TextLengths):
+    trains: ClassVar[bool] = True
+
+
+class Undecorated(TextLengths):
+    name: ClassVar[str] = "undecorated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abstract(Query):
+    name: ClassVar[str] = "abstract"
+
+
+class TestOwnQueries:
+    @pytest.mark.parametrize(
+        ("queries", "words"),
+        [
+            ([SameName], 'two questions are called "nearest_neighbor_histogram": .*:SameName'),
+            ([TextLengths, TextLengths], 'two questions are called "text_lengths"'),
+            ([NearestNeighborHistogram], "two questions are called"),
+            ([BadName], "BadName must have a name of small letters.*got 'prepare'"),
+            ([BadReads], "BadReads: reads must be one of .*got 'pictures'"),
+            ([Trains], "Trains trains: it must be a subclass of ModelDelta"),
+            ([Undecorated], "Undecorated must be decorated with @dataclass"),
+            ([Abstract], "Abstract is abstract: it does not give clip_norm, statistic"),
+            ([TextLengths()], "must be subclasses of flower_privsyn.queries.Query"),
+            ([int], "must be subclasses of flower_privsyn.queries.Query"),
+        ],
+    )
+    def test_refused_when_the_app_is_made(self, queries: list[Any], words: str) -> None:
+        with pytest.raises(ConfigError, match=words):
+            create_client_app(load, queries=queries)
+
+
+class TestPackages:
+    @pytest.fixture
+    def install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        """Put a distribution with entry points where Python looks for them."""
+        folder = tmp_path / "packages"
+        folder.mkdir()
+        monkeypatch.syspath_prepend(str(folder))
+
+        def add(package: str, **queries: str) -> None:
+            about = folder / f"{package}-1.0.dist-info"
+            about.mkdir()
+            (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+            lines = [f"{name} = {place}" for name, place in queries.items()]
+            (about / "entry_points.txt").write_text(
+                "\n".join([f"[{known.QUERY_GROUP}]", *lines, ""])
+            )
+            importlib.invalidate_caches()
+            known._offered.cache_clear()
+
+        yield add
+        known._offered.cache_clear()
+
+    def test_a_package_offers_a_question(self, install: Any, tmp_path: Path) -> None:
+        install("lengths", text_lengths=f"{__name__}:TextLengths")
+        app = create_client_app(load, cache_directory=tmp_path)
+        _, answered = ask_node(app, TextLengths())
+        assert answered.has_content()
+        # And an app that brings it too asks the same one.
+        create_client_app(load, queries=[TextLengths])
+
+    def test_a_broken_one_is_told_when_it_is_asked(
+        self, install: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        install(
+            "broken",
+            text_lengths="no_such_module:TextLengths",
+            picky=f"{__name__}:TextLengths",
+            token_counts=f"{__name__}:Abstract",
+        )
+        app = create_client_app(load, cache_directory=tmp_path)
+        assert not caplog.text
+        for query, words in (
+            (TextLengths(), "No module named 'no_such_module'"),
+            (Picky(), 'calls itself "text_lengths"'),
+            (TokenCounts(), "Abstract is abstract"),
+        ):
+            for reply in ask_node(app, query):
+                assert reply.error.code == wire.ClientErrorCode.UNKNOWN_QUERY
+            assert f'the query "{query.name}" that the package broken offers' in caplog.text
+            assert words in caplog.text
+
+    def test_names_that_stand_for_two_questions(self, install: Any) -> None:
+        install("clash", kernel_mean=f"{__name__}:TextLengths")
+        with pytest.raises(ConfigError, match='"kernel_mean": .* and .*:TextLengths of clash'):
+            create_client_app(load)
+
+    def test_an_app_and_a_package(self, install: Any) -> None:
+        install("clash", text_lengths=f"{__name__}:Other")
+        create_client_app(load)
+        with pytest.raises(ConfigError, match=r'"text_lengths": .* and .*:Other of clash'):
+            create_client_app(load, queries=[TextLengths])
+
+    def test_a_name_that_is_none(self, install: Any, caplog: pytest.LogCaptureFixture) -> None:
+        install("odd", **{"Text-Lengths": f"{__name__}:TextLengths"})
+        create_client_app(load)
+        assert 'the package odd offers the query "Text-Lengths"' in caplog.text
+
+
+def test_text_and_embeddings_of_one_app(tmp_path: Path) -> None:
+    app = create_client_app(
+        load, embedder=hash_embedder, cache_directory=tmp_path, queries=[TextLengths]
+    )
+    query = NearestNeighborHistogram(max_samples=2)
+    data = replace(REQUEST, reads="embeddings", embedding_model="m", max_tokens=64, max_samples=2)
+    candidates = HashEmbedder().embed(["short", "court"])
+    _, voted = ask_node(app, query, data, broadcast={"candidates": candidates})
+    _, counted = ask_node(app, TextLengths())
+    assert wire.unpack_answer(voted, length=2, roster_users=5, bound=2.0).total.sum() > 0
+    lengths = wire.unpack_answer(counted, length=4, roster_users=5, bound=3.0)
+    np.testing.assert_allclose(lengths.total, [1.0, 3.0, 1.0, 1.0], atol=1e-8)
