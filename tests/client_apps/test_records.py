@@ -271,6 +271,7 @@ class TestMemory:
             load_embedder=hash_embedder,
             cache_directory=tmp_path,
             trainer=None,
+            queries={},
             random=None,  # type: ignore[arg-type]
         )
         copied = node._prepared(REQUEST, context(population, run=RUN + 1), NodeGuard(None, {}))
@@ -288,6 +289,7 @@ class TestMemory:
             load_embedder=hash_embedder,
             cache_directory=tmp_path,
             trainer=None,
+            queries={},
             random=None,  # type: ignore[arg-type]
         )
         for number in range(4):
