@@ -22,14 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.evaluation.neighbors import library
 from flower_privsyn.evaluation.result import NotPrivate
 
 IntArray = npt.NDArray[np.int64]
 
 _WORD = re.compile(r"\w+")
 
-#: Candidate pairs held at a time.
-_PAIRS = 2**22
+#: Synthetic texts whose partners are looked for at a time, and pairs that are compared at a time.
+_ROWS = 1024
+_PAIRS = 2**18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,81 +164,44 @@ def _near(
     set stand in one common order, the first |S| - ceil(t |S|) + 1 of the one and of the other have
     one in common; with the rarest first, few other pairs do.
     """
+    sparse = library("scipy.sparse")
     found = np.zeros(len(rows), dtype=np.bool_)
-    shingles, sizes = _shingle_sets([*rows, *others], width)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    first_other = len(rows)
-    prefix = np.where(sizes > 0, sizes - np.ceil(threshold * sizes - 1e-9) + 1, 0).astype(np.int64)
-    place = np.arange(len(shingles)) - np.repeat(starts[:-1], sizes)
-    owners = np.repeat(np.arange(len(sizes)), sizes)
-    early = place < np.repeat(prefix, sizes)
-    keys, holders = shingles[early], owners[early]
-    mine = holders < first_other
-    by_key = np.argsort(keys[~mine], kind="stable")
-    other_keys, other_holders = keys[~mine][by_key], holders[~mine][by_key]
-    low = np.searchsorted(other_keys, keys[mine], side="left")
-    high = np.searchsorted(other_keys, keys[mine], side="right")
-    counts, searchers = high - low, holders[mine]
-    bounds = np.concatenate([[0], np.cumsum(counts)])
-    start = 0
-    while start < len(counts):
-        # As many prefix entries as fill one block of candidate pairs, and at least one.
-        stop = int(np.searchsorted(bounds, bounds[start] + _PAIRS, side="right")) - 1
-        stop = min(max(stop, start + 1), len(counts))
-        many = counts[start:stop]
-        offsets = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
-        left = np.repeat(searchers[start:stop], many)
-        right = other_holders[np.repeat(low[start:stop], many) + offsets]
-        start = stop
+    keys, owners = _shingles([*rows, *others], width)
+    # Numbered by frequency, ties by key: one order for all sets.
+    ranks = np.empty(int(keys.max(initial=-1)) + 1, dtype=np.int64)
+    ranks[np.argsort(np.bincount(keys), kind="stable")] = np.arange(len(ranks))
+    sets = sparse.csr_array(
+        (np.ones(len(keys), dtype=np.int64), (owners, ranks[keys])),
+        shape=(len(rows) + len(others), len(ranks)),
+    )
+    sets.data[:] = 1  # a shingle that a text repeats was counted
+    sizes = np.diff(sets.indptr)
+    # Columns are sorted in every row: the rarest shingles stand first.
+    prefix = np.where(sizes > 0, sizes - np.ceil(threshold * sizes - 1e-9) + 1, 0)
+    early = np.arange(sets.nnz) - np.repeat(sets.indptr[:-1], sizes) < np.repeat(prefix, sizes)
+    rare = sets.copy()
+    rare.data = early.astype(np.int64)
+    rare.eliminate_zeros()
+    mine, theirs = rare[: len(rows)], rare[len(rows) :].T.tocsr()
+    for start in range(0, len(rows), _ROWS):
+        left, right = (mine[start : start + _ROWS] @ theirs).nonzero()
+        left, right = left + start, right + len(rows)
         # A set cannot be similar to one of quite another size.
-        fits = np.minimum(sizes[left], sizes[right]) >= threshold * np.maximum(
-            sizes[left], sizes[right]
-        )
-        fits &= ~found[left]
-        pairs = np.unique(left[fits] * len(sizes) + right[fits])
-        left, right = np.divmod(pairs, len(sizes))
-        common = _intersections(shingles, starts, sizes, left, right)
-        union = sizes[left] + sizes[right] - common
-        found[left[common >= threshold * union - 1e-9]] = True
+        small, large = np.sort([sizes[left], sizes[right]], axis=0)
+        fits = np.flatnonzero(small >= threshold * large)
+        for part in np.array_split(fits, len(fits) // _PAIRS + 1):
+            one, other = left[part], right[part]
+            common = sets[one].multiply(sets[other]).sum(axis=1)
+            union = sizes[one] + sizes[other] - common
+            found[one[common >= threshold * union - 1e-9]] = True
     return found
 
 
-def _shingle_sets(rows: Sequence[IntArray], width: int) -> tuple[IntArray, IntArray]:
-    """The distinct shingles of every row, rarest first, one row after the other; and how many."""
+def _shingles(rows: Sequence[IntArray], width: int) -> tuple[IntArray, IntArray]:
+    """The shingles of all rows as numbers, and the row of each; a short row is one shingle."""
     keys, owners = _grams(rows, width)
     short = [index for index, row in enumerate(rows) if 0 < len(row) < width]
     numbers: dict[bytes, int] = {}
     after = int(keys.max(initial=-1)) + 1
     whole = [after + numbers.setdefault(rows[index].tobytes(), len(numbers)) for index in short]
-    keys = np.concatenate([keys, np.array(whole, dtype=np.int64)])
-    owners = np.concatenate([owners, np.array(short, dtype=np.int64)])
-    space = int(keys.max(initial=-1)) + 1
-    distinct = np.unique(owners * max(1, space) + keys)
-    owners, keys = np.divmod(distinct, max(1, space))
-    frequencies = np.bincount(keys, minlength=space)
-    # Numbered by frequency, ties by key: one order for all sets.
-    ranks = np.empty(space, dtype=np.int64)
-    ranks[np.argsort(frequencies, kind="stable")] = np.arange(space)
-    order = np.lexsort((ranks[keys], owners))
-    return ranks[keys][order], np.bincount(owners, minlength=len(rows))
-
-
-def _intersections(
-    shingles: IntArray, starts: IntArray, sizes: IntArray, left: IntArray, right: IntArray
-) -> IntArray:
-    """How many shingles the sets of each pair have in common, (pairs,)."""
-    common = np.zeros(len(left), dtype=np.int64)
-    space = int(shingles.max(initial=0)) + 1
-    step = max(1, _PAIRS // max(1, int(sizes.max(initial=1))))
-    for begin in range(0, len(left), step):
-        part = slice(begin, begin + step)
-        numbers = np.arange(len(left[part]))
-        entries = []
-        for side in (left[part], right[part]):
-            many = sizes[side]
-            offsets = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
-            values = shingles[np.repeat(starts[side], many) + offsets]
-            entries.append(np.repeat(numbers, many) * space + values)
-        both = np.intersect1d(entries[0], entries[1], assume_unique=True)
-        common[part] = np.bincount(both // space, minlength=len(numbers))
-    return common
+    return np.append(keys, np.array(whole, dtype=np.int64)), np.append(owners, short).astype(int)

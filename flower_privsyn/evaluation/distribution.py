@@ -17,22 +17,23 @@ Papers:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.evaluation.neighbors import (
+    Float64Array,
+    library,
+    neighbor_distances,
+    squared_distances,
+)
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.queries import median_bandwidth
 
 Matrix = npt.NDArray[Any]
-Float64Array = npt.NDArray[np.float64]
-
-#: Numbers in one block of pairwise distances.
-_BLOCK_NUMBERS = 2**23
 
 #: Two squared distances of unit vectors closer than this are equal up to the rounding of a product.
 _ROUNDING = 1e-12
@@ -233,8 +234,8 @@ def precision_recall(synthetic: Matrix, private: Matrix, *, neighbors: int = 3) 
         raise ConfigError(f"neighbors must be a whole number >= 1, got {neighbors}")
     first, second = _checked(synthetic, private, least=neighbors + 1)
     return PrecisionRecall(
-        precision=_share_inside(first, second, _radii(second, neighbors)),
-        recall=_share_inside(second, first, _radii(first, neighbors)),
+        precision=_share_inside(first, second, neighbors),
+        recall=_share_inside(second, first, neighbors),
         neighbors=neighbors,
         synthetic_texts=len(first),
         private_texts=len(second),
@@ -416,34 +417,15 @@ def _draw(rows: Float64Array, share: float, generator: np.random.Generator) -> F
     return rows[generator.permutation(len(rows))[: max(2, round(share * len(rows)))]]
 
 
-def _squared_distances(
-    points: Float64Array, targets: Float64Array
-) -> Iterator[tuple[slice, Float64Array]]:
-    """Blocks of squared Euclidean distances, (rows, targets), never the whole matrix."""
-    squares = np.einsum("td,td->t", targets, targets)
-    step = max(1, _BLOCK_NUMBERS // len(targets))
-    for start in range(0, len(points), step):
-        block = points[start : start + step]
-        distances = np.einsum("rd,rd->r", block, block)[:, None] + squares
-        distances -= 2.0 * (block @ targets.T)
-        yield slice(start, start + len(block)), np.maximum(distances, 0.0, out=distances)
-
-
-def _radii(centres: Float64Array, neighbors: int) -> Float64Array:
-    """Squared distance of every row to its k-th neighbour among the others, (n,)."""
-    radii = np.empty(len(centres))
-    for rows, distances in _squared_distances(centres, centres):
-        # The row itself is one of the rows, at distance zero.
-        radii[rows] = np.partition(distances, neighbors, axis=1)[:, neighbors]
-    return radii
-
-
-def _share_inside(points: Float64Array, centres: Float64Array, radii: Float64Array) -> float:
+def _share_inside(points: Float64Array, centres: Float64Array, neighbors: int) -> float:
+    """Share of the points inside the ball of a centre, which reaches to its k-th neighbour."""
+    radii = neighbor_distances(centres, neighbors, metric="sqeuclidean")
     largest = max(np.abs(points).max(), np.abs(centres).max())
     slack = _ROUNDING * max(1.0, points.shape[1] * largest**2)
-    inside = 0
-    for _, distances in _squared_distances(points, centres):
-        inside += int((distances <= radii + slack).any(axis=1).sum())
+    inside = sum(
+        int((distances <= radii + slack).any(axis=1).sum())
+        for distances in squared_distances(points, centres)
+    )
     return inside / len(points)
 
 
@@ -451,34 +433,25 @@ def _kernel_sums(
     points: Float64Array, targets: Float64Array, bandwidth: float
 ) -> tuple[Float64Array, Float64Array]:
     """Sums of the kernel for each point over the targets, and the other way round."""
-    by_point = np.zeros(len(points))
-    by_target = np.zeros(len(targets))
-    for rows, distances in _squared_distances(points, targets):
-        distances *= -0.5 / bandwidth**2
-        values = np.exp(distances, out=distances)
-        by_point[rows] = values.sum(axis=1)
+    by_point, by_target = [], np.zeros(len(targets))
+    for distances in squared_distances(points, targets):
+        values = np.exp(distances * (-0.5 / bandwidth**2))
+        by_point.append(values.sum(axis=1))
         by_target += values.sum(axis=0)
-    return by_point, by_target
+    return np.concatenate(by_point), by_target
 
 
 def _quantise(rows: Float64Array, clusters: int, seed: int) -> npt.NDArray[np.int64]:
-    try:
-        from sklearn.cluster import KMeans
-        from sklearn.decomposition import PCA
-    except ImportError as error:
-        raise MissingExtraError(
-            "MAUVE needs scikit-learn: pip install 'flower-privsyn[evaluation]'"
-        ) from error
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(norms > 0, norms, 1.0)
     distinct = len(np.unique(unit.round(9), axis=0))
     if distinct == 1:
         return np.zeros(len(rows), dtype=np.int64)
-    projection = PCA(svd_solver="full").fit(unit)
+    projection = library("sklearn.decomposition").PCA(svd_solver="full").fit(unit)
     held = np.cumsum(projection.explained_variance_ratio_)
     kept = int(np.searchsorted(held, _VARIANCE_KEPT)) + 1
     projected = projection.transform(unit)[:, :kept]
-    means = KMeans(
+    means = library("sklearn.cluster").KMeans(
         n_clusters=min(clusters, distinct), n_init=5, max_iter=500, random_state=seed % 2**32
     )
     return np.asarray(means.fit_predict(projected), dtype=np.int64)

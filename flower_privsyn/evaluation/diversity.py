@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.evaluation.neighbors import neighbor_distances
 
 #: Words over which n-grams are counted; the share of distinct ones falls with the number of words.
 NUM_WORDS = 20_000
@@ -113,11 +114,5 @@ def _similarities(embeddings: npt.NDArray[Any]) -> tuple[float, float]:
     total = unit.sum(axis=0)
     # The sum over all ordered pairs, less every row with itself.
     mean = (total @ total - (unit * unit).sum()) / (n * (n - 1))
-    nearest = 0.0
-    step = max(1, 2**23 // n)
-    for start in range(0, n, step):
-        cosines = unit[start : start + step] @ unit.T
-        rows = np.arange(len(cosines))
-        cosines[rows, start + rows] = -np.inf
-        nearest += float(cosines.max(axis=1).sum())
-    return float(mean), nearest / n
+    nearest = 1.0 - neighbor_distances(unit, 1, metric="cosine").mean()
+    return float(mean), float(nearest)

@@ -26,11 +26,10 @@ import numpy.typing as npt
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError, PrivsynError
+from flower_privsyn.evaluation.neighbors import library
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.evaluation.run import run_embedder, run_samples, split_users
 from flower_privsyn.runs import RunDirectory
-
-_BLOCK_ROWS = 2048
 
 
 def mean_nearest_distance(
@@ -47,13 +46,9 @@ def mean_nearest_distance(
     """
     if len(points) == 0 or len(targets) == 0:
         raise ValueError("there must be at least one point and one target")
-    squared_targets = (targets.astype(np.float64) ** 2).sum(axis=1)
-    total = 0.0
-    for start in range(0, len(points), _BLOCK_ROWS):
-        block = points[start : start + _BLOCK_ROWS].astype(np.float64)
-        squared = (block**2).sum(axis=1)[:, None] + squared_targets - 2 * block @ targets.T
-        total += float(np.sqrt(np.maximum(squared.min(axis=1), 0.0)).sum())
-    return total / len(points)
+    exact, others = points.astype(np.float64), targets.astype(np.float64)
+    nearest = library("sklearn.metrics").pairwise_distances_argmin(exact, others)
+    return float(np.linalg.norm(exact - others[nearest], axis=1).mean())
 
 
 @dataclass(frozen=True, kw_only=True)

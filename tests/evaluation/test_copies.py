@@ -107,7 +107,8 @@ class TestNear:
         whole = copy_rates(synthetic, private, **options)
         assert 0 < whole.near < 1
         for size in (1, 7, 100):
-            monkeypatch.setattr("flower_privsyn.evaluation.copies._PAIRS", size)
+            for name in ("_ROWS", "_PAIRS"):
+                monkeypatch.setattr(f"flower_privsyn.evaluation.copies.{name}", size)
             assert copy_rates(synthetic, private, **options) == whole
 
     def test_planted_copies_are_all_found(self) -> None:

@@ -23,9 +23,10 @@ def test_mean_nearest_distance_equals_brute_force() -> None:
     generator = np.random.default_rng(0)
     points = generator.standard_normal((50, 6)).astype(np.float32)
     targets = generator.standard_normal((30, 6)).astype(np.float32)
-    brute = np.linalg.norm(points[:, None] - targets[None], axis=-1).min(axis=1).mean()
-    assert mean_nearest_distance(points, targets) == pytest.approx(float(brute), rel=1e-5)
-    assert mean_nearest_distance(points, points) == pytest.approx(0.0, abs=1e-6)
+    differences = points[:, None].astype(np.float64) - targets[None]
+    brute = float(np.linalg.norm(differences, axis=-1).min(axis=1).mean())
+    assert mean_nearest_distance(points, targets) == pytest.approx(brute, rel=1e-9)
+    assert mean_nearest_distance(points, points) == 0.0
 
 
 def test_nothing_to_compare() -> None:
