@@ -162,13 +162,42 @@ def evaluate_language_model(
     if not scores.tokens.sum():
         raise ConfigError("there is nothing to predict: no text has a token")
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts])
-    # One row per user: tokens, correct ones, nats, bytes.
-    columns = (scores.tokens, scores.correct, scores.nats, sizes)
+    table = _by_user(users, scores.tokens, scores.correct, scores.nats, sizes)
+    unknown = int(scores.unknown.sum())
+    figures = _figures(table, confidence=confidence, resamples=resamples, seed=seed)
+    return LanguageModelEvaluation(
+        **figures | ({"bits_per_byte": None} if unknown else {}),
+        confidence=confidence,
+        tokens=int(scores.tokens.sum()),
+        unknown_tokens=unknown,
+        bytes=int(table[:, 3].sum()),
+        users=len(table),
+        model=str(model),
+        max_tokens=window,
+    )
+
+
+def _by_user(users: IntArray, *columns: npt.NDArray[Any]) -> Float64Array:
+    """Sums of each column over the texts of every user with a token, the first column."""
     table = np.stack(
         [np.bincount(users, weights=column, minlength=users.max() + 1) for column in columns],
         axis=1,
+        dtype=np.float64,
     )
-    table = table[table[:, 0] > 0]
+    return table[table[:, 0] > 0]
+
+
+def _figures(
+    table: Float64Array, *, confidence: float, resamples: int, seed: int
+) -> dict[str, Any]:
+    """The figures of a model with their intervals, by name.
+
+    Args:
+        table: (users, 4): tokens, correct ones, nats, bytes.
+        confidence: level of the intervals.
+        resamples: of the bootstrap over users.
+        seed: of the bootstrap.
+    """
     tokens, correct, nats, size = table.T
     resampled = _resampled(
         np.stack([tokens, correct, nats, size, correct / tokens, nats / tokens], axis=1),
@@ -182,29 +211,20 @@ def evaluate_language_model(
         return Interval(value=float(value), low=float(low), high=float(high))
 
     entropy = interval(nats.sum() / tokens.sum(), resampled[:, 2] / resampled[:, 0])
-    bits = interval(
-        nats.sum() / math.log(2) / size.sum(), resampled[:, 2] / math.log(2) / resampled[:, 3]
-    )
-    unknown = int(scores.unknown.sum())
-    return LanguageModelEvaluation(
-        next_token_accuracy=interval(
+    return {
+        "next_token_accuracy": interval(
             correct.sum() / tokens.sum(), resampled[:, 1] / resampled[:, 0]
         ),
-        cross_entropy=entropy,
-        perplexity=Interval(
+        "cross_entropy": entropy,
+        "perplexity": Interval(
             value=math.exp(entropy.value), low=math.exp(entropy.low), high=math.exp(entropy.high)
         ),
-        bits_per_byte=None if unknown else bits,
-        user_next_token_accuracy=interval(float((correct / tokens).mean()), resampled[:, 4]),
-        user_cross_entropy=interval(float((nats / tokens).mean()), resampled[:, 5]),
-        confidence=confidence,
-        tokens=int(tokens.sum()),
-        unknown_tokens=unknown,
-        bytes=int(size.sum()),
-        users=len(table),
-        model=str(model),
-        max_tokens=window,
-    )
+        "bits_per_byte": interval(
+            nats.sum() / math.log(2) / size.sum(), resampled[:, 2] / math.log(2) / resampled[:, 3]
+        ),
+        "user_next_token_accuracy": interval(float((correct / tokens).mean()), resampled[:, 4]),
+        "user_cross_entropy": interval(float((nats / tokens).mean()), resampled[:, 5]),
+    }
 
 
 def score_texts(

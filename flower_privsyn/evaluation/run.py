@@ -165,18 +165,7 @@ def evaluate_run(
         ModelError: a model cannot be loaded.
         MissingExtraError: a library is not installed.
     """
-    if max_texts < _LEAST_TEXTS:
-        raise ConfigError(f"max_texts must be a whole number >= {_LEAST_TEXTS}, got {max_texts}")
-    if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
-        raise ConfigError(
-            f"{len(both)} users are among the held-out ones and among those the run learned from: "
-            "held-out users must not have taken part"
-        )
-    if downstream is not None and (work is None or _inside(work, run.path)):
-        raise ConfigError(
-            "fine-tuning needs a work folder outside the run directory: what is measured on "
-            "private text must not lie beside what was released"
-        )
+    _check(run, held_out, private=private, downstream=downstream, work=work, max_texts=max_texts)
     shown: ProgressReporter = progress or NullProgress()
     config = run.config
     # Before anything that takes time: a wrong file is named at once.
@@ -208,21 +197,41 @@ def evaluate_run(
         tuned = _fine_tuned(
             downstream, synthetic, samples, training or CausalTraining(), work, seed, shown
         )
-    try:
-        costs = run_costs(run)
-    except DataError:
-        costs = None  # a run of an older version, or one that asked nothing
     return RunEvaluation(
         run=str(run.path),
         held_out_users=len(held_out),
         held_out_texts=len(samples),
-        costs=costs,
+        costs=_costs(run),
         times=run_times(run),
         client_costs=spent,
         texts=comparison,
         downstream=tuned,
         trained_model=trained,
     )
+
+
+def _check(
+    run: RunDirectory,
+    held_out: Users,
+    *,
+    private: Users | None,
+    downstream: str | Path | None,
+    work: Path | None,
+    max_texts: int,
+) -> None:
+    """Refuse what `evaluate_run` cannot do."""
+    if max_texts < _LEAST_TEXTS:
+        raise ConfigError(f"max_texts must be a whole number >= {_LEAST_TEXTS}, got {max_texts}")
+    if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
+        raise ConfigError(
+            f"{len(both)} users are among the held-out ones and among those the run learned from: "
+            "held-out users must not have taken part"
+        )
+    if downstream is not None and (work is None or _inside(work, run.path)):
+        raise ConfigError(
+            "fine-tuning needs a work folder outside the run directory: what is measured on "
+            "private text must not lie beside what was released"
+        )
 
 
 def compare_texts(
@@ -337,6 +346,13 @@ def run_samples(run: RunDirectory, users: Users, embedder: Embedder) -> Samples:
     if cut.newer_than:
         users.check_documents(dated=True)
     return cut.samples(cut.documents(users), tokenizer=embedder.tokenizer)
+
+
+def _costs(run: RunDirectory) -> RunCosts | None:
+    try:
+        return run_costs(run)
+    except DataError:
+        return None  # a run of an older version, or one that asked nothing
 
 
 def _measured(

@@ -26,12 +26,13 @@ def test_equal_texts() -> None:
 
 def test_similarities_equal_brute_force() -> None:
     rows = np.random.default_rng(0).standard_normal((30, 5)).astype(np.float32)
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     cosines = unit @ unit.T
     np.fill_diagonal(cosines, np.nan)
     found = diversity(["x"] * 30, embeddings=rows)
-    assert found.self_similarity == pytest.approx(np.nanmean(cosines), abs=1e-6)
-    assert found.nearest_similarity == pytest.approx(np.nanmax(cosines, axis=1).mean(), abs=1e-6)
+    assert found.self_similarity == pytest.approx(np.nanmean(cosines), rel=1e-9)
+    assert found.nearest_similarity == pytest.approx(np.nanmax(cosines, axis=1).mean(), rel=1e-9)
 
 
 def test_corpora_of_different_sizes_are_compared_on_as_many_words() -> None:
