@@ -14,6 +14,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a forward pass has as many rows as there are texts",
         file=EMBEDDER,
+        function="SentenceTransformerEmbedder._forward",
         before="*[self._filler] * (ROWS - len(rows))",
         after="",
         tests=(f"{EMBEDDING_TESTS}::TestPasses",),
@@ -21,6 +22,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a pass of full rows has no mask",
         file=EMBEDDER,
+        function="SentenceTransformerEmbedder._passes",
         before="(np.asarray(lengths, dtype=np.int64) + 1)",
         after="(np.asarray(lengths, dtype=np.int64) + 0)",
         tests=(f"{EMBEDDING_TESTS}::TestPasses",),
@@ -28,6 +30,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a pass computes with all threads",
         file=EMBEDDER,
+        function="_compute_alone",
         before="    torch.get_num_threads()\n    torch.set_num_threads(1)\n",
         after="    torch.get_num_threads()\n",
         tests=(f"{EMBEDDING_TESTS}::TestPasses",),
@@ -35,6 +38,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the form of a pass is not in the fingerprint",
         file=EMBEDDER,
+        function="_fingerprint",
         before='{"rows": ROWS, "width_step": _WIDTH_STEP, "threads": 1}',
         after="{}",
         tests=(f"{EMBEDDING_TESTS}::TestPasses",),
@@ -42,13 +46,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a machine that breaks company is not asked",
         file="flower_privsyn/client_apps/records.py",
-        before="        require_company(self.embedder, self.cache_directory)\n",
+        function="EmbeddingSource.read",
+        before="    require_company(self.embedder, self.cache_directory)\n",
         after="",
         tests=("tests/client_apps/test_company.py",),
     ),
     Mutation(
         name="probes keep their places",
         file="flower_privsyn/embedding/company.py",
+        function="companies",
         before="[first[at:] + first[:at] for at in range(1, per_width)]",
         after="[first for at in range(1, per_width)]",
         tests=(f"{EMBEDDING_TESTS}::TestTheCheck",),
@@ -56,6 +62,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="vectors from before an upgrade are found",
         file="flower_privsyn/embedding/cache.py",
+        function="_keys",
         before='f"{fingerprint} {machine_digest(device)}"',
         after='f"{fingerprint}"',
         tests=(f"{EMBEDDING_TESTS}::test_vectors_of_other_libraries_are_not_found",),
@@ -63,6 +70,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="products round what a library's order decides",
         file="flower_privsyn/queries/exact_product.py",
+        function="exact_product",
         before="    np.rint(scaled, out=scaled)\n    result",
         after="    result",
         tests=(QUERY_TESTS,),
@@ -70,6 +78,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a product may pass what float64 holds",
         file="flower_privsyn/queries/exact_product.py",
+        function="_RIGHT_BITS",
         before="_RIGHT_BITS = 26\n",
         after="_RIGHT_BITS = 32\n",
         tests=(f"{QUERY_TESTS}::TestExactProducts",),
@@ -77,6 +86,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a norm adds up in another order for few rows",
         file="flower_privsyn/privacy/rows.py",
+        function="squared_norms",
         before="half = width // 2\n",
         after="half = width // 2 if count > 3 else 1\n",
         tests=(f"{QUERY_TESTS}::TestRows",),
@@ -84,6 +94,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="nearly equal candidates are told apart by a float32 product",
         file="flower_privsyn/queries/nearest_neighbor.py",
+        function="_best_with_ties",
         before="    doubtful = ~(top - second > tolerance)",
         after="    doubtful = (top - second > tolerance) & False",
         tests=("tests/queries/test_nearest_neighbor.py", QUERY_TESTS),
@@ -91,6 +102,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a library's cosine",
         file="flower_privsyn/queries/kernel_mean.py",
+        function="_cosines_and_sines",
         before="cosines[start : start + rows], sines[start : start + rows] = first, second",
         after="cosines[start : start + rows] = np.cos(2 * np.pi * turns[start : start + rows])\n"
         "        sines[start : start + rows] = second",
@@ -99,14 +111,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="random numbers go on from the user before",
         file=LOCAL,
-        before="            torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))\n",
-        after="            torch.rand(len(usable))\n",
+        function="LocalModel.update",
+        before="        torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))\n",
+        after="        torch.rand(len(usable))\n",
         tests=(LOCAL_TESTS,),
     ),
     Mutation(
         name="a buffer that was put in another's place stays",
         file=LOCAL,
-        before="            module._buffers[name] = buffer\n",
+        function="LocalModel._begin_anew",
+        before="        module._buffers[name] = buffer\n",
         after="",
         tests=(LOCAL_TESTS,),
     ),

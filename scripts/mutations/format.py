@@ -21,54 +21,63 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="whole seconds of a round stand in metrics.jsonl",
         file=STRATEGY,
-        before="        self.run.append_metrics(metrics)\n",
-        after='        metrics["seconds_feedback"] = round(answered - self._round_started)\n'
-        "        self.run.append_metrics(metrics)\n",
+        function="PrivateSumStrategy.aggregate_train",
+        before="    self.run.append_metrics(metrics)\n",
+        after='    metrics["seconds_feedback"] = round(answered - self._round_started)\n'
+        "    self.run.append_metrics(metrics)\n",
         tests=(EVOLUTION,),
     ),
     Mutation(
         name="the summary says how long the end took",
         file=STRATEGY,
-        before="                self._run.mark_finished(summary)\n",
-        after='                summary["seconds"] = clock.seconds() - self._round_started\n'
-        "                self._run.mark_finished(summary)\n",
+        function="PrivateSumStrategy.start",
+        before="            self._run.mark_finished(summary)\n",
+        after='            summary["seconds"] = clock.seconds() - self._round_started\n'
+        "            self._run.mark_finished(summary)\n",
         tests=(EVOLUTION,),
     ),
     Mutation(
         name="the ledger's lines carry times",
         file=LEDGER,
-        before="        return self._file.append(line)\n",
-        after="        import datetime\n\n"
-        "        now = datetime.datetime.now(datetime.UTC).isoformat()\n"
-        '        return self._file.append({**line, "time": now})\n',
+        function="PrivacyLedger._write",
+        before="    return self._file.append(line)\n",
+        after="    import datetime\n"
+        "\n"
+        "    now = datetime.datetime.now(datetime.UTC).isoformat()\n"
+        '    return self._file.append({**line, "time": now})\n',
         tests=(f"{LEDGER_TESTS}::test_no_line_holds_a_time",),
     ),
     Mutation(
         name="a round's state carries a time",
         file=RUNS,
-        before='"status": "finished", **self._stated()}\n        write_json(self.round_dir',
+        function="RunDirectory.finish_round",
+        before='"status": "finished", **self._stated()}\n    write_json(self.round_dir',
         after='"status": "finished", **self._stated()}\n'
-        '        record["time"] = clock.seconds()\n        write_json(self.round_dir',
+        '    record["time"] = clock.seconds()\n'
+        "    write_json(self.round_dir",
         tests=(EVOLUTION,),
     ),
     Mutation(
         name="the run's state says when it was written",
         file=RUNS,
-        before="        write_json(self.state_file, {**state, **self._stated()})\n",
-        after='        state = {**state, "updated": clock.seconds()}\n'
-        "        write_json(self.state_file, {**state, **self._stated()})\n",
+        function="RunDirectory._write_state",
+        before="    write_json(self.state_file, {**state, **self._stated()})\n",
+        after='    state = {**state, "updated": clock.seconds()}\n'
+        "    write_json(self.state_file, {**state, **self._stated()})\n",
         tests=(EVOLUTION,),
     ),
     Mutation(
         name="progress.json says how long stages take",
         file="flower_privsyn/host/progress.py",
-        before='            "failed": self.failed,\n',
-        after='            "failed": self.failed,\n            "seconds": self.seconds,\n',
+        function="Stage.to_dict",
+        before='        "failed": self.failed,\n',
+        after='        "failed": self.failed,\n        "seconds": self.seconds,\n',
         tests=(EVOLUTION, "tests/host/test_progress.py"),
     ),
     Mutation(
         name="files keep the dates of their rounds",
         file=FORMAT,
+        function="hide_dates",
         before="            os.utime(entry, (moment, moment), follow_symlinks=False)\n",
         after="            pass\n",
         tests=(EVOLUTION, f"{RUNS_TESTS}::test_files_get_the_date_of_the_creation"),
@@ -76,6 +85,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="folders keep the dates of their rounds",
         file=FORMAT,
+        function="_entries",
         before="        yield Path(folder)\n",
         after="",
         tests=(f"{RUNS_TESTS}::test_files_get_the_date_of_the_creation",),
@@ -83,20 +93,23 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="dates are hidden only when a run succeeds",
         file=RUNS,
-        before="            _hide_dates(self)\n",
-        after='            if self.status == "finished":\n                _hide_dates(self)\n',
+        function="RunDirectory.unlock",
+        before="        _hide_dates(self)\n",
+        after='        if self.status == "finished":\n            _hide_dates(self)\n',
         tests=(f"{RUNS_TESTS}::test_files_get_the_date_of_the_creation",),
     ),
     Mutation(
         name="the owner's folder is open to others",
         file="flower_privsyn/runs/owner.py",
-        before="        self.path.chmod(0o700)\n",
-        after="        self.path.chmod(0o755)\n",
+        function="OwnerFolder.make",
+        before="    self.path.chmod(0o700)\n",
+        after="    self.path.chmod(0o755)\n",
         tests=(f"{RUNS_TESTS}::test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone",),
     ),
     Mutation(
         name="times go without their stamp",
         file="flower_privsyn/runs/owner.py",
+        function="write_times",
         before="        if file.tell() == 0:\n",
         after="        if file.tell() < 0:\n",
         tests=(f"{RUNS_TESTS}::test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone",),
@@ -104,21 +117,24 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a shorter ledger is taken",
         file=LEDGER,
-        before="            refuse_cut(path, file.digests, stated or {})\n",
+        function="PrivacyLedger.open",
+        before="        refuse_cut(path, file.digests, stated or {})\n",
         after="",
         tests=(f"{LEDGER_TESTS}::test_a_shorter_ledger_is_refused_and_left_alone",),
     ),
     Mutation(
         name="a run shows what a cut ledger says",
         file=RUNS,
-        before="        refuse_cut(self.ledger_file, chain.digests, stated)\n",
+        function="RunDirectory._chain",
+        before="    refuse_cut(self.ledger_file, chain.digests, stated)\n",
         after="",
         tests=(f"{RUNS_TESTS}::test_every_later_file_states_the_ledger_s_last_line",),
     ),
     Mutation(
         name="a ledger that was removed is begun anew",
         file=RUNS,
-        before="            refuse_cut(self.ledger_file, (), stated)\n",
+        function="RunDirectory._chain",
+        before="        refuse_cut(self.ledger_file, (), stated)\n",
         after="",
         tests=(
             f"{RUNS_TESTS}::test_every_later_file_states_the_ledger_s_last_line",
@@ -128,13 +144,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="metrics do not state the ledger's last line",
         file=RUNS,
-        before="        append_json_lines(self.metrics_file, [{**metrics, **self._stated()}])\n",
-        after="        append_json_lines(self.metrics_file, [metrics])\n",
+        function="RunDirectory.append_metrics",
+        before="    append_json_lines(self.metrics_file, [{**metrics, **self._stated()}])\n",
+        after="    append_json_lines(self.metrics_file, [metrics])\n",
         tests=(f"{RUNS_TESTS}::test_every_later_file_states_the_ledger_s_last_line",),
     ),
     Mutation(
         name="a line is stated only as long as it is the last",
         file=CHAIN,
+        function="refuse_cut",
         before="    known = frozenset(digests)\n",
         after="    known = frozenset(list(digests)[-1:])\n",
         tests=(f"{LEDGER_TESTS}::test_a_shorter_ledger_is_refused_and_left_alone",),
@@ -142,6 +160,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a run directory of 0.1 is read as if it were new",
         file=FORMAT,
+        function="refuse_other_format",
         before='    found = document.get("format", 1)\n    if found == FORMAT:\n',
         after='    found = document.get("format", FORMAT)\n    if found == FORMAT:\n',
         tests=(f"{RUNS_TESTS}::test_a_directory_without_a_format_is_one_of_0_1",),
@@ -149,6 +168,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="migration leaves releases as they are",
         file=MIGRATE,
+        function="on_grid",
         before="np.rint(values / GRID) * GRID)\n",
         after="values / GRID * GRID)\n",
         tests=(f"{MIGRATE_TESTS}::test_is_converted",),
@@ -156,6 +176,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="migration leaves the votes beside the texts as they are",
         file=MIGRATE,
+        function="_RELEASED_COLUMNS",
         before='_RELEASED_COLUMNS = ("votes", "score")\n',
         after='_RELEASED_COLUMNS = ("score",)\n',
         tests=(f"{MIGRATE_TESTS}::test_is_converted",),
@@ -163,6 +184,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="migration states the new format first",
         file=MIGRATE,
+        function="migrate",
         before="            done = _convert(run, chain)\n"
         "            _write_document(run, document)\n",
         after="            _write_document(run, document)\n"
@@ -172,6 +194,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="migration makes a cut ledger sound",
         file=MIGRATE,
+        function="_checked_ledger",
         before="    if lost := released - charged:\n",
         after="    if lost := set():\n",
         tests=(f"{MIGRATE_TESTS}::test_a_damaged_ledger_is_not_made_sound",),
@@ -179,8 +202,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="one user trains without end unless it is forbidden",
         file="flower_privsyn/strategies/parts/federated_training.py",
-        before="    local_steps: int = 64\n",
-        after="    local_steps: int = 0\n",
+        function="FederatedTrainingConfig.local_steps",
+        before="local_steps: int = 64\n",
+        after="local_steps: int = 0\n",
         tests=("tests/strategies/test_catalogue.py",),
     ),
 )

@@ -16,45 +16,50 @@ RUN_TESTS = (
 
 #: Two normal variates from 106 random bits.
 _FLOATS = """
-        pairs = (len(steps) + 1) // 2
-        bits = random.uint64(2 * pairs) >> np.uint64(11)
-        radius = np.sqrt(-2.0 * np.log((bits[:pairs].astype(np.float64) + 1.0) * 2.0**-53))
-        angle = (2.0 * np.pi * 2.0**-53) * bits[pairs:].astype(np.float64)
-        draws = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[: len(steps)]
+    pairs = (len(steps) + 1) // 2
+    bits = random.uint64(2 * pairs) >> np.uint64(11)
+    radius = np.sqrt(-2.0 * np.log((bits[:pairs].astype(np.float64) + 1.0) * 2.0**-53))
+    angle = (2.0 * np.pi * 2.0**-53) * bits[pairs:].astype(np.float64)
+    draws = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[: len(steps)]
 """
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="noise of floats, not rounded",
         file=f"{PRIVACY}/mechanisms.py",
-        before="        return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
-        after=_FLOATS + "        return (steps * GRID + scale * draws) * STEPS\n",
+        function="GaussianMechanism._noised",
+        before="    return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
+        after=_FLOATS + "    return (steps * GRID + scale * draws) * STEPS\n",
         tests=(f"{GRID_TESTS}::test_no_release_says_that_the_canary_is_there",),
     ),
     Mutation(
         name="noise of floats, not rounded, in the bins of a histogram",
         file=f"{PRIVACY}/mechanisms.py",
-        before="        return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
-        after=_FLOATS + "        return (steps * GRID + scale * draws) * STEPS\n",
+        function="GaussianMechanism._noised",
+        before="    return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
+        after=_FLOATS + "    return (steps * GRID + scale * draws) * STEPS\n",
         tests=(f"{GRID_TESTS}::test_raw_bins_are_read_no_better_than_an_ideal_gaussian_allows",),
     ),
     Mutation(
         name="noise of floats, not rounded, in the files of runs",
         file=f"{PRIVACY}/mechanisms.py",
-        before="        return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
-        after=_FLOATS + "        return (steps * GRID + scale * draws) * STEPS\n",
+        function="GaussianMechanism._noised",
+        before="    return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
+        after=_FLOATS + "    return (steps * GRID + scale * draws) * STEPS\n",
         tests=RUN_TESTS,
     ),
     Mutation(
         name="noise of floats, rounded",
         file=f"{PRIVACY}/mechanisms.py",
-        before="        return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
-        after=_FLOATS + "        return steps + np.rint(scale * STEPS * draws).astype(np.int64)\n",
+        function="GaussianMechanism._noised",
+        before="    return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
+        after=_FLOATS + "    return steps + np.rint(scale * STEPS * draws).astype(np.int64)\n",
         tests=(GRID_TESTS,),
     ),
     Mutation(
         name="the last bits of the noise are zero",
         file=f"{PRIVACY}/rounded_normal.py",
+        function="_kept",
         before="    return rounded * sign\n",
         after="    return rounded * sign & ~3\n",
         tests=(GRID_TESTS, LAW_TESTS),
@@ -62,6 +67,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the tails of the noise end at 64 bits",
         file=f"{PRIVACY}/rounded_normal.py",
+        function="_tails",
         before="int(sum(weights[j:]) / total * 2**128)",
         after="(int(sum(weights[j:]) / total * 2**64) << 64)",
         tests=(f"{LAW_TESTS}::test_every_number_within_twelve_standard_deviations_is_reached",),
@@ -69,20 +75,23 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="correlated noise without its last part",
         file=f"{PRIVACY}/correlated_noise.py",
-        before="        parts += self._random.rounded_normal(math.ldexp(last, bits), size)\n",
+        function="CorrelatedNoise.rounded_normal",
+        before="    parts += self._random.rounded_normal(math.ldexp(last, bits), size)\n",
         after="",
         tests=(f"{GRID_TESTS}::test_the_last_digits_of_correlated_noise_are_fair",),
     ),
     Mutation(
         name="scores of all candidates off the grid",
         file="flower_privsyn/queries/similarity.py",
-        before="        return np.asarray(np.rint(scores) * GRID)\n",
-        after="        return np.asarray(scores * GRID)\n",
+        function="MeanSimilarity.answer",
+        before="    return np.asarray(np.rint(scores) * GRID)\n",
+        after="    return np.asarray(scores * GRID)\n",
         tests=(f"{GRID_TESTS}::test_no_release_says_that_the_canary_is_there",),
     ),
     Mutation(
         name="an answer off the grid is added up",
         file="flower_privsyn/messages/wire.py",
+        function="unpack_answer",
         before="    if not np.array_equal(np.rint(total * STEPS), total * STEPS):\n",
         after="    if False:\n",
         tests=("tests/private_path/test_engine.py::TestMisbehavingNodes",),
@@ -90,6 +99,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="sums beyond what is exact",
         file="flower_privsyn/private_path/engine.py",
+        function="_refuse_off_the_grid",
         before="    if largest > LARGEST_SUM:\n",
         after="    if False:\n",
         tests=("tests/private_path/test_engine.py::TestTheGrid",),
@@ -97,6 +107,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="anybody may read the releases",
         file="flower_privsyn/files.py",
+        function="replacing",
         before="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
         after="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)",
         tests=("tests/private_path/test_engine.py::TestTheGrid",),
@@ -104,20 +115,23 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="shares that the rounding eats",
         file=f"{PRIVACY}/mechanisms.py",
-        before="        if 0.0 < self.standard_deviation / math.sqrt(of) < LEAST_SHARE:\n",
-        after="        if False:\n",
+        function="GaussianMechanism.share",
+        before="    if 0.0 < self.standard_deviation / math.sqrt(of) < LEAST_SHARE:\n",
+        after="    if False:\n",
         tests=("tests/privacy/test_mechanisms.py",),
     ),
     Mutation(
         name="a round of shares that nobody uses ends the budget",
         file=f"{PRIVACY}/ledger.py",
-        before="        if not used:\n",
-        after="        if False:\n",
+        function="PrivacyLedger.charge",
+        before="    if not used:\n",
+        after="    if False:\n",
         tests=("tests/private_path/test_engine.py::TestNoise",),
     ),
     Mutation(
         name="the clip norm grows until the run cannot go on",
         file="flower_privsyn/strategies/dp_fedavg.py",
+        function="DPFedAvg.following_clip_norm",
         before="return min(following, self.largest_bound * math.sqrt(1.0 - query.bit_share**2))\n",
         after="return following\n",
         tests=("tests/strategies/test_dp_fedavg.py",),

@@ -18,23 +18,28 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="an answer leaves before the node has charged it",
         file=CLIENT,
-        before="        guard.charge(charge)\n        answer = wire.Answer(total=total, "
-        "num_users=num_users)\n        return wire.reply(wire.pack_answer(answer), message)\n",
-        after="        answer = wire.Answer(total=total, num_users=num_users)\n"
-        "        replied = wire.reply(wire.pack_answer(answer), message)\n"
-        "        guard.charge(charge)\n        return replied\n",
+        function="_Node.answer",
+        before="    guard.charge(charge)\n"
+        "    answer = wire.Answer(total=total, num_users=num_users)\n"
+        "    return wire.reply(wire.pack_answer(answer), message)\n",
+        after="    answer = wire.Answer(total=total, num_users=num_users)\n"
+        "    replied = wire.reply(wire.pack_answer(answer), message)\n"
+        "    guard.charge(charge)\n"
+        "    return replied\n",
         tests=(f"{SERVER_TESTS}::test_kill_9_between_charge_and_answer_never_counts_less",),
     ),
     Mutation(
         name="the node asks its account before the answer and not at it",
         file=ACCOUNT,
-        before="            checked = account.check(charge, policy)\n",
-        after="            checked = {}\n",
+        function="NodeLedger.charge",
+        before="        checked = account.check(charge, policy)\n",
+        after="        checked = {}\n",
         tests=(ACCOUNT_TESTS,),
     ),
     Mutation(
         name="the node's account believes the relation a run claims",
         file=ACCOUNT,
+        function="_release",
         before="    nodes = group[0].max_nodes_per_user\n",
         after="    nodes, relation = group[0].max_nodes_per_user, group[0].relation\n",
         tests=(f"{ACCOUNT_TESTS}::TestEpsilon",),
@@ -42,6 +47,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a user on two nodes of one round costs one release",
         file=ACCOUNT,
+        function="_copies",
         before="if None not in deals and len(deals) == 1 else len(asked)",
         after="if None not in deals and len(deals) == 1 else 1",
         tests=(f"{ACCOUNT_TESTS}::TestWhoIsIn",),
@@ -49,6 +55,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a node forgets the coins that its users flip elsewhere",
         file=ACCOUNT,
+        function="planned_release",
         before="max_nodes_per_user=max_nodes_per_user if isinstance(sampling, PoissonSampling) "
         "else 1,\n",
         after="max_nodes_per_user=1,\n",
@@ -57,6 +64,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the node charges correlated rounds with the noise of one of them",
         file=ACCOUNT,
+        function="_release",
         before="        multiplier, sampling = correlation.noise_multiplier(multiplier), "
         "FullParticipation()\n",
         after="        sampling = FullParticipation()\n",
@@ -65,34 +73,39 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="rounds of a noise stream may have other noise than was charged",
         file=ACCOUNT,
-        before="        self._check_stream(charge)\n",
+        function="NodeAccount.check",
+        before="    self._check_stream(charge)\n",
         after="",
         tests=(f"{ACCOUNT_TESTS}::TestCorrelatedRounds",),
     ),
     Mutation(
         name="a stream of noise is known by its name alone",
         file=ACCOUNT,
-        before="            if streams.get(self.correlation.stream) != self.correlation:\n",
-        after="            if self.correlation.stream not in streams:\n",
+        function="Charge.to_line",
+        before="        if streams.get(self.correlation.stream) != self.correlation:\n",
+        after="        if self.correlation.stream not in streams:\n",
         tests=(f"{ACCOUNT_TESTS}::TestCorrelatedRounds",),
     ),
     Mutation(
         name="a second share of noise is free",
         file=ACCOUNT,
-        before='        return charge.noise == "central" and any(\n',
-        after="        return any(\n",
+        function="NodeAccount.answered",
+        before='    return charge.noise == "central" and any(\n',
+        after="    return any(\n",
         tests=(f"{ACCOUNT_TESTS}::TestLimit",),
     ),
     Mutation(
         name="what fitted under another limit is taken to fit under this one",
         file=ACCOUNT,
-        before="        if any(checked.get(key) != value for key, value in limit.items()):\n",
-        after="        if False:\n",
+        function="NodeAccount._covered",
+        before="    if any(checked.get(key) != value for key, value in limit.items()):\n",
+        after="    if False:\n",
         tests=(f"{ACCOUNT_TESTS}::TestLimit",),
     ),
     Mutation(
         name="two processes read a ledger at once",
         file="flower_privsyn/privacy/ledger_file.py",
+        function="_lock",
         before="fcntl.LOCK_EX | (0 if wait",
         after="fcntl.LOCK_SH | (0 if wait",
         tests=(f"{ACCOUNT_TESTS}::TestFile", "tests/privacy/test_ledger.py"),
@@ -100,34 +113,39 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a torn line of a node ledger is continued",
         file=ACCOUNT,
-        before="            if torn:\n",
-        after="            if False:\n",
+        function="NodeLedger.charge",
+        before="        if torn:\n",
+        after="        if False:\n",
         tests=(f"{ACCOUNT_TESTS}::TestFile",),
     ),
     Mutation(
         name="a run that does not fit is refused only after it has begun",
         file=GUARD,
-        before="        if not within(cost, policy):\n",
-        after="        if False:\n",
+        function="NodeGuard.check_plan",
+        before="    if not within(cost, policy):\n",
+        after="    if False:\n",
         tests=(POLICY_TESTS, SERVER_TESTS),
     ),
     Mutation(
         name="a server may name any model",
         file=GUARD,
-        before="        if name not in models:\n",
-        after="        if False:\n",
+        function="NodeGuard.check_model",
+        before="    if name not in models:\n",
+        after="    if False:\n",
         tests=(f"{POLICY_TESTS}::TestModels",),
     ),
     Mutation(
         name="the files of a model are not compared",
         file=GUARD,
-        before="        if found != wanted:\n",
-        after="        if False:\n",
+        function="NodeGuard.check_files",
+        before="    if found != wanted:\n",
+        after="    if False:\n",
         tests=(f"{POLICY_TESTS}::TestModels",),
     ),
     Mutation(
         name="the path a run names makes a fresh account",
         file=GUARD,
+        function="dataset_name",
         before='        return "default"\n',
         after='        return str(node_config.get("partition-id", "none"))\n',
         tests=(f"{POLICY_TESTS}::TestDataset", SERVER_TESTS),
@@ -135,6 +153,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a question's sensitivity may be below its clip norm",
         file=WIRE,
+        function="_check_claim",
         before="ask.mechanism.l2_sensitivity < most * (1 - 1e-9):\n",
         after="False:\n",
         tests=("tests/messages/test_wire.py",),
@@ -142,6 +161,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a run that names what a SuperNode reads is not refused",
         file=RECIPE,
+        function="users_of_node",
         before="        _refuse_names_of(context.run_config, own)\n",
         after="",
         tests=(f"{REQUEST_TESTS}::TestWhoChooses",),
@@ -149,6 +169,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="one group of users takes every turn",
         file=WIRE,
+        function="_check_claim",
         before="sampling.round_number != ask.round_number:\n",
         after="False:\n",
         tests=("tests/messages/test_wire.py",),
@@ -156,6 +177,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a node draws more users than the whole cohort has",
         file=WIRE,
+        function="_check_claim",
         before="        0 <= ask.sample_count <= sampling.sample_size\n",
         after="        0 <= ask.sample_count\n",
         tests=("tests/messages/test_wire.py",),
@@ -163,6 +185,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a population is smaller than the users of one of its nodes",
         file=CLIENT,
+        function="_Node.answer",
         before="sampling.population < len(prepared.user_ids):\n",
         after="False:\n",
         tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
@@ -170,20 +193,23 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="coins of one round show again in another",
         file=ACCOUNT,
-        before="        self._check_coins(charge)\n",
+        function="NodeAccount.check",
+        before="    self._check_coins(charge)\n",
         after="",
         tests=(f"{ACCOUNT_TESTS}::TestCoins", f"{REQUEST_TESTS}::TestWhoIsDrawn"),
     ),
     Mutation(
         name="an answer is charged without the digest of its sampling key",
         file=CLIENT,
-        before="            coins=_coins(ask),\n",
+        function="_Node._charge",
+        before="        coins=_coins(ask),\n",
         after="",
         tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
     ),
     Mutation(
         name="a server may name no model at all",
         file=GUARD,
+        function="NodeGuard.check_model",
         before="(name and name == self._own_models[kind])",
         after="name == self._own_models[kind]",
         tests=(f"{POLICY_TESTS}::TestModels",),
@@ -191,6 +217,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a request names no embedding model",
         file=WIRE,
+        function="_data_request",
         before='        if trains is None and not str(record["embedding-model"]):\n',
         after="        if False:\n",
         tests=("tests/messages/test_wire.py",),
@@ -198,6 +225,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a second question in a round is free for users on several nodes",
         file=ACCOUNT,
+        function="_multiplier",
         before="        most = max(copies, nodes * here) * ",
         after="        most = copies * ",
         tests=(f"{ACCOUNT_TESTS}::TestWhoIsIn",),
@@ -205,6 +233,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a link that leads elsewhere makes a fresh account",
         file=GUARD,
+        function="dataset_name",
         before="    return os.path.abspath(path) if path.exists()",
         after="    return str(path.resolve()) if path.exists()",
         tests=(f"{POLICY_TESTS}::TestDataset",),
@@ -212,27 +241,31 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="half a policy is a laxer policy",
         file="flower_privsyn/node/policy.py",
-        before='        if "max-epsilon" not in values:\n',
-        after="        if False:\n",
+        function="NodePolicy.read",
+        before='    if "max-epsilon" not in values:\n',
+        after="    if False:\n",
         tests=(f"{POLICY_TESTS}::TestFile",),
     ),
     Mutation(
         name="the same request is free whatever the node reads by now",
         file=CLIENT,
-        before="            question=_question(message, context),\n",
-        after="            question=wire.request_digest(message),\n",
+        function="_Node._charge",
+        before="        question=_question(message, context),\n",
+        after="        question=wire.request_digest(message),\n",
         tests=(f"{REQUEST_TESTS}::TestWhoChooses",),
     ),
     Mutation(
         name="the files of a model are compared and others loaded",
         file=GUARD,
-        before="        return str(folder)\n",
-        after="        return name\n",
+        function="NodeGuard.check_files",
+        before="    return str(folder)\n",
+        after="    return name\n",
         tests=(f"{REQUEST_TESTS}::test_what_is_loaded_is_what_was_compared",),
     ),
     Mutation(
         name="a folder beside the process is taken for a bundled model",
         file="flower_privsyn/client_apps/training.py",
+        function="LocalTraining.source",
         before="model.name if model.name in BUNDLED_MODELS else located(model.name)",
         after="located(model.name)",
         tests=(f"{REQUEST_TESTS}::test_what_is_loaded_is_what_was_compared",),
@@ -240,6 +273,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a node's account lies where others can write",
         file=ACCOUNT,
+        function="NodeLedger._open",
         before="status.st_uid != os.geteuid() or status.st_mode & 0o022:\n",
         after="False:\n",
         tests=(f"{ACCOUNT_TESTS}::TestFile",),
@@ -247,6 +281,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="without hard links a ledger may replace another",
         file="flower_privsyn/privacy/ledger_file.py",
+        function="_name",
         before="            _lock(turn, path, wait=True)\n",
         after="",
         tests=(f"{ACCOUNT_TESTS}::TestFile",),

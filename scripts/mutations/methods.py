@@ -1,0 +1,347 @@
+"""Mistakes in questions, in what methods make of releases, and in evaluations."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+SIMILARITY = "flower_privsyn/queries/similarity.py"
+SIMILARITY_TESTS = "tests/queries/test_similarity.py"
+KERNEL_MEAN = "flower_privsyn/queries/kernel_mean.py"
+KERNEL_MEAN_TESTS = "tests/queries/test_kernel_mean.py"
+ROUNDS = "flower_privsyn/strategies/parts/preference_rounds.py"
+ROUNDS_TESTS = "tests/strategies/parts/test_preference_rounds.py"
+POPRI_TESTS = "tests/strategies/test_popri.py"
+SKETCH_TESTS = "tests/strategies/test_kernel_sketch.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="the sum is clipped, not each user",
+        file="flower_privsyn/queries/query.py",
+        function="Query.contribution",
+        before="    return self._clip(statistic)\n",
+        after="    whole = self._clip(statistic.sum(axis=0, keepdims=True))\n"
+        "    return np.repeat(whole, len(statistic), axis=0) / max(1, len(statistic))\n",
+        tests=("tests/queries",),
+    ),
+    Mutation(
+        name="the cap on samples is not enforced",
+        file="flower_privsyn/queries/query.py",
+        function="Query._usable",
+        before="return cohort if self.max_records is None else cohort.cap(self.max_records)",
+        after="return cohort",
+        tests=("tests/queries",),
+    ),
+    Mutation(
+        name="the cohort form forgets to clip",
+        file=SIMILARITY,
+        function="MeanSimilarity.answer",
+        before="total += self._clip(self._scaled(exact_product(users, root), m)).sum(axis=0)",
+        after="total += self._scaled(exact_product(users, root), m).sum(axis=0)",
+        tests=(f"{SIMILARITY_TESTS}::TestTheBound", f"{SIMILARITY_TESTS}::TestTheCohortForm"),
+    ),
+    Mutation(
+        name="scores are centred over all, not per prompt",
+        file=SIMILARITY,
+        function="_centred",
+        before="        rows -= means[groups]\n",
+        after="        rows -= rows.mean(axis=0)\n",
+        tests=(f"{SIMILARITY_TESTS}::TestTheFormulas",),
+    ),
+    Mutation(
+        name="scores are clipped before they are centred",
+        file=SIMILARITY,
+        function="MeanSimilarity.statistic",
+        before="scores = exact_product(users, RightFactor.of(_centred(broadcast, self.centre)))\n",
+        after='raw = users @ _centred(broadcast, "none").T\n'
+        "        raw /= np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1.0)\n"
+        "        scores = raw - raw.mean(axis=1, keepdims=True)\n",
+        tests=(f"{SIMILARITY_TESTS}::TestTheFormulas",),
+    ),
+    Mutation(
+        name="rounding is blown up to a preference",
+        file=SIMILARITY,
+        function="MeanSimilarity._scaled",
+        before="decided = norms > _NO_PREFERENCE * np.sqrt(num_candidates)",
+        after="decided = norms > 0.0",
+        tests=(f"{SIMILARITY_TESTS}::TestTheCohortForm",),
+    ),
+    Mutation(
+        name="the span's root is triangular at the users",
+        file=SIMILARITY,
+        function="_factorise",
+        before="    root = (directions * lengths) @ directions.T\n",
+        after="    root = lengths[:, None] * directions.T\n",
+        tests=(
+            f"{SIMILARITY_TESTS}::TestTheSpan::test_more_dimensions_than_candidates",
+            f"{SIMILARITY_TESTS}::TestTheCohortForm",
+        ),
+    ),
+    Mutation(
+        name="directions without length are inverted",
+        file=SIMILARITY,
+        function="_factorise",
+        before="kept = lengths > _RELATIVE_CUT * lengths.max(initial=0.0)",
+        after="kept = lengths > 0.0",
+        tests=(f"{SIMILARITY_TESTS}::TestTheSpan::test_no_direction_lengthens_the_noise",),
+    ),
+    Mutation(
+        name="another prompt's factorisation is used",
+        file=SIMILARITY,
+        function="_key",
+        before="for name in sorted(broadcast)))\n",
+        after='for name in ["candidates"]))\n',
+        tests=(f"{SIMILARITY_TESTS}::TestTheCohortForm",),
+    ),
+    Mutation(
+        name="features too long by the square root of two",
+        file=KERNEL_MEAN,
+        function="features",
+        before="math.sqrt((1.0 - query.embedding_weight) * 2.0 / query.num_features)",
+        after="math.sqrt((1.0 - query.embedding_weight) * 4.0 / query.num_features)",
+        tests=(f"{KERNEL_MEAN_TESTS}::TestFeatures",),
+    ),
+    Mutation(
+        name="frequencies multiplied by the bandwidth",
+        file=KERNEL_MEAN,
+        function="frequencies",
+        before="(normals / bandwidth)",
+        after="(normals * bandwidth)",
+        tests=(f"{KERNEL_MEAN_TESTS}::TestFeatures", f"{KERNEL_MEAN_TESTS}::TestFrequencies"),
+    ),
+    Mutation(
+        name="frequencies from a generator that may change",
+        file=KERNEL_MEAN,
+        function="frequencies",
+        before="    normals = _normals(num_features // 2 * dimension, seed=seed)\n",
+        after="    normals = np.random.default_rng(seed).standard_normal(\n"
+        "        num_features // 2 * dimension\n    )\n",
+        tests=(f"{KERNEL_MEAN_TESTS}::TestFrequencies",),
+    ),
+    Mutation(
+        name="the noise stays in the squared discrepancy",
+        file=KERNEL_MEAN,
+        function="squared_mmd",
+        before=" - len(difference) * (noise_std / num_users) ** 2",
+        after="",
+        tests=(f"{KERNEL_MEAN_TESTS}::TestScores",),
+    ),
+    Mutation(
+        name="a sketch of records, not of users",
+        file="flower_privsyn/queries/user_means.py",
+        function="user_means",
+        before="    means /= np.maximum(counts, 1)[:, None]\n",
+        after="",
+        tests=(KERNEL_MEAN_TESTS, f"{SIMILARITY_TESTS}::TestTheFormulas"),
+    ),
+    Mutation(
+        name="the rejected rank counted from zero",
+        file=ROUNDS,
+        function="rank_pairs",
+        before="        other = int(order[min(start + rejected_rank, stop) - 1])\n",
+        after="        other = int(order[min(start + rejected_rank, stop - 1)])\n",
+        tests=(f"{ROUNDS_TESTS}::TestRankPairs",),
+    ),
+    Mutation(
+        name="scores looked up by text",
+        file=ROUNDS,
+        function="rank_pairs",
+        before="    order = np.lexsort((-np.asarray(scores, dtype=np.float64), group))\n",
+        after="    first = [list(texts).index(text) for text in texts]\n"
+        "    order = np.lexsort((-np.asarray(scores, dtype=np.float64)[first], group))\n",
+        tests=(f"{ROUNDS_TESTS}::TestRankPairs",),
+    ),
+    Mutation(
+        name="the end of a cut response taught as an end",
+        file=ROUNDS,
+        function="PreferenceRounds._usable",
+        before='                ends.append(end if whole.endswith(text) else "")\n',
+        after="                ends.append(end)\n",
+        tests=(f"{ROUNDS_TESTS}::TestCandidates",),
+    ),
+    Mutation(
+        name="every round trains from the public model",
+        file=ROUNDS,
+        function="PreferenceRounds.learn",
+        before="                adapter=self.adapter(number),\n",
+        after="                adapter=None,\n",
+        tests=(f"{ROUNDS_TESTS}::TestLearning",),
+    ),
+    Mutation(
+        name="scores from other numbers than nodes have seen",
+        file=ROUNDS,
+        function="PreferenceRounds._embed",
+        before="embeddings.astype(self._config.broadcast_precision).astype(np.float32)",
+        after="embeddings",
+        tests=(f"{ROUNDS_TESTS}::TestCandidates", f"{POPRI_TESTS}::TestWholeRun"),
+    ),
+    Mutation(
+        name="a round learned from twice",
+        file=ROUNDS,
+        function="PreferenceRounds.learn",
+        before="    if (record := self.learned(number)) is not None:\n",
+        after="    if (record := None) is not None:\n",
+        tests=(f"{ROUNDS_TESTS}::TestLearning",),
+    ),
+    Mutation(
+        name="the worst checkpoint",
+        file=ROUNDS,
+        function="best",
+        before="    return min(distances, key=lambda number: (distances[number], number))\n",
+        after="    return max(distances, key=lambda number: (distances[number], number))\n",
+        tests=(f"{POPRI_TESTS}::TestCheckpointByTheReleasedSketch",),
+    ),
+    Mutation(
+        name="a kernel mean that nobody released",
+        file="flower_privsyn/strategies/popri.py",
+        function="POPri.first_broadcast",
+        before="    return self._ask_sketch() if self._kernel is not None else self._ask(1)\n",
+        after="    return self._ask(1)\n",
+        tests=(f"{POPRI_TESTS}::TestCheckpointByTheReleasedSketch",),
+    ),
+    Mutation(
+        name="research without a stamp",
+        file="flower_privsyn/strategies/popri.py",
+        function="POPri.stamp",
+        before="    return RESEARCH_STAMP if self.config.research else None\n",
+        after="    return None\n",
+        tests=(f"{POPRI_TESTS}::TestResearch",),
+    ),
+    Mutation(
+        name="research by the sketch without a stamp",
+        file="flower_privsyn/strategies/kernel_sketch.py",
+        function="KernelSketch.stamp",
+        before="    return RESEARCH_STAMP if self.config.research else None\n",
+        after="    return None\n",
+        tests=(f"{SKETCH_TESTS}::TestResearch",),
+    ),
+    Mutation(
+        name="a witness that forgets what is covered",
+        file="flower_privsyn/strategies/kernel_sketch.py",
+        function="KernelSketch._scores",
+        before="    return sketch.witness_scores(embeddings, embeddings)\n",
+        after="    return sketch.mean_scores(embeddings)\n",
+        tests=(f"{SKETCH_TESTS}::TestPreferences",),
+    ),
+    Mutation(
+        name="herding that does not count what was chosen",
+        file="flower_privsyn/strategies/parts/sketch.py",
+        function="Sketch.herd",
+        before="        covered += rows @ rows[chosen[step]]\n",
+        after="",
+        tests=(f"{SKETCH_TESTS}::TestSketch",),
+    ),
+    Mutation(
+        name="a resumed run with other features",
+        file="flower_privsyn/strategies/parts/sketch.py",
+        function="sketch_query",
+        before="    if file.exists():\n        try:\n            return _kernel",
+        after="    if False:\n        try:\n            return _kernel",
+        tests=(f"{SKETCH_TESTS}::TestKernel",),
+    ),
+    Mutation(
+        name="the clipping bit without its half shift",
+        file="flower_privsyn/queries/model_delta.py",
+        function="ModelDelta.statistic",
+        before="np.where(lengths <= bound, self._bit, -self._bit)",
+        after="np.where(lengths <= bound, 2 * self._bit, 0.0)",
+        tests=("tests/queries/test_model_delta.py",),
+    ),
+    Mutation(
+        name="update and bit have a bound each, and one noise",
+        file="flower_privsyn/queries/model_delta.py",
+        function="ModelDelta.clip_norm",
+        before="    return self.clip_to / self.unit / math.sqrt(1.0 - self.bit_share**2)\n",
+        after="    return self.clip_to / self.unit\n",
+        tests=("tests/queries/test_model_delta.py::TestAdaptiveClipping",),
+    ),
+    Mutation(
+        name="a user is trained from where the one before ended",
+        file="flower_privsyn/training/local.py",
+        function="LocalModel.update",
+        before="        return None\n    self._begin_anew()\n",
+        after="        return None\n",
+        tests=("tests/training/test_local.py::TestUpdate",),
+    ),
+    Mutation(
+        name="running statistics pass from user to user",
+        file="flower_privsyn/training/local.py",
+        function="LocalModel._begin_anew",
+        before="        module._buffers[name] = buffer\n        buffer.copy_(value)\n",
+        after="        pass\n",
+        tests=("tests/training/test_local.py::TestUpdate",),
+    ),
+    Mutation(
+        name="updates are averaged over those who answered",
+        file="flower_privsyn/strategies/parts/federated_training.py",
+        function="FederatedTraining.update",
+        before="query.mean_update(release.values, self.expected_users)",
+        after="query.mean_update(release.values, release.num_users or 1)",
+        tests=("tests/strategies/test_dp_fedavg.py::TestNoise",),
+    ),
+    Mutation(
+        name="an evaluation on private text without its stamp",
+        file="flower_privsyn/evaluation/result.py",
+        function="NotPrivate.to_dict",
+        before='    return {"stamp": STAMP, **_plain_fields(self)}',
+        after='    return {k: v for k, v in _plain_fields(self).items() if k != "stamp"}',
+        tests=("tests/evaluation/test_result.py",),
+    ),
+    Mutation(
+        name="a stamped record inside another one is not stamped",
+        file="flower_privsyn/evaluation/result.py",
+        function="_plain",
+        before="    if is_dataclass(value) and not isinstance(value, type):\n"
+        "        return _plain_fields(value)\n",
+        after="    if is_dataclass(value) and not isinstance(value, type):\n"
+        '        return {k: v for k, v in _plain_fields(value).items() if k != "stamp"}\n',
+        tests=("tests/evaluation/test_result.py",),
+    ),
+    Mutation(
+        name="figures on private text beside what was released",
+        file="flower_privsyn/evaluation/run.py",
+        function="evaluate_run",
+        before="(work is None or _inside(work, run.path))",
+        after="work is None",
+        tests=(
+            "tests/evaluation/test_run.py::TestEvaluateRun::test_no_work_folder_in_the_run_directory",
+        ),
+    ),
+    Mutation(
+        name="users who took part are measured as held out",
+        file="flower_privsyn/evaluation/run.py",
+        function="evaluate_run",
+        before="set(private.user_ids) & set(held_out.user_ids)",
+        after="set(private.user_ids) & set()",
+        tests=(
+            "tests/evaluation/test_run.py::TestEvaluateRun::test_users_who_took_part_are_not_held_out",
+        ),
+    ),
+    Mutation(
+        name="a fine-tuning goes on without its optimiser's state",
+        file="flower_privsyn/training/causal.py",
+        function="_train",
+        before='        optimiser.load_state_dict(state["optimiser"])\n',
+        after="",
+        tests=(
+            "tests/training/test_causal.py::TestResume::test_a_killed_training_ends_with_the_same_bits",
+        ),
+    ),
+    Mutation(
+        name="a resumed fine-tuning draws another dropout",
+        file="flower_privsyn/training/causal.py",
+        function="_train",
+        before="            torch.manual_seed(_mixed(seed, step))\n",
+        after="            if step == 0:\n                torch.manual_seed(_mixed(seed, step))\n",
+        tests=(
+            "tests/training/test_causal.py::TestResume::test_a_killed_training_ends_with_the_same_bits",
+        ),
+    ),
+    Mutation(
+        name="what was learned of candidates is used for others",
+        file="flower_privsyn/queries/once_per_array.py",
+        function="once_per_array.remembered",
+        before="    if array.flags.writeable or not array.flags.owndata:\n",
+        after="    if False:\n",
+        tests=("tests/queries/test_once_per_array.py",),
+    ),
+)

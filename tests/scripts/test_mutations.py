@@ -1,0 +1,113 @@
+"""The planted mistakes have their places in today's source, and tests of the normal suite."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts" / "mutations"
+SOURCE = '''
+LIMIT = 3
+
+
+class Sum:
+    width: int = 4
+
+    @property
+    def size(self) -> int:
+        """Of all.
+
+        At least one.
+        """
+        if self.width:
+            return LIMIT
+        return LIMIT
+
+    def outer(self) -> int:
+        def inner() -> int:
+            return self.width
+
+        limit = inner()
+        return limit
+'''
+
+
+@pytest.fixture
+def mutation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.delitem(sys.modules, "mutation", raising=False)
+    import mutation
+
+    monkeypatch.delitem(sys.modules, "mutation")
+    return mutation
+
+
+def planted(mutation: ModuleType, function: str, before: str, after: str) -> str:
+    found = mutation.Mutation(
+        name="a mistake", file="sum.py", function=function, before=before, after=after, tests=()
+    )
+    text: str = found.plant(SOURCE)
+    return text
+
+
+def test_every_mistake_has_its_place() -> None:
+    """Whoever moves a function names its new file in the mutations that spoil it."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "run.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " mutations, 0 problems" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("function", "before", "after"),
+    [
+        (
+            "Sum.size",
+            "    if self.width:\n        return LIMIT\n",
+            "    if self:\n        return 0\n",
+        ),
+        ("Sum.size", "@property\n", ""),
+        ("Sum.outer", "limit = inner()", "limit = 0"),
+        ("Sum.outer.inner", "return self.width\n", "return 0\n"),
+        ("LIMIT", "3", "4"),
+        ("Sum.width", "4", "5"),
+    ],
+)
+def test_only_the_named_definition_changes(
+    mutation: ModuleType, function: str, before: str, after: str
+) -> None:
+    wrong = planted(mutation, function, before, after)
+    lines = [line for line in SOURCE.splitlines() if line not in wrong.splitlines()]
+    assert wrong != SOURCE
+    assert len(lines) <= before.count("\n") + 1
+    back = mutation.Mutation(
+        name="back", file="sum.py", function=function, before=after, after=before, tests=()
+    )
+    if after:
+        assert back.plant(wrong) == SOURCE
+
+
+@pytest.mark.parametrize(
+    ("function", "before", "after", "words"),
+    [
+        ("Sum.gone", "3", "4", "sum.py defines Sum.gone 0 times"),
+        ("Sum.outer.limit", "3", "4", "defines Sum.outer.limit 0 times"),
+        ("Sum.size", "return LIMIT", "return 0", "occurs 2 times in Sum.size"),
+        ("Sum.outer", "return LIMIT", "return 0", "occurs 0 times in Sum.outer"),
+        ("LIMIT", "3", "(", "is no Python"),
+    ],
+)
+def test_a_mistake_without_a_place_is_named(
+    mutation: ModuleType, function: str, before: str, after: str, words: str
+) -> None:
+    with pytest.raises(mutation.AnchorError, match=words):
+        planted(mutation, function, before, after)
