@@ -299,7 +299,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="figures on private text beside what was released",
         file="flower_privsyn/evaluation/run.py",
-        function="evaluate_run",
+        function="_check",
         before="(work is None or _inside(work, run.path))",
         after="work is None",
         tests=(
@@ -309,7 +309,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="users who took part are measured as held out",
         file="flower_privsyn/evaluation/run.py",
-        function="evaluate_run",
+        function="_check",
         before="set(private.user_ids) & set(held_out.user_ids)",
         after="set(private.user_ids) & set()",
         tests=(

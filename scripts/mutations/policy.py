@@ -218,8 +218,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a request names no embedding model",
         file=WIRE,
         function="_data_request",
-        before='        if trains is None and not str(record["embedding-model"]):\n',
-        after="        if False:\n",
+        before='reads != "text" and not str(record["embedding-model"])',
+        after="False",
         tests=("tests/messages/test_wire.py",),
     ),
     Mutation(

@@ -20,9 +20,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a node takes part without knowing every question of the run",
         file=CLIENT,
-        function="_Node.prepare",
-        before="    if unknown := sorted(set(plan.queries) - self._known_queries()):\n",
-        after="    if unknown := sorted(set(plan.queries) - set(plan.queries)):\n",
+        function="_Node._asked",
+        before="    if unknown:\n        logger.error(",
+        after="    if False:\n        logger.error(",
         tests=(f"{TESTS}::TestUnknownQuestions",),
     ),
     Mutation(
