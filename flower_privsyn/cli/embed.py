@@ -100,7 +100,7 @@ def _embed(asked: dict[str, Any], places: dict[str, Any], nodes: int, processes:
         processes: that embed.
     """
     from flower_privsyn.client_apps.first_pass import first_pass
-    from flower_privsyn.client_apps.private_sum import default_embedder
+    from flower_privsyn.client_apps.node_users import default_embedder
     from flower_privsyn.embedding import default_cache_directory
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower

@@ -3,6 +3,6 @@
 Each node reads the users named by `data` in its own or the run's configuration.
 """
 
-from flower_privsyn.client_apps.private_sum import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 
 app = create_client_app()

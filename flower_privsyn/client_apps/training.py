@@ -4,7 +4,7 @@
 reads the users named by `data` in its own configuration (in a simulation also the run's).
 
 This is the one client app that loads PyTorch and Transformers. What leaves a node, and how it is
-bounded, is the code of `flower_privsyn.client_apps.private_sum`: a user's update is a record like
+bounded, is the code of `flower_privsyn.client_apps.handlers`: a user's update is a record like
 an embedding is, and the query clips it, puts it on the grid and adds it up.
 """
 
@@ -22,11 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.client_apps.private_sum import (
-    EmbedderLoader,
-    UserLoader,
-    create_client_app,
-)
+from flower_privsyn.client_apps.handlers import create_client_app
+from flower_privsyn.client_apps.node_users import EmbedderLoader, UserLoader
 from flower_privsyn.data import Samples
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire

@@ -14,7 +14,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.client_apps import create_client_app, private_sum, recipe, users_of_node
+from flower_privsyn.client_apps import create_client_app, node_users, recipe, users_of_node
+from flower_privsyn.client_apps.node_users import NodeUsers
 from flower_privsyn.data import Users
 from flower_privsyn.embedding import RecordStore, store
 from flower_privsyn.messages import wire
@@ -266,34 +267,30 @@ class TestMemory:
     def test_what_is_mapped_is_not_counted(
         self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        node = private_sum._Node(
+        node = NodeUsers(
             load=users_of_node,
             load_embedder=hash_embedder,
             cache_directory=tmp_path,
             trainer=None,
-            queries={},
-            random=None,  # type: ignore[arg-type]
         )
-        copied = node._prepared(REQUEST, context(population, run=RUN + 1), NodeGuard(None, {}))
+        copied = node.prepared(REQUEST, context(population, run=RUN + 1), NodeGuard(None, {}))
         assert copied.nbytes > 1000  # few records are read, not mapped
         monkeypatch.setattr(store, "_COPIED_BYTES", 0)
-        mapped = node._prepared(REQUEST, context(population), NodeGuard(None, {}))
+        mapped = node.prepared(REQUEST, context(population), NodeGuard(None, {}))
         assert 0 < mapped.nbytes < 1000
-        monkeypatch.setattr(private_sum, "_KEPT_BYTES", 2500)
+        monkeypatch.setattr(node_users, "_KEPT_BYTES", 2500)
         for number in range(4):
-            node._prepared(REQUEST, context(population, number), NodeGuard(None, {}))
+            node.prepared(REQUEST, context(population, number), NodeGuard(None, {}))
         assert len(node._kept) == 4
         monkeypatch.setenv("PRIVSYN_RECORDS_GIB", "0")
-        plain = private_sum._Node(
+        plain = NodeUsers(
             load=users_of_node,
             load_embedder=hash_embedder,
             cache_directory=tmp_path,
             trainer=None,
-            queries={},
-            random=None,  # type: ignore[arg-type]
         )
         for number in range(4):
-            plain._prepared(REQUEST, context(population, number), NodeGuard(None, {}))
+            plain.prepared(REQUEST, context(population, number), NodeGuard(None, {}))
         assert len(plain._kept) == 1
 
     def test_the_file_is_read_once_for_many_nodes(

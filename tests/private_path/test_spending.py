@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import Error, Message
 
-from flower_privsyn.client_apps import private_sum as node
+from flower_privsyn.client_apps import handlers as node
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.host.progress import read_progress

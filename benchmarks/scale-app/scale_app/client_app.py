@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.private_sum import default_embedder
+from flower_privsyn.client_apps.node_users import default_embedder
 from flower_privsyn.embedding import Embedder
 
 DIMENSION = 384

@@ -1,4 +1,4 @@
-"""A node's answer to a question, and the node's own count of what is not in it."""
+"""A node's answer to a question: who takes part, their sum, and the count of what is not in it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Context
 
+from flower_privsyn.client_apps.records import Records
+from flower_privsyn.messages import wire
 from flower_privsyn.node import in_simulation
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import FixedSizeSampling, quarantine
+from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.queries import Broadcast, Cohort, Query
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -22,6 +25,43 @@ logger = logging.getLogger("flower_privsyn.client")
 QUARANTINE_LOG = "quarantine.log"
 
 _NOBODY = -1
+
+
+def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Who takes part in a round: (num_users,).
+
+    Args:
+        ask: the question.
+        user_ids: of the node's users.
+
+    Raises:
+        WireError: the sampling cannot be true here, or the sum would not be exact.
+    """
+    sampling = ask.sampling
+    if isinstance(sampling, FixedSizeSampling) and sampling.population < len(user_ids):
+        raise wire.WireError("the request's population is smaller than this node's users alone")
+    chosen: npt.NDArray[np.bool_] = sampling.participants(
+        user_ids,
+        key=ask.sampling_key,
+        count=ask.sample_count if ask.sample_count >= 0 else None,
+    )
+    num_users = int(chosen.sum())
+    if ask.query.answer_bound(num_users) > LARGEST_SUM:
+        raise wire.WireError("the clip norm lets sums leave the numbers that are exact")
+    if (most := ask.query.largest_cohort) is not None and num_users > most:
+        raise wire.WireError("the question is not asked about so many users on a node")
+    return chosen
+
+
+def sum_of(
+    ask: wire.Ask, records: Records, chosen: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """The sum of what the chosen users answer, in numbers of the grid."""
+    # Contributions lie on a grid, so that the sum does not depend on how it is put together.
+    total = np.zeros(ask.query.answer_length(ask.broadcast), dtype=np.float64)
+    for cohort in records.cohorts(ask, chosen):
+        total += answer_of(ask.query, cohort, ask.broadcast)
+    return total
 
 
 def answer_of(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray[np.float64]:

@@ -17,8 +17,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.client_apps import answers, create_client_app
-from flower_privsyn.client_apps.answers import answer_of
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.answer import answer_of
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
@@ -161,7 +161,7 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
     bad: list[object] = ["raise the secret words", "\ud800", "court judge"]
     # A SuperNode may have a partition too.
     partition = where(**{"num-partitions": 2, "partition-id": 0})
-    monkeypatch.setattr(answers, "in_simulation", lambda: False)
+    monkeypatch.setattr("flower_privsyn.client_apps.answer.in_simulation", lambda: False)
     with caplog.at_level(logging.INFO):
         reply = prepare(app_of(bad, tmp_path / "deployed"), partition)
     told = "2 records of 1 users are left out as unusable"

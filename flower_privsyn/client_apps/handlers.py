@@ -1,0 +1,244 @@
+"""The client's half of every method: load the node's users, answer, say nothing else.
+
+One handler serves the preparation request and one each query: the bundled ones, those that the app
+was made with, and those that installed packages offer (`flower_privsyn.queries.known`). A new
+method needs no change here. Replies hold the summed answer and the head-count. An exception
+leaves the node as a fixed code: its text may quote private data, so it stays in the node's log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from flower_privsyn import environment
+from flower_privsyn.client_apps.answer import chosen_users, report, sum_of
+from flower_privsyn.client_apps.cpu_time import counted
+from flower_privsyn.client_apps.node_users import (
+    ClientError,
+    EmbedderLoader,
+    NodeUsers,
+    Trainer,
+    UserLoader,
+    default_embedder,
+)
+from flower_privsyn.client_apps.policy import charge_of, guard_of
+from flower_privsyn.client_apps.recipe import dealt, users_of_node
+from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError, PrivsynError
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import RandomSource, SecureRandom, quarantine
+from flower_privsyn.queries import QUERIES, Query
+from flower_privsyn.queries.known import KnownQuery, known_queries
+
+logger = logging.getLogger("flower_privsyn.client")
+
+
+def create_client_app(
+    load: UserLoader | None = None,
+    *,
+    embedder: EmbedderLoader | None = None,
+    cache_directory: str | Path | None = None,
+    trainer: Trainer | None = None,
+    queries: Sequence[type[Query]] = (),
+    random: RandomSource | None = None,
+) -> ClientApp:
+    """Build the ClientApp that serves every strategy of this package.
+
+    Args:
+        load: from the node's context to its users. The default, `users_of_node`, reads the file
+            or dataset named by `data` in the node's configuration (in a simulation also the run's).
+        embedder: from (model name, precision) to an embedder; the default loads
+            sentence-transformers models.
+        cache_directory: where embeddings of the node's own text are kept. Default:
+            `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`.
+        trainer: for strategies that train models on the nodes; see
+            `flower_privsyn.client_apps.training`. Without it such requests are refused.
+        queries: classes of your own questions, answered beside the bundled ones and those that
+            installed packages offer as entry points of the group "flower_privsyn.queries". Outside
+            a simulation the owner of a node allows them by name (docs/node_policy.md).
+        random: source of noise shares; only tests pass one.
+
+    Returns:
+        A ClientApp that answers `query.prepare` and `query.<name>` of every known query. To serve
+        other actions too, call `add_handlers` on an app of your own.
+
+    Raises:
+        ConfigError: one of `queries` cannot be asked, or a name stands for two questions.
+    """
+    app = ClientApp()
+    add_handlers(
+        app,
+        load,
+        embedder=embedder,
+        cache_directory=cache_directory,
+        trainer=trainer,
+        queries=queries,
+        random=random,
+    )
+    return app
+
+
+def add_handlers(
+    app: ClientApp,
+    load: UserLoader | None = None,
+    *,
+    embedder: EmbedderLoader | None = None,
+    cache_directory: str | Path | None = None,
+    trainer: Trainer | None = None,
+    queries: Sequence[type[Query]] = (),
+    random: RandomSource | None = None,
+) -> None:
+    """Add this package's handlers to an existing ClientApp; arguments as `create_client_app`."""
+    users = NodeUsers(
+        load=load or users_of_node,
+        load_embedder=embedder or default_embedder,
+        cache_directory=Path(cache_directory) if cache_directory else None,
+        trainer=trainer,
+    )
+    node = _Node(users, known_queries(QUERIES, queries), random or SecureRandom())
+
+    @app.query("prepare")
+    def prepare(message: Message, context: Context) -> Message:
+        return _guarded(node, node.prepare, message, context)
+
+    for name in node.queries:
+        _register(app, node, name)
+
+
+def _register(app: ClientApp, node: _Node, name: str) -> None:
+    @app.query(name)
+    def answer(message: Message, context: Context) -> Message:
+        return _guarded(node, lambda msg, ctx: node.answer(msg, ctx, name), message, context)
+
+
+def _guarded(
+    node: _Node,
+    handler: Callable[[Message, Context], Message],
+    message: Message,
+    context: Context,
+) -> Message:
+    """Run a handler; whatever goes wrong leaves as a code."""
+    try:
+        with counted(message, context), quarantine.counting() as tally:
+            reply = handler(message, context)
+        report(tally, context, node.users.cache_directory)
+        return reply
+    except ClientError as error:
+        return wire.error_reply(error.code, message)
+    except NotAllowedError as error:
+        # Our own sentences: what was asked, what is allowed, and what public runs have spent.
+        logger.error("%s", error)
+        return wire.error_reply(wire.ClientErrorCode.NOT_ALLOWED, message)
+    except LedgerError as error:
+        logger.error("%s", error)
+        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)
+    except wire.WireError as error:
+        logger.error("request refused: %s", error)
+        return wire.error_reply(wire.ClientErrorCode.BAD_REQUEST, message)
+    except BaseException as error:
+        # The type is safe to log; the text and the traceback may quote private data, so they are
+        # shown on the node alone, and only when its owner asks for them.
+        logger.error(
+            "the client app failed with %s (set %s=1 on this node to see where)",
+            type(error).__name__,
+            environment.CLIENT_TRACEBACK,
+            exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),
+        )
+        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)
+
+
+class _Node:
+    """What the handlers share in one process.
+
+    Args:
+        users: of the nodes that this process answers for.
+        queries: what they can be asked, by name.
+        random: source of noise shares.
+    """
+
+    def __init__(
+        self, users: NodeUsers, queries: Mapping[str, KnownQuery], random: RandomSource
+    ) -> None:
+        self.users = users
+        self.queries = queries
+        self._random = random
+
+    def prepare(self, message: Message, context: Context) -> Message:
+        """Load the node's text and what answers are made with; report the roster."""
+        data, plan = wire.unpack_prepare(message)
+        asked = self._asked(plan.queries)
+        if asked and not any(map(data.suits, asked)):
+            raise wire.WireError(f"{', '.join(plan.queries)}: asked about {_about(data)}")
+        guard = guard_of(context)
+        guard.check_plan(plan, context.run_id, max_nodes_per_user=data.max_nodes_per_user)
+        prepared = self.users.prepared(data, context, guard)
+        self.users.check_deal(prepared.user_ids, data, context)
+        roster = wire.Roster(
+            num_users=len(prepared.user_ids),
+            embedder=prepared.fingerprint,
+            dimension=prepared.dimension,
+        )
+        return wire.reply(wire.pack_roster(roster), message)
+
+    def _asked(self, names: Sequence[str]) -> list[type[Query]]:
+        """The questions of these names; updates of models are asked for where the app trains."""
+        unknown = {name for name in names if name not in self.queries}
+        try:
+            found = [self.queries[name].load() for name in names if name not in unknown]
+        except ConfigError as error:
+            logger.error("%s", error)
+            raise ClientError(wire.ClientErrorCode.UNKNOWN_QUERY) from None
+        if not self.users.trains:
+            unknown |= {query.name for query in found if query.trains}
+        if unknown:
+            logger.error(
+                "the run asks %s, which this client app does not answer: install the server's "
+                "flower-privsyn here%s",
+                ", ".join(sorted(unknown)),
+                "" if self.users.trains else ", or serve flower_privsyn.client_apps.training:app",
+            )
+            raise ClientError(wire.ClientErrorCode.UNKNOWN_QUERY)
+        return found
+
+    def answer(self, message: Message, context: Context, name: str) -> Message:
+        """Answer one round's question."""
+        (query_class,) = self._asked([name])
+        try:
+            ask = wire.unpack_ask(message, query_class)
+        except PrivsynError as error:
+            raise wire.WireError(str(error)) from None
+        if not ask.data.suits(ask.query):
+            raise wire.WireError(f"{name} is not asked about {_about(ask.data)}")
+        guard = guard_of(context)
+        charge = charge_of(ask, message, context, guard)
+        guard.check(charge)
+        prepared = self.users.prepared(ask.data, context, guard)
+        dealt.forget()
+        try:
+            ask.query.check(ask.broadcast, dimension=prepared.dimension)
+        except ValueError as error:
+            raise wire.WireError(str(error)) from None
+        chosen = chosen_users(ask, prepared.user_ids)
+        num_users = int(chosen.sum())
+        total = sum_of(ask, prepared.records, chosen)
+        if ask.noise == "shares":
+            total = ask.mechanism.share(
+                total,
+                num_shares=num_users,
+                of=ask.shares_required,
+                random=self._random,
+            )
+        # On the node's disk before anything leaves; what never leaves stays charged.
+        guard.charge(charge)
+        answer = wire.Answer(total=total, num_users=num_users)
+        return wire.reply(wire.pack_answer(answer), message)
+
+
+def _about(data: wire.DataRequest) -> str:
+    """What a request has its questions about, for a sentence."""
+    return "updates of a model" if data.trains is not None else data.reads

@@ -1,0 +1,343 @@
+"""The users of a node: their text read, cut and made into records, once for many messages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from flwr.app import Context
+
+from flower_privsyn import environment
+from flower_privsyn.client_apps.deal import check_deal
+from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, users_of_node
+from flower_privsyn.client_apps.records import (
+    EmbeddingSource,
+    FixedRecords,
+    Records,
+    RecordSource,
+    TextSource,
+    TokenSource,
+    open_store,
+)
+from flower_privsyn.data import Cut, Users
+from flower_privsyn.embedding import (
+    Embedder,
+    RecordStore,
+    default_cache_directory,
+    load_embedder,
+    load_tokenizer,
+)
+from flower_privsyn.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    NotAllowedError,
+    PrivsynError,
+)
+from flower_privsyn.files import located
+from flower_privsyn.messages import wire
+from flower_privsyn.node import NodeGuard
+from flower_privsyn.queries import TrainableModel
+
+logger = logging.getLogger("flower_privsyn.client")
+
+#: A recipe: from the node's context to the users it hosts.
+UserLoader = Callable[[Context], Users]
+#: From a model name and a precision to an embedder.
+EmbedderLoader = Callable[[str, str], Embedder]
+
+#: Memory of one process for users kept between messages, so that a round costs only the vote.
+_KEPT_BYTES = 4 * 2**30
+_ID_BYTES = 57  # of a text object and its place in a tuple, beside its characters
+
+
+class Trainer(Protocol):
+    """What trains models on the node: `flower_privsyn.client_apps.training.LocalTraining`."""
+
+    def source(self, model: TrainableModel) -> RecordSource:
+        """Load a model whose updates are asked for."""
+
+
+class ClientError(Exception):
+    """Carries a fixed code out of a handler; never text."""
+
+    def __init__(self, code: wire.ClientErrorCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+def default_embedder(name: str, precision: str) -> Embedder:
+    """A sentence-transformers model by name or path, relative to where the command was typed."""
+    return load_embedder(located(name), precision=precision)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A node's users, in memory between messages.
+
+    Attributes:
+        records: of all of them.
+        user_ids: who they are.
+        fingerprint: of the model that made the records.
+        dimension: numbers in a record.
+    """
+
+    records: Records
+    user_ids: tuple[str, ...]
+    fingerprint: str
+    dimension: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this process's own memory; what is mapped from the disk is shared."""
+        return self.records.nbytes + sum(_ID_BYTES + len(user) for user in self.user_ids)
+
+
+class NodeUsers:
+    """Reads the users of the nodes that one process answers for, and keeps their records.
+
+    Args:
+        load: from a node's context to its users.
+        load_embedder: from a model name and a precision to an embedder.
+        cache_directory: of the node; None for the default.
+        trainer: trains models; None where none is trained.
+    """
+
+    def __init__(
+        self,
+        *,
+        load: UserLoader,
+        load_embedder: EmbedderLoader,
+        cache_directory: Path | None,
+        trainer: Trainer | None,
+    ) -> None:
+        self._load = load
+        self._load_embedder = load_embedder
+        self._cache_directory = cache_directory
+        self._trainer = trainer
+        self._embedders: dict[tuple[str, str], Embedder] = {}
+        self._kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
+        self._records: RecordStore | None = None
+        self._opened = False
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel to another process without locks, models or private records."""
+        return _rebuild, (self._load, self._load_embedder, self._cache_directory, self._trainer)
+
+    @property
+    def cache_directory(self) -> Path:
+        """Where the node keeps what it has made of its text."""
+        return self._cache_directory or default_cache_directory()
+
+    @property
+    def trains(self) -> bool:
+        """Whether models are trained here."""
+        return self._trainer is not None
+
+    def check_deal(self, user_ids: Sequence[str], data: wire.DataRequest, context: Context) -> None:
+        """In a simulation: refuse a recipe that puts a user on more nodes than declared.
+
+        Raises:
+            ClientError: it does.
+        """
+        own = context.node_config
+        if "num-partitions" not in own or context.run_id < DRAWN_RUN_IDS:
+            return
+        if self._load is users_of_node and "data" not in own:
+            return  # dealt, and each to one
+        try:
+            check_deal(
+                self.cache_directory,
+                run_id=context.run_id,
+                node_id=context.node_id,
+                user_ids=user_ids,
+                max_nodes=data.max_nodes_per_user,
+            )
+        except DataError as error:
+            logger.error("%s", error)
+            raise ClientError(wire.ClientErrorCode.USER_ON_SEVERAL_NODES) from None
+
+    def prepared(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> Prepared:
+        """The users of a node, ready to be asked about.
+
+        Args:
+            request: how their text becomes records.
+            context: of the node.
+            guard: which models may be named.
+
+        Raises:
+            ClientError: text or model cannot be had; the node's log says why.
+            NotAllowedError: the owner does not allow the model.
+        """
+        if request.trains is not None:
+            guard.check_model("trained", request.trains.name)
+        elif request.reads != "text":
+            guard.check_model("embedding", request.embedding_model)
+        key = (
+            context.run_id,
+            context.node_id,
+            tuple(sorted((k, v) for k, v in context.node_config.items())),
+            # A run id that somebody wrote down comes again, with other settings.
+            tuple(sorted((k, v) for k, v in context.run_config.items())),
+            request,
+        )
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+                return kept
+        prepared = self._prepare(request, context, guard)
+        with self._lock:
+            self._kept[key] = prepared
+            while (
+                len(self._kept) > 1
+                and sum(kept.nbytes for kept in self._kept.values()) > _KEPT_BYTES
+            ):
+                self._kept.popitem(last=False)
+        return prepared
+
+    def _prepare(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> Prepared:
+        ticket = self._ticket(request, context)
+        try:
+            store = None if ticket is None else self._store()
+            stored = None if ticket is None or store is None else store.recall(ticket)
+            if stored is not None:
+                # Neither text nor model has been read.
+                return Prepared(
+                    records=FixedRecords.stored(stored),
+                    user_ids=stored.user_ids,
+                    fingerprint=stored.fingerprint,
+                    dimension=stored.records.shape[1],
+                )
+            source = self._source(request, guard)
+        except NotAllowedError:
+            raise
+        except PrivsynError as error:
+            logger.error("%s", error)
+            raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
+        try:
+            cut = request.cut
+            users = cut.asked(self._load(context))
+            records = self._read(source, users, cut, ticket)
+        except ModelError as error:
+            logger.error("%s", error)
+            raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
+        except (DataError, ConfigError) as error:
+            # Our own sentences name files, lines and keys, never text.
+            logger.error("%s", error)
+            raise ClientError(wire.ClientErrorCode.DATA_UNAVAILABLE) from None
+        return Prepared(
+            records=records,
+            user_ids=tuple(users.user_ids),
+            fingerprint=source.fingerprint,
+            dimension=source.dimension,
+        )
+
+    def _read(self, source: RecordSource, users: Users, cut: Cut, ticket: str | None) -> Records:
+        """The users' records: from the store where they are, else made and put there."""
+        if not isinstance(source, EmbeddingSource) or source.store is None:
+            samples = cut.samples(users, tokenizer=source.tokenizer)
+            return source.read(samples, users.user_ids)
+        key = source.key(users, cut)
+        records = source.find(key)
+        if records is None:
+            samples = cut.samples(users, tokenizer=source.tokenizer)
+            records = source.keep(key, source.read(samples, users.user_ids), users.user_ids)
+        if ticket is not None and records.mapped:
+            try:
+                source.store.remember(ticket, key)
+            except DataError as error:
+                logger.warning("%s Every process reads the text once.", error)
+        return records
+
+    def _store(self) -> RecordStore | None:
+        """The node's record store, opened once in a process."""
+        with self._lock:
+            if not self._opened:
+                self._records = open_store(self.cache_directory)
+                self._opened = True
+            return self._records
+
+    def _ticket(self, request: wire.DataRequest, context: Context) -> str | None:
+        """Names what this run asked this node for, in every process of the node.
+
+        A digest of public values. None where nothing is stored, which is all but embeddings, and
+        where the values do not settle whose text it is: for run ids that are used again, and for
+        recipes that no import finds.
+        """
+        recipe, embedder = _importable(self._load), _importable(self._load_embedder)
+        if recipe is None or embedder is None:
+            return None
+        if request.reads != "embeddings" or context.run_id < DRAWN_RUN_IDS:
+            return None
+        values = [
+            context.run_id,
+            context.node_id,
+            sorted(context.node_config.items()),
+            sorted(context.run_config.items()),
+            os.environ.get(environment.WORKING_DIRECTORY, ""),
+            recipe,
+            embedder,
+            asdict(request),
+        ]
+        return digest(json.dumps(values, default=str).encode())
+
+    def _source(self, request: wire.DataRequest, guard: NodeGuard) -> RecordSource:
+        if request.reads == "text":
+            return TextSource()
+        if request.trains is not None:
+            if self._trainer is None:
+                raise wire.WireError(
+                    "this client app trains no models: make it with "
+                    "flower_privsyn.client_apps.training.create_training_app"
+                )
+            name = guard.check_files("trained", request.trains.name)
+            return self._trainer.source(replace(request.trains, name=name))
+        name = guard.check_files("embedding", request.embedding_model)
+        if request.reads == "tokens":
+            tokenizer, fingerprint = load_tokenizer(located(name))
+            return TokenSource(tokenizer, fingerprint, request.max_tokens)
+        key = (name, request.embedding_precision)
+        if key not in self._embedders:
+            self._embedders[key] = self._load_embedder(*key)
+        return EmbeddingSource(self._embedders[key], self.cache_directory, self._store())
+
+
+def digest(data: bytes) -> str:
+    """What names public values in the node's account and in its store."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _importable(function: Callable[..., object]) -> str | None:
+    """Where a function can be imported from; None for one that carries values of its own."""
+    module, name = (getattr(function, key, None) for key in ("__module__", "__qualname__"))
+    if not module or not name or "<" in name or "." in name:
+        return None
+    # A name may be borrowed, as by functools.wraps.
+    if getattr(sys.modules.get(module), name, None) is not function:
+        return None
+    return f"{module}:{name}"
+
+
+def _rebuild(
+    load: UserLoader,
+    load_embedder: EmbedderLoader,
+    cache_directory: Path | None,
+    trainer: Trainer | None,
+) -> NodeUsers:
+    return NodeUsers(
+        load=load,
+        load_embedder=load_embedder,
+        cache_directory=cache_directory,
+        trainer=trainer,
+    )

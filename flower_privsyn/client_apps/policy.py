@@ -1,0 +1,69 @@
+"""The owner's word on a request, and what an answer is charged as in the node's own account."""
+
+from __future__ import annotations
+
+import json
+
+from flwr.app import Context, Message
+
+from flower_privsyn.client_apps.node_users import digest
+from flower_privsyn.errors import ConfigError, NotAllowedError
+from flower_privsyn.messages import wire
+from flower_privsyn.node import Charge, NodeGuard, in_simulation
+from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling
+
+
+def guard_of(context: Context) -> NodeGuard:
+    """The owner's word; a node whose policy cannot be used answers nothing."""
+    try:
+        return NodeGuard.of(context.node_config)
+    except ConfigError as error:
+        raise NotAllowedError(str(error)) from None
+
+
+def charge_of(ask: wire.Ask, message: Message, context: Context, guard: NodeGuard) -> Charge:
+    """What an answer is charged as in the node's own account."""
+    config = context.node_config
+    # Outside a simulation, whether a recipe deals its users, only its author knows.
+    parts = in_simulation() and "partition-id" in config and "num-partitions" in config
+    return Charge(
+        server=guard.server,
+        run=context.run_id,
+        node=context.node_id,
+        partition=(int(config["partition-id"]), int(config["num-partitions"])) if parts else None,
+        round_number=ask.round_number,
+        num_rounds=ask.num_rounds,
+        query=ask.query.name,
+        question=_question(message, context),
+        clip_norm=ask.query.clip_norm,
+        mechanism=ask.mechanism,
+        relation=ask.relation,
+        sampling=ask.sampling,
+        noise=ask.noise,
+        shares_required=ask.shares_required,
+        correlation=ask.correlation,
+        max_nodes_per_user=ask.data.max_nodes_per_user,
+        coins=_coins(ask),
+    )
+
+
+def _question(message: Message, context: Context) -> str:
+    """Digest of a request and of the configurations it is answered under.
+
+    What a recipe reads may depend on either, and with it the answer. The node's `policy` decides
+    only whether there is one.
+    """
+    node = {key: value for key, value in context.node_config.items() if key != "policy"}
+    values = [
+        wire.request_digest(message),
+        sorted(node.items()),
+        sorted(context.run_config.items()),
+    ]
+    return digest(json.dumps(values, default=str).encode())
+
+
+def _coins(ask: wire.Ask) -> str:
+    """Digest of the key that the users' coins are flipped with, where the account counts them."""
+    if ask.correlation is None and isinstance(ask.sampling, PoissonSampling | FixedSizeSampling):
+        return digest(ask.sampling_key)
+    return ""
