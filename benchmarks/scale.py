@@ -161,7 +161,7 @@ def run_in_process(run_dir: Path, cache: Path, settings: dict[str, Any]) -> tupl
 
     from flower_privsyn.client_apps import create_client_app
     from flower_privsyn.data import load_users
-    from flower_privsyn.host.simulation import load_app, resolve_config
+    from flower_privsyn.host.app import load_app, resolve_config
     from flower_privsyn.strategies import PrivateSumConfig
     from flower_privsyn.testing import LoopbackGrid, flower_identity
 

@@ -16,7 +16,7 @@ from scipy import stats
 from benchmarks import scale
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import simulate_users
-from flower_privsyn.host.simulation import load_app, resolve_config
+from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PoissonSampling, PrivacyLedger
 from flower_privsyn.privacy.budget import budget_report

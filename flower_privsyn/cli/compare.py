@@ -98,11 +98,11 @@ def compare(
     same command continues what was interrupted.
     """
     from flower_privsyn.comparison import APP, Comparison, make_plan
-    from flower_privsyn.host import simulation
+    from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal import CausalTraining
 
     plan = make_plan(
-        app=simulation.load_app(app or APP),
+        app=load_app(app or APP),
         data=data,
         epsilons=epsilon,
         methods=methods or (),

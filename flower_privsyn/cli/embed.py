@@ -83,11 +83,9 @@ def embed(
 
 
 def _settings_of(app: str, config: str | None, settings: list[str]) -> dict[str, Any]:
-    from flower_privsyn.host import simulation
+    from flower_privsyn.host.app import load_app, resolve_config
 
-    return dict(
-        simulation.resolve_config(simulation.load_app(app), config_name=config, settings=settings)
-    )
+    return dict(resolve_config(load_app(app), config_name=config, settings=settings))
 
 
 def _embed(asked: dict[str, Any], places: dict[str, Any], nodes: int, processes: int) -> int:

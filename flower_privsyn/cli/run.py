@@ -17,7 +17,7 @@ from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
-    from flower_privsyn.host.simulation import Outcome
+    from flower_privsyn.host.launch import Outcome
 
 
 def run(
@@ -41,17 +41,18 @@ def run(
     APP is the folder of the app. The exit status is 0 only when the run has finished.
     """
     from flower_privsyn import runs
-    from flower_privsyn.host import simulation
+    from flower_privsyn.host import app as host_app
+    from flower_privsyn.host import launch
 
-    loaded = simulation.load_app(app)
-    values = simulation.resolve_config(loaded, config_name=config, settings=settings or ())
+    loaded = host_app.load_app(app)
+    values = host_app.resolve_config(loaded, config_name=config, settings=settings or ())
     inside = Path.cwd().resolve().is_relative_to(loaded.path.resolve())
     set_to = str(values.get("run-dir", ""))
     if run_dir and set_to and run_dir != set_to:
         raise ConfigError(
             f'--run-dir {run_dir} and the setting run-dir = "{set_to}" name two folders; give one.'
         )
-    simulation.refuse_resume(values, Path(run_dir or set_to or "DIR"))
+    launch.refuse_resume(values, Path(run_dir or set_to or "DIR"))
     if run_dir or set_to:
         path = Path(run_dir or set_to).expanduser().absolute()
         if path.resolve().is_relative_to(loaded.path.resolve()):
@@ -63,12 +64,12 @@ def run(
         path = runs.default_run_directory(loaded.name)
     else:
         path = runs.new_run_path(Path("runs"), loaded.name)
-    simulation.check_settings(loaded, values)
-    simulation.check_data(loaded, values)
+    host_app.check_settings(loaded, values)
+    host_app.check_data(loaded, values)
     runs.RunDirectory(path).refuse_existing()
     sys.stderr.write(f"Running {loaded.name} in {path}\n")
     with _following(path) as follow:
-        outcome = simulation.run_app(loaded, path, values, follow=follow)
+        outcome = launch.run_app(loaded, path, values, follow=follow)
     return show_outcome(outcome)
 
 
@@ -89,11 +90,11 @@ def resume(
     DIR is the run directory. The run goes on with its ledger and the settings it was started with,
     except for those of --set.
     """
-    from flower_privsyn.host import simulation
+    from flower_privsyn.host import launch
 
     path = Path(run_dir)
     with _following(path) as follow:
-        outcome = simulation.resume_run(path, settings=settings or (), follow=follow)
+        outcome = launch.resume_run(path, settings=settings or (), follow=follow)
     return show_outcome(outcome)
 
 

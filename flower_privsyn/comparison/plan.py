@@ -14,7 +14,7 @@ import numpy as np
 
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.host.simulation import App, ConfigValue, check_settings, resolve_config
+from flower_privsyn.host.app import App, ConfigValue, check_settings, resolve_config
 from flower_privsyn.strategies.by_name import listed_strategies
 from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
 from flower_privsyn.training.causal import CausalTraining

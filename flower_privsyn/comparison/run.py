@@ -32,8 +32,8 @@ from flower_privsyn.errors import ConfigError, FederationError, PrivsynError, Ru
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import TRAINED_MODEL
 from flower_privsyn.files import read_json, read_json_lines, replacing, write_json
+from flower_privsyn.host.launch import resume_run, run_app
 from flower_privsyn.host.progress import ShownProgress
-from flower_privsyn.host.simulation import resume_run, run_app
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.runs import RunDirectory, lock_file
 

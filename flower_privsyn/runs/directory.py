@@ -63,7 +63,7 @@ from flower_privsyn.files import (
     replacing,
     write_json,
 )
-from flower_privsyn.host.processes import is_alive, process_info
+from flower_privsyn.host.processes import is_alive, started_at
 from flower_privsyn.host.progress import Progress, Stage
 from flower_privsyn.privacy.ledger_chain import Chain, header, read_chain, refuse_cut
 from flower_privsyn.runs.owner import OwnerFolder
@@ -702,9 +702,8 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
             raise RunDirectoryError(
                 f"The lock file {path} cannot be locked: {error.strerror or error}."
             ) from error
-    own = process_info(os.getpid())
     file.truncate(0)
-    file.write(json.dumps({"pid": os.getpid(), "started": own.started if own else ""}) + "\n")
+    file.write(json.dumps({"pid": os.getpid(), "started": started_at(os.getpid())}) + "\n")
     file.flush()
     return file
 

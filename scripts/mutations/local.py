@@ -42,23 +42,19 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="Ray listens on all addresses",
-        file="flower_privsyn/host/simulation.py",
-        function="_Flower.__init__",
+        file="flower_privsyn/host/flower.py",
+        function="Flower.__init__",
         before='            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",\n',
         after="",
-        tests=(
-            "tests/host/test_simulation.py::test_kill_the_command_then_the_server_app_then_finish",
-        ),
+        tests=("tests/host/test_launch.py::test_kill_the_command_then_the_server_app_then_finish",),
     ),
     Mutation(
         name="Ray asks nobody for a token",
-        file="flower_privsyn/host/simulation.py",
-        function="_Flower.__init__",
+        file="flower_privsyn/host/flower.py",
+        function="Flower.__init__",
         before='            "RAY_AUTH_MODE": "token",\n',
         after="",
-        tests=(
-            "tests/host/test_simulation.py::test_kill_the_command_then_the_server_app_then_finish",
-        ),
+        tests=("tests/host/test_launch.py::test_kill_the_command_then_the_server_app_then_finish",),
     ),
     Mutation(
         name="an embedding model brings classes of its own",

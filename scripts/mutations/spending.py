@@ -180,12 +180,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="privsyn run starts anew where it was asked to resume",
-        file="flower_privsyn/host/simulation.py",
+        file="flower_privsyn/host/launch.py",
         function="refuse_resume",
         before='    if values.get("resume"):\n',
         after="    if False:\n",
         tests=(
-            "tests/host/test_simulation.py::test_a_run_is_not_started_by_settings_that_ask_to_continue_one",
+            "tests/host/test_launch.py::test_a_run_is_not_started_by_settings_that_ask_to_continue_one",
         ),
     ),
     Mutation(
@@ -194,7 +194,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="run",
         before="    if run_dir or set_to:\n        path = Path(run_dir or set_to)",
         after="    if run_dir:\n        path = Path(run_dir)",
-        tests=("tests/host/test_simulation.py::test_a_run_directory_may_be_a_setting",),
+        tests=("tests/host/test_launch.py::test_a_run_directory_may_be_a_setting",),
     ),
     Mutation(
         name="a generator is first asked after the last release",

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.simulation import check_settings, load_app, resolve_config, run_app
+from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.host.launch import run_app
 from flower_privsyn.privacy import Correlation, participation_of, release_epsilon
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.sampling import FullParticipation

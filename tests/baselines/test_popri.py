@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.simulation import check_settings, load_app, resolve_config, run_app
+from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.host.launch import run_app
 from flower_privsyn.strategies import CLIENT_KEYS, KernelSketchConfig, POPriConfig
 
 APP = Path(__file__).parents[2] / "baselines" / "popri"

@@ -8,7 +8,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.cli.run import show_outcome
-from flower_privsyn.host import simulation
+from flower_privsyn.host import launch
 from flower_privsyn.runs import RunDirectory
 from tests.support.flower_app import write_app
 
@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_the_end_of_a_run_names_the_epsilons_and_the_files(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert show_outcome(simulation.Outcome(path=run.path, error=None)) == 0
+    assert show_outcome(launch.Outcome(path=run.path, error=None)) == 0
     shown = capsys.readouterr().out
     assert f"Run directory: {run.path}" in shown
     assert "epsilon_release       = 2.5 (" in shown
@@ -88,7 +88,7 @@ def test_bad_data_is_named_before_flower_starts(
 def test_an_app_without_a_run_directory_ends_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert show_outcome(simulation.Outcome(path=tmp_path, error=None)) == 0
+    assert show_outcome(launch.Outcome(path=tmp_path, error=None)) == 0
     assert "finished" in capsys.readouterr().out
 
 
@@ -117,11 +117,11 @@ def test_where_a_run_goes_when_nobody_says(
     app = write_app(tmp_path / "app")
     paths: list[Path] = []
 
-    def record(_app: object, path: Path, _values: object, **_: object) -> simulation.Outcome:
+    def record(_app: object, path: Path, _values: object, **_: object) -> launch.Outcome:
         paths.append(path)
-        return simulation.Outcome(path=path, error="stopped here")
+        return launch.Outcome(path=path, error="stopped here")
 
-    monkeypatch.setattr(simulation, "run_app", record)
+    monkeypatch.setattr(launch, "run_app", record)
     monkeypatch.setenv("PRIVSYN_RUNS", str(tmp_path / "elsewhere"))
     monkeypatch.chdir(tmp_path)
     assert main(["run", "app"]) == 2

@@ -9,7 +9,7 @@ from flower_privsyn.comparison import APP, Cell, make_plan, methods_of
 from flower_privsyn.comparison.plan import joined, split_users
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.host.simulation import load_app
+from flower_privsyn.host.app import load_app
 from flower_privsyn.strategies import STRATEGIES, configuration_of
 
 #: From the floor to the ceiling.

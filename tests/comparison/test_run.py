@@ -11,7 +11,7 @@ from flower_privsyn.comparison import APP, Comparison, make_plan
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.host.simulation import load_app
+from flower_privsyn.host.app import load_app
 from flower_privsyn.runs import RunDirectory
 
 SAMPLE = Path(__file__).parents[2] / "baselines" / "popri" / "popri" / "sample" / "users.jsonl"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.host.simulation import load_app, resolve_config
+from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.strategies import CLIENT_KEYS, PrivateEvolutionConfig
 
 ROOT = Path(__file__).parents[2]

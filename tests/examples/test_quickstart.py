@@ -10,7 +10,8 @@ import pytest
 
 from flower_privsyn.data import load_users
 from flower_privsyn.evaluation.nearest_neighbor import evaluate_run
-from flower_privsyn.host.simulation import load_app, resolve_config, run_app
+from flower_privsyn.host.app import load_app, resolve_config
+from flower_privsyn.host.launch import run_app
 from flower_privsyn.runs import RunDirectory
 
 ROOT = Path(__file__).parents[2]

@@ -17,12 +17,11 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
-import psutil
 import pytest
 
 from flower_privsyn.host import superlink
+from flower_privsyn.host.flower import Flower
 from flower_privsyn.host.processes import descendants
-from flower_privsyn.host.simulation import _Flower
 from tests.support.flower_app import write_app
 from tests.support.sockets import addresses
 
@@ -39,22 +38,22 @@ def shared() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def flower(shared: Path) -> Iterator[_Flower]:
+def flower(shared: Path) -> Iterator[Flower]:
     """A SuperLink as `privsyn run` starts it, in a run directory that others can enter."""
     run = shared / "run"
     run.mkdir()
-    started = _Flower(run, {"working-directory": str(shared)})
+    started = Flower(run, {"working-directory": str(shared)})
     started.start()
     yield started
     started.close()
 
 
-def port_of(flower: _Flower) -> int:
+def port_of(flower: Flower) -> int:
     address = (flower.home / "config.toml").read_text().partition('address = "')[2]
     return int(address.partition(":")[2].partition('"')[0])
 
 
-def stranger_home(flower: _Flower, folder: Path, token: str | None = None) -> Path:
+def stranger_home(flower: Flower, folder: Path, token: str | None = None) -> Path:
     """Flower's folder of somebody who knows the address and has no token, or a guessed one."""
     folder.mkdir()
     folder.chmod(0o777)
@@ -127,13 +126,13 @@ def flwr(
     return bool(answer["success"]), said, json.loads(readable)
 
 
-def test_the_owner_is_answered(flower: _Flower) -> None:
+def test_the_owner_is_answered(flower: Flower) -> None:
     assert flower._flwr("list", "privsyn")["success"] is True
 
 
 @pytest.mark.parametrize("token", [None, "0" * 64])
 def test_a_client_without_the_token_is_refused(
-    flower: _Flower, shared: Path, token: str | None
+    flower: Flower, shared: Path, token: str | None
 ) -> None:
     home = stranger_home(flower, shared / f"client-{token is None}", token)
     done, words, _ = flwr(home, "run", str(write_app(home / "app")), "privsyn")
@@ -145,7 +144,7 @@ def test_a_client_without_the_token_is_refused(
 @pytest.mark.skipif(
     os.name != "posix" or os.geteuid() != 0, reason="only root can become another user"
 )
-def test_another_user_of_the_machine_is_refused(flower: _Flower, shared: Path) -> None:
+def test_another_user_of_the_machine_is_refused(flower: Flower, shared: Path) -> None:
     home = stranger_home(flower, shared / "nobody")
     app = write_app(home / "app")
     # Nor can the token be picked up where the owner keeps it, nor what the run has stored.
@@ -164,7 +163,7 @@ def test_another_user_of_the_machine_is_refused(flower: _Flower, shared: Path) -
     assert flower._flwr("list", "privsyn")["runs"] == []
 
 
-def test_no_route_answers_without_credentials(flower: _Flower) -> None:
+def test_no_route_answers_without_credentials(flower: Flower) -> None:
     """All that Flower serves, asked by hand: also what its own command would never send."""
     from flwr.supercore.routers.runtime import create_runtime_router, responses_router
     from flwr.superlink.routers.control import router as control
@@ -192,7 +191,7 @@ def _routes(router: object) -> Iterator[object]:
     yield from iter_route_contexts(router.routes)  # type: ignore[attr-defined]
 
 
-def _post(flower: _Flower, path: str) -> int:
+def _post(flower: Flower, path: str) -> int:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port_of(flower)}{path}",
         data=b"",
@@ -205,12 +204,12 @@ def _post(flower: _Flower, path: str) -> int:
         return error.code
 
 
-def test_nothing_listens_beyond_this_machine(flower: _Flower) -> None:
+def test_nothing_listens_beyond_this_machine(flower: Flower) -> None:
     assert flower.guard is not None
     assert addresses([info.pid for info in descendants(flower.guard.pid)]) == {"127.0.0.1"}
 
 
-def test_what_the_owner_holds_is_the_owners(flower: _Flower) -> None:
+def test_what_the_owner_holds_is_the_owners(flower: Flower) -> None:
     for path in (flower.home.parent, flower.home, flower.keys, flower.temporary):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
     for path in (*flower.keys.iterdir(), flower.home / "credentials.yaml", flower.log):
@@ -220,7 +219,7 @@ def test_what_the_owner_holds_is_the_owners(flower: _Flower) -> None:
     assert all(len(value) == 64 for value in secrets)
     # Other users can read command lines.
     assert flower.guard is not None
-    lines = [" ".join(psutil.Process(info.pid).cmdline()) for info in descendants(flower.guard.pid)]
+    lines = [" ".join(info.cmdline()) for info in descendants(flower.guard.pid)]
     assert any("flower_privsyn.host.superlink superexec" in line for line in lines)
     assert not [line for line in lines for value in secrets if value in line]
 

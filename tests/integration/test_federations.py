@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.host.processes import marked_processes
-from flower_privsyn.host.simulation import load_app, resolve_config
 from flower_privsyn.node import NodeLedger, NodePolicy
 from tests.support.federation import make_users
 from tests.support.federation_app import write_app

@@ -12,7 +12,8 @@ from flwr.app import Context
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
-from flower_privsyn.host.simulation import load_app, resolve_config, run_app
+from flower_privsyn.host.app import load_app, resolve_config
+from flower_privsyn.host.launch import run_app
 from flower_privsyn.strategies import POPri, POPriConfig
 from flower_privsyn.testing import (
     HashEmbedder,

@@ -19,7 +19,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from flower_privsyn.host.processes import descendants, is_alive
+from flower_privsyn.host.processes import descendants, is_running
 from flower_privsyn.host.superlink import write_secret
 from flower_privsyn.runs.owner import OwnerFolder
 from tests.support.federation_app import write_app
@@ -132,7 +132,7 @@ def test_a_cluster_of_two_gives_the_histograms_of_one_machine(
         run = tmp_path / "run"
         error = simulate(app, run, num_nodes=8, num_rounds=2, ray_address=address)
         assert error is None, OwnerFolder(run).log_file.read_text()[-3000:]
-    assert not [info for info in below if is_alive(info.pid, info.started)]
+    assert not [info for info in below if is_running(info)]
     assert simulate(app, tmp_path / "alone", num_nodes=8, num_rounds=2) is None
     for one, other in zip(sums(run), sums(tmp_path / "alone"), strict=True):
         assert one.sum() > 0
@@ -158,7 +158,7 @@ def test_a_worker_killed_while_users_answer(app: Path, tmp_path: Path) -> None:
         )
         assert error is None, OwnerFolder(run).log_file.read_text()[-3000:]
         killer.join(timeout=60)
-    assert not [info for info in below if is_alive(info.pid, info.started)]
+    assert not [info for info in below if is_running(info)]
     first, second, third = lines(run / "metrics.jsonl")
     assert (first["answers"], first["num_users"]) == (8, 24)
     # One answer was lost with the machine; the others were given by the machine that is left.

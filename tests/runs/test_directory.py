@@ -22,7 +22,7 @@ import pytest
 from flower_privsyn import environment, files, runs
 from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
 from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
-from flower_privsyn.host.processes import process_info
+from flower_privsyn.host.processes import started_at
 from flower_privsyn.host.progress import describe, read_progress
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.owner import TIMES_STAMP
@@ -276,12 +276,10 @@ time.sleep(60)
 
 def test_a_process_ends_with_its_supervisor_even_when_nobody_collects_it() -> None:
     supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    info = process_info(supervisor.pid)
-    assert info is not None
     environment = {
         **os.environ,
         SUPERVISOR_PID: str(supervisor.pid),
-        SUPERVISOR_STARTED: info.started,
+        SUPERVISOR_STARTED: started_at(supervisor.pid),
     }
     with subprocess.Popen(
         [sys.executable, "-c", _WATCH], stdout=subprocess.PIPE, text=True, env=environment

@@ -20,7 +20,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.errors import LedgerError, RunDirectoryError
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.host import simulation
+from flower_privsyn.host import launch
 from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.report import write_run_page
 from flower_privsyn.runs import RunDirectory, migrate
@@ -310,9 +310,9 @@ def test_a_command_killed_before_its_run_began_needs_no_conversion(
     path = old("unfinished")
     (path / "config.json").unlink()
     launched: list[Any] = []
-    monkeypatch.setattr(simulation, "load_app", lambda app: launched.append(app) or 1 / 0)
+    monkeypatch.setattr(launch, "load_app", lambda app: launched.append(app) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        simulation.resume_run(path)
+        launch.resume_run(path)
     assert launched == ["/home/owner/app"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from flower_privsyn import strategies
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.simulation import App, check_settings
+from flower_privsyn.host.app import App, check_settings
 from flower_privsyn.queries import QUERIES
 from flower_privsyn.strategies import (
     STRATEGIES,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_privsyn.host.simulation import load_app, resolve_config, run_app
+from flower_privsyn.host.app import load_app, resolve_config
+from flower_privsyn.host.launch import run_app
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 

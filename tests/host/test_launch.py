@@ -18,129 +18,24 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.environment import SUPERVISOR_PID
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
-from flower_privsyn.host import simulation
-from flower_privsyn.host.processes import descendants, is_alive, process_info
+from flower_privsyn.host import launch
+from flower_privsyn.host.app import App, load_app, resolve_config
+from flower_privsyn.host.flower import FlowerStatus
+from flower_privsyn.host.launch import Outcome
+from flower_privsyn.host.processes import descendants, is_alive, name_of, started_at
 from flower_privsyn.host.progress import read_progress
-from flower_privsyn.host.simulation import App, Outcome, load_app, resolve_config
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
 from tests.support.flower_app import write_app
 from tests.support.run_files import times_in
+from tests.support.simulation import free_port
 from tests.support.sockets import addresses
-
-# -------------------------------------------------------------------- settings
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> App:
-    folder = write_app(tmp_path / "app")
-    (folder / "conf").mkdir()
-    (folder / "conf" / "small.toml").write_text("num-nodes = 3\nepsilon = 2\n")
-    (folder / "conf" / "wrong.toml").write_text("num-node = 3\n")
-    (folder / "conf" / "broken.toml").write_text("num-nodes = \n")
-    return load_app(folder)
-
-
-def test_an_app_is_read(app: App) -> None:
-    assert app.name == "asking-app"
-    assert app.uses_run_directory
-    assert app.defaults["epsilon"] == 7.58
-
-
-def test_what_is_not_an_app_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="There is no app folder"):
-        load_app(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"is not a Flower app: it holds no pyproject.toml"):
-        load_app(tmp_path)
-    file = tmp_path / "pyproject.toml"
-    for text, expected in (
-        ("[project", "pyproject.toml is not valid TOML: "),
-        ('[project]\nname = "a"', "does not describe a Flower app"),
-        ('[tool.flwr.app.components]\nserverapp = "a"\nclientapp = "b"', r"no \[project\] name"),
-    ):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match=expected):
-            load_app(tmp_path)
-
-
-def test_settings_come_from_the_app_a_named_file_and_the_command_line(app: App) -> None:
-    assert resolve_config(app) == app.defaults
-    values = resolve_config(
-        app, config_name="small", settings=["epsilon=1", "note=2024", "behaviour='a b'"]
-    )
-    assert values["num-nodes"] == 3
-    assert values["epsilon"] == 1.0
-    assert isinstance(values["epsilon"], float)
-    assert values["note"] == "2024"
-    assert values["behaviour"] == "a b"
-
-
-@pytest.mark.parametrize(
-    ("config", "setting", "expected"),
-    [
-        (None, "epsilon", r"--set takes key=value, got 'epsilon'\."),
-        (None, "=3", r"--set takes key=value, got '=3'\."),
-        (None, "num-node=3", r"has no setting 'num-node'; did you mean 'num-nodes'\?"),
-        (None, "zzz=3", "has no setting 'zzz'; it has run-dir, resume, num-nodes"),
-        (None, "num-nodes=2.5", "num-nodes is 2.5; it must be a whole number, such as 1"),
-        (None, "num-nodes=true", "num-nodes is True; it must be a whole number"),
-        (None, "num-nodes=many", "num-nodes is 'many'; it must be a whole number"),
-        (None, "epsilon=big", "epsilon is 'big'; it must be a number, such as 7.58"),
-        (None, "resume=1", "resume is 1; it must be true or false, such as false"),
-        ("large", "", "no configuration 'large'; it has broken, small, wrong"),
-        ("wrong", "", r"conf/wrong.toml: .*no setting 'num-node'; did you mean 'num-nodes'\?"),
-        ("broken", "", r"conf/broken.toml is not valid TOML"),
-    ],
-)
-def test_a_wrong_setting_is_named(
-    app: App, config: str | None, setting: str, expected: str
-) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        resolve_config(app, config_name=config, settings=[setting] if setting else [])
-
-
-def test_an_app_without_configurations_says_so(tmp_path: Path) -> None:
-    app = load_app(write_app(tmp_path / "app"))
-    with pytest.raises(ConfigError, match=r"no configuration 'small'; it has none\."):
-        resolve_config(app, config_name="small")
-
-
-def test_settings_survive_the_way_to_flower() -> None:
-    import tomllib
-
-    values: dict[str, bool | int | float | str] = {
-        "a.b": 1,
-        "text": 'quote " backslash \\ line\nend \x7f é 😀',
-        "yes": True,
-        "tiny": 1e-9,
-        "whole": 2.0,
-    }
-    assert tomllib.loads(simulation._to_toml(values)) == values
-
-
-def test_the_federation_follows_num_nodes(app: App) -> None:
-    assert simulation._federation(app, {"num-nodes": 1000})["num-supernodes"] == 1000
-    assert simulation._federation(app, {"num-nodes": 1})["init-args-num-cpus"] == 1
-    assert simulation._federation(app, {})["num-supernodes"] == 2
-    # A running cluster refuses to be told its size.
-    assert "init-args-num-cpus" not in simulation._federation(app, {"ray-address": "head:6379"})
-    with pytest.raises(ConfigError, match="num-nodes is 0; it must be a whole number >= 1"):
-        simulation._federation(app, {"num-nodes": 0})
-
-
-@pytest.mark.parametrize("address", ["head", "ray://head:10001", "head:", "a b:1", 6379])
-def test_an_address_that_is_none(app: App, address: object) -> None:
-    with pytest.raises(ConfigError, match=r"The setting ray-address is .*; it must be host:port"):
-        simulation._federation(app, {"num-nodes": 2, "ray-address": address})  # type: ignore[dict-item]
 
 
 def test_a_cluster_that_does_not_answer(app: App, tmp_path: Path) -> None:
-    address = f"127.0.0.1:{simulation._free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     with pytest.raises(FederationError, match=f"No Ray cluster answers at ray-address = {address}"):
-        simulation.run_app(app, tmp_path / "run", {"num-nodes": 2, "ray-address": address})
+        launch.run_app(app, tmp_path / "run", {"num-nodes": 2, "ray-address": address})
     assert not (tmp_path / "run").exists()
-
-
-# -------------------------------------------------------------------- what is refused at once
 
 
 def test_a_folder_that_holds_a_run_is_refused_before_anything_starts(
@@ -148,35 +43,35 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_starts(
 ) -> None:
     RunDirectory.create(tmp_path / "run", config={}).unlock()
     with pytest.raises(RunDirectoryError, match="already holds a run; resume it with"):
-        simulation.run_app(app, tmp_path / "run", resolve_config(app))
+        launch.run_app(app, tmp_path / "run", resolve_config(app))
     assert not (tmp_path / "run.owner" / "flower.log").exists()
 
 
 def test_what_cannot_be_resumed_is_named(app: App, tmp_path: Path) -> None:
     path = tmp_path / "run"
     with pytest.raises(RunDirectoryError, match="There is no run directory"):
-        simulation.resume_run(path)
+        launch.resume_run(path)
     run = RunDirectory.create(path, config={})
     run.unlock()
     with pytest.raises(RunDirectoryError, match="was not started by `privsyn run`; resume it wi"):
-        simulation.resume_run(path)
-    launch = path / LAUNCH_FILE
-    launch.parent.mkdir()
-    launch.write_text("{}")
+        launch.resume_run(path)
+    file = path / LAUNCH_FILE
+    file.parent.mkdir()
+    file.write_text("{}")
     with pytest.raises(RunDirectoryError, match=r"launch.json is damaged"):
-        simulation.resume_run(path)
-    launch.write_text(json.dumps({"app": str(tmp_path / "gone"), "run-config": {}}))
+        launch.resume_run(path)
+    file.write_text(json.dumps({"app": str(tmp_path / "gone"), "run-config": {}}))
     with pytest.raises(ConfigError, match="There is no app folder"):
-        simulation.resume_run(path)
-    launch.write_text(json.dumps({"app": str(app.path), "run-config": {"old": 1}}))
+        launch.resume_run(path)
+    file.write_text(json.dumps({"app": str(app.path), "run-config": {"old": 1}}))
     with pytest.raises(ConfigError, match=r"has changed since the run began: .* no setting 'old'"):
-        simulation.resume_run(path)
-    launch.write_text(json.dumps({"app": str(app.path), "run-config": {"num-nodes": 1}}))
+        launch.resume_run(path)
+    file.write_text(json.dumps({"app": str(app.path), "run-config": {"num-nodes": 1}}))
     with pytest.raises(RunDirectoryError, match=r"cannot resume: its .* declares no `resume`"):
-        simulation.resume_run(path)
+        launch.resume_run(path)
     run.mark_finished()
     with pytest.raises(RunDirectoryError, match="has finished"):
-        simulation.resume_run(path)
+        launch.resume_run(path)
 
 
 @pytest.mark.parametrize("way", ["--run-dir", "--set", "file", "app"])
@@ -223,21 +118,21 @@ def test_a_run_is_resumed_with_what_was_changed(
     """Without starting Flower: what it would be started with."""
     launched: list[dict[str, Any]] = []
 
-    def launch(app: App, path: Path, launch: dict[str, Any], **rest: Any) -> Outcome:
-        launched.append({**launch, **rest})
+    def record(app: App, path: Path, asked: dict[str, Any], **rest: Any) -> Outcome:
+        launched.append({**asked, **rest})
         return Outcome(path=path, error=None)
 
-    monkeypatch.setattr(simulation, "_launch", launch)
+    monkeypatch.setattr(launch, "_launch", record)
     run = RunDirectory.create(tmp_path / "run", config={"note": "a text"})
     values = resolve_config(app)
     (run.path / LAUNCH_FILE).parent.mkdir()
     (run.path / LAUNCH_FILE).write_text(json.dumps({"app": str(app.path), "run-config": values}))
-    simulation.resume_run(run.path, settings=["note=another", "epsilon=2"])
+    launch.resume_run(run.path, settings=["note=another", "epsilon=2"])
     assert launched[0]["resume"] is True
     assert launched[0]["run-config"] == {**values, "note": "another", "epsilon": 2.0}
     # The run takes and records one of them, and is resumed without any word about it.
     run.record_changes({"note": ("a text", "another")})
-    simulation.resume_run(run.path)
+    launch.resume_run(run.path)
     assert launched[1]["run-config"] == {**values, "note": "another"}
     assert run.config["note"] == "another"
     for setting, said in (
@@ -247,17 +142,14 @@ def test_a_run_is_resumed_with_what_was_changed(
         ("note", "--set takes key=value"),
     ):
         with pytest.raises(ConfigError, match=said):
-            simulation.resume_run(run.path, settings=[setting])
-
-
-# -------------------------------------------------------------------- how an end is judged
+            launch.resume_run(run.path, settings=[setting])
 
 
 def _judge(
     app: App, path: Path, word: str, *, details: str = "", died: bool = False, log: str = ""
 ) -> Outcome:
-    status = simulation._Status(word=word, details=details, died=died)
-    return simulation._judge(app, path, status, log)
+    status = FlowerStatus(word=word, details=details, died=died)
+    return launch._judge(app, path, status, log)
 
 
 def test_the_run_directory_decides(app: App, tmp_path: Path) -> None:
@@ -284,7 +176,7 @@ def test_without_a_run_directory_flower_and_its_log_decide(tmp_path: Path) -> No
     assert not plain.uses_run_directory
     assert _judge(plain, tmp_path, "finished:completed").error is None
     # The trace of a ServerApp that called sys.exit.
-    early = _judge(plain, tmp_path, "finished:completed", log=f"DEBUG: {simulation._NO_CONTEXT}\n")
+    early = _judge(plain, tmp_path, "finished:completed", log=f"DEBUG: {launch._NO_CONTEXT}\n")
     assert early.error is not None
     failed = _judge(
         plain,
@@ -297,9 +189,6 @@ def test_without_a_run_directory_flower_and_its_log_decide(tmp_path: Path) -> No
     log = "Traceback\nflower_privsyn.errors.ConfigError: epsilon is -1; it must be > 0.\nmore\n"
     ours = _judge(plain, tmp_path, "finished:failed", log=log)
     assert (ours.error, ours.unexpected) == ("epsilon is -1; it must be > 0.", False)
-
-
-# -------------------------------------------------------------------- real runs
 
 
 def _privsyn(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
@@ -333,9 +222,7 @@ def _started_by(path: Path) -> dict[int, str]:
     server = RunDirectory(path).running_process()
     environment = Path(f"/proc/{server}/environ").read_bytes().decode().split("\0")
     guard = int(dict(line.split("=", 1) for line in environment if "=" in line)[SUPERVISOR_PID])
-    info = process_info(guard)
-    assert info is not None
-    return {p.pid: p.started for p in [info, *descendants(guard)]}
+    return {pid: started_at(pid) for pid in [guard, *(one.pid for one in descendants(guard))]}
 
 
 def _belongs_to_its_owner(path: Path, pids: list[int]) -> None:
@@ -417,7 +304,7 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     _wait_for_stage(path, "hang", command, since=since)
     started = _started_by(path)
     with pytest.raises(RunDirectoryError, match=f"is in use by process {command.pid}; wait"):
-        simulation.resume_run(path)
+        launch.resume_run(path)
     server = run.running_process()
     assert server is not None
     os.kill(server, signal.SIGKILL)
@@ -462,7 +349,7 @@ def test_ctrl_c_takes_everything_with_it(tmp_path: Path) -> None:
         assert command.poll() is None, command.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-        started = {info.pid: info.name for info in descendants(command.pid)}
+        started = {info.pid: name_of(info) for info in descendants(command.pid)}
     command.send_signal(signal.SIGINT)
     errors = command.communicate(timeout=60)[1]
     assert command.returncode == 130
@@ -474,7 +361,7 @@ def test_sys_exit_in_a_server_app_is_a_failure(tmp_path: Path) -> None:
     # Flower's own status for this run is finished:completed.
     plain = load_app(write_app(tmp_path / "app", run_directory=False))
     values = resolve_config(plain, settings=["behaviour=exit"])
-    outcome = simulation.run_app(plain, tmp_path / "run", values)
+    outcome = launch.run_app(plain, tmp_path / "run", values)
     assert outcome.error is not None
     assert outcome.error.startswith("The ServerApp ended early")
 
@@ -497,6 +384,6 @@ def test_an_app_flower_refuses_is_named(tmp_path: Path) -> None:
     # Python keeps a process of its own once another test has started a pool of processes.
     before = {info.pid for info in descendants(os.getpid())}
     with pytest.raises(FederationError, match=f"Flower refused the app {folder}: .*invalid"):
-        simulation.run_app(app, tmp_path / "run", resolve_config(app))
+        launch.run_app(app, tmp_path / "run", resolve_config(app))
     assert "---- " in (tmp_path / "run.owner" / "flower.log").read_text()
     assert not {info.pid for info in descendants(os.getpid())} - before

@@ -1,0 +1,281 @@
+"""A Flower app in a folder: its settings, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.errors import ConfigError
+
+ConfigValue = bool | int | float | str
+"""What Flower allows as a setting."""
+
+_READY_CLIENTS = (
+    "flower_privsyn.client_apps.default:app",
+    "flower_privsyn.client_apps.training:app",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """A Flower app in a folder.
+
+    Attributes:
+        path: The folder, absolute.
+        name: `[project] name`.
+        defaults: `[tool.flwr.app.config]`, nested tables flattened with dots.
+        client: `[tool.flwr.app.components] clientapp`.
+    """
+
+    path: Path
+    name: str
+    defaults: Mapping[str, ConfigValue]
+    client: str = ""
+
+    @property
+    def uses_run_directory(self) -> bool:
+        """Whether the app takes a run directory and records there how it ended."""
+        return "run-dir" in self.defaults
+
+
+def load_app(path: str | Path) -> App:
+    """Read a Flower app's `pyproject.toml`.
+
+    Raises:
+        ConfigError: There is no such folder, or it holds no Flower app.
+    """
+    folder = Path(path).expanduser().absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"There is no app folder {path}.")
+    file = folder / "pyproject.toml"
+    if not file.is_file():
+        raise ConfigError(f"{path} is not a Flower app: it holds no pyproject.toml.")
+    document = _read_toml(file)
+    project = document.get("project", {})
+    app = document.get("tool", {}).get("flwr", {}).get("app", {})
+    components = app.get("components", {}) if isinstance(app, dict) else {}
+    if not isinstance(components, dict) or not {"serverapp", "clientapp"} <= set(components):
+        raise ConfigError(
+            f"{file} does not describe a Flower app: [tool.flwr.app.components] must name "
+            "a serverapp and a clientapp."
+        )
+    if not isinstance(project.get("name"), str):
+        raise ConfigError(f"{file} has no [project] name.")
+    return App(
+        path=folder,
+        name=project["name"],
+        defaults=_flatten(app.get("config", {}), file),
+        client=str(components["clientapp"]),
+    )
+
+
+def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
+    """Check the settings of a strategy of this library before Flower is started.
+
+    Args:
+        app: The app; one that declares every key of a strategy is taken to configure it. Where
+            its setting `strategy` names a strategy, that one alone is checked.
+        values: Settings from `resolve_config`.
+
+    Raises:
+        ConfigError: A value is out of range or contradicts another one.
+    """
+    from flower_privsyn.strategies import CLIENT_KEYS, STRATEGIES, configuration_of
+
+    if values.get("strategy") in STRATEGIES:
+        configuration_of({key: values[key] for key in values if key != "run-dir"})
+        return
+    for config, _ in STRATEGIES.values():
+        if config.keys() <= set(app.defaults):
+            others = set(values) - config.keys() - CLIENT_KEYS
+            config.from_run_config(values, other_keys=others)
+
+
+def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
+    """Read the users of a simulation before it starts, so that a bad file is named at once.
+
+    Nodes answer with numbered codes, never with sentences. In a simulation the person who types
+    the command holds the data, and may be told the file and the line.
+
+    Args:
+        app: The app; only one with a ready ClientApp of the library is checked, because only then
+            the meaning of `data` is known.
+        values: Settings from `resolve_config`.
+
+    Raises:
+        ConfigError: `data` is empty.
+        DataError: The file or dataset cannot be read, or nobody has a document in it, or one with
+            a date where `newer-than` is set.
+    """
+    if app.client not in _READY_CLIENTS:
+        return
+    if not values.get("data"):
+        raise ConfigError(
+            "data is empty: name a file of users, such as --set data=users.jsonl with one "
+            '{"client_id": ..., "text": ...} per line.'
+        )
+    from flower_privsyn.data import load_configured
+
+    load_configured(values).check_documents(dated=bool(values.get("newer-than", "")))
+
+
+def resolve_config(
+    app: App, *, config_name: str | None = None, settings: Sequence[str] = ()
+) -> dict[str, ConfigValue]:
+    """The settings of one run: the app's defaults, then a named file, then single settings.
+
+    Args:
+        app: The app.
+        config_name: Name of a file in the app's `conf/` folder, without `.toml`.
+        settings: `key=value` texts; a value is read as TOML and, failing that, as text.
+
+    Returns:
+        Every key the app declares, with its value.
+
+    Raises:
+        ConfigError: There is no such file, or a setting is malformed, not declared by the app
+            or of another type than the app's own value.
+    """
+    values = dict(app.defaults)
+    if config_name is not None:
+        file = app.path / "conf" / f"{config_name}.toml"
+        if not file.is_file():
+            names = sorted(entry.stem for entry in (app.path / "conf").glob("*.toml"))
+            known = f"it has {', '.join(names)}" if names else "it has none"
+            raise ConfigError(f"{app.name} has no configuration {config_name!r}; {known}.")
+        for key, value in _flatten(_read_toml(file), file).items():
+            values[key] = check_setting(app, key, value, source=f"{file}: ")
+    return values | read_settings(app, settings)
+
+
+def read_settings(app: App, settings: Sequence[str]) -> dict[str, ConfigValue]:
+    """Single settings, as `--set` takes them."""
+    values = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        key = key.strip()
+        if not separator or not key:
+            raise ConfigError(f"--set takes key=value, got {setting!r}.")
+        values[key] = check_setting(app, key, _parse(app, key, text.strip()), source="")
+    return values
+
+
+def _parse(app: App, key: str, text: str) -> ConfigValue:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    # `--set name=2024` means the text 2024 where the app declares a text.
+    if isinstance(app.defaults.get(key), str) and not isinstance(value, str):
+        return text
+    return value if isinstance(value, bool | int | float | str) else text
+
+
+def check_setting(app: App, key: str, value: ConfigValue, *, source: str) -> ConfigValue:
+    """A value as the app takes it.
+
+    Args:
+        app: The app.
+        key: Name of the setting.
+        value: Its value.
+        source: What an error message begins with: where the value comes from, or "".
+
+    Raises:
+        ConfigError: The app declares no such setting, or one of another type.
+    """
+    if key not in app.defaults:
+        near = difflib.get_close_matches(key, app.defaults, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(app.defaults)}."
+        raise ConfigError(f"{source}{app.name} has no setting {key!r}; {hint}")
+    default = app.defaults[key]
+    if isinstance(default, bool) or isinstance(value, bool):
+        fits = isinstance(default, bool) and isinstance(value, bool)
+    elif isinstance(default, float):
+        fits = isinstance(value, int | float)
+        value = float(value) if fits else value
+    else:
+        fits = isinstance(value, type(default))
+    if not fits:
+        kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        raise ConfigError(
+            f"{source}The setting {key} is {value!r}; it must be {kinds[type(default)]}, "
+            f"such as {json.dumps(default)}."
+        )
+    return value
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}.") from error
+
+
+def _flatten(table: Any, file: Path, prefix: str = "") -> dict[str, ConfigValue]:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: the settings must be a table.")
+    flat: dict[str, ConfigValue] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, file, f"{prefix}{key}."))
+        elif isinstance(value, bool | int | float | str):
+            flat[f"{prefix}{key}"] = value
+        else:
+            raise ConfigError(
+                f"{file}: the setting {prefix}{key} must be a number, a text or true or false."
+            )
+    return flat
+
+
+def federation_of(app: App, values: Mapping[str, ConfigValue]) -> dict[str, int | bool]:
+    """What Flower's simulation is to be made of: nodes, and processes that answer for them.
+
+    Raises:
+        ConfigError: `num-nodes` is not a whole number of at least 1, or `ray-address` is no
+            address.
+    """
+    nodes = values.get("num-nodes", 2)
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        raise ConfigError(f"The setting num-nodes is {nodes!r}; it must be a whole number >= 1.")
+    # One process per core answers for the nodes, and never more processes than nodes: each of
+    # them loads the embedding model.
+    federation: dict[str, int | bool] = {"num-supernodes": nodes, "client-resources-num-cpus": 1}
+    if not ray_address(values):
+        federation["init-args-num-cpus"] = min(_cpu_count(), nodes)
+    if not app.uses_run_directory:
+        # A ServerApp that calls sys.exit counts as completed in Flower's status; its debug log
+        # is the only trace.
+        federation["verbose"] = True
+    return federation
+
+
+def ray_address(values: Mapping[str, Any]) -> str:
+    """The running Ray cluster that a simulation is to use; empty for one of its own.
+
+    Raises:
+        ConfigError: The setting is not `host:port`.
+    """
+    address = values.get("ray-address", "")
+    if address == "":
+        return ""
+    if not isinstance(address, str) or not re.fullmatch(r"[\w.-]+:[0-9]{1,5}", address):
+        raise ConfigError(
+            f"The setting ray-address is {address!r}; it must be host:port of the head of a Ray "
+            "cluster, such as 10.0.0.1:6379, or empty for a simulation on this machine alone."
+        )
+    return address
+
+
+def _cpu_count() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1

@@ -1,0 +1,294 @@
+"""Run a Flower app on this machine, follow it, and know whether it succeeded.
+
+`flwr run` submits: it returns before the run is over and reports success for runs that fail. This
+module starts Flower for one run, submits the app with Flower's own command, follows it to its end
+and judges how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.errors import (
+    ConfigError,
+    FederationError,
+    MissingExtraError,
+    RunDirectoryError,
+)
+from flower_privsyn.files import write_json
+from flower_privsyn.host.app import (
+    App,
+    ConfigValue,
+    check_setting,
+    check_settings,
+    federation_of,
+    load_app,
+    ray_address,
+    read_settings,
+)
+from flower_privsyn.host.flower import Flower, FlowerStatus, one_line
+from flower_privsyn.host.progress import read_progress
+from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, lock_file, supervisor_lock
+from flower_privsyn.runs.owner import OwnerFolder
+
+Follower = Callable[[Sequence[Mapping[str, Any]]], None]
+"""Shown the stages of the run, oldest first, several times a second."""
+
+_RESUME_WAIT_SECONDS = 10.0
+_CLUSTER_SECONDS = 10.0
+_NO_CONTEXT = "Queue timeout. No context received."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        path: The run directory.
+        error: None when the run finished, else the sentence that says why it did not.
+        unexpected: Whether the error is a fault of the program rather than of what was asked.
+    """
+
+    path: Path
+    error: str | None
+    unexpected: bool = False
+
+
+def run_app(
+    app: App,
+    run_path: Path,
+    values: Mapping[str, ConfigValue],
+    *,
+    follow: Follower | None = None,
+) -> Outcome:
+    """Run an app in a new run directory and wait for its end.
+
+    Args:
+        app: The app.
+        run_path: The run directory; must not hold a run.
+        values: Settings from `resolve_config`; `run-dir` is set here.
+        follow: Called with the stages several times a second.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        ConfigError: The settings ask to resume a run.
+        RunDirectoryError: The folder holds a run, or another process is starting one there.
+        FederationError: Flower did not start or refused the app.
+        MissingExtraError: Flower's simulation is not installed.
+    """
+    run_path = run_path.expanduser().absolute()
+    refuse_resume(values, run_path)
+    RunDirectory(run_path).refuse_existing()
+    launch = {
+        "app": str(app.path),
+        "name": app.name,
+        "run-config": dict(values),
+        "federation-config": federation_of(app, values),
+        "working-directory": str(Path.cwd()),
+    }
+    return _launch(app, run_path, launch, resume=False, follow=follow)
+
+
+def refuse_resume(values: Mapping[str, ConfigValue], run_path: Path) -> None:
+    """Refuse to start a run by settings that ask to continue one.
+
+    Raises:
+        ConfigError: `resume` is set: a new run would charge the same people again.
+    """
+    if values.get("resume"):
+        raise ConfigError(
+            "resume = true continues nothing here: `privsyn run` starts a run, which would charge "
+            f"the same people again. To continue one: privsyn resume {run_path}"
+        )
+
+
+def resume_run(
+    run_path: Path, *, settings: Sequence[str] = (), follow: Follower | None = None
+) -> Outcome:
+    """Continue a run that was interrupted or failed, with the settings it was started with.
+
+    Args:
+        run_path: The run directory.
+        settings: `key=value` texts to go on with otherwise. A strategy of this library takes what
+            no release depends on, refuses all else, and records what was changed.
+        follow: Called with the stages several times a second.
+
+    Returns:
+        How the run ended this time.
+
+    Raises:
+        RunDirectoryError: There is no such run, it has finished, it was not started by
+            `privsyn run`, or a process is still working on it.
+        ConfigError: The app has moved, no longer takes the recorded settings, or a setting is
+            malformed or out of range.
+    """
+    run_path = run_path.expanduser().absolute()
+    begun = (run_path / "config.json").is_file()
+    if begun:
+        RunDirectory.open(run_path).refuse_finished()
+    try:
+        launch = json.loads((run_path / LAUNCH_FILE).read_text(encoding="utf-8"))
+        app_path, values = launch["app"], dict(launch["run-config"])
+    except OSError as error:
+        if not begun:
+            RunDirectory.open(run_path)  # says what is missing
+        raise RunDirectoryError(
+            f"The run in {run_path} was not started by `privsyn run`; resume it with "
+            f"`flwr run APP --run-config 'run-dir=\"{run_path}\" resume=true'`, or where the app "
+            "sets run_dir in code, with resume=True there."
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunDirectoryError(f"{run_path / LAUNCH_FILE} is damaged.") from error
+    app = load_app(app_path)
+    if begun:  # what was changed by an earlier resumption stays changed
+        later = RunDirectory.open(run_path).changed_settings()
+        values |= {key: value for key, value in later.items() if key in values}
+    changed = f"{app.path} has changed since the run began: "
+    for key, value in values.items():
+        check_setting(app, key, value, source=changed)
+    launch = {**launch, "run-config": values}
+    if settings:
+        new = read_settings(app, settings)
+        if place := sorted({"run-dir", "resume"} & set(new)):
+            raise ConfigError(
+                f"{place[0]} cannot be set here: `privsyn resume` continues the run in {run_path}."
+            )
+        values |= new
+        check_settings(app, values)
+        launch["federation-config"] = federation_of(app, values)
+    if begun and app.uses_run_directory and "resume" not in values:
+        raise RunDirectoryError(
+            f"{app.name} cannot resume: its [tool.flwr.app.config] declares no `resume`."
+        )
+    return _launch(app, run_path, launch, resume=begun, follow=follow)
+
+
+def _require_cluster(address: str) -> None:
+    host, _, port = address.partition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CLUSTER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise FederationError(
+            f"No Ray cluster answers at ray-address = {address} ({error}); start its head with "
+            "`ray start --head`."
+        ) from error
+
+
+def _launch(
+    app: App,
+    run_path: Path,
+    launch: Mapping[str, Any],
+    *,
+    resume: bool,
+    follow: Follower | None,
+) -> Outcome:
+    _require_simulation()
+    if address := ray_address(launch["run-config"]):
+        _require_cluster(address)
+    owner = OwnerFolder(run_path)
+    try:
+        (run_path / LAUNCH_FILE).parent.mkdir(parents=True, exist_ok=True)
+        owner.make()
+    except OSError as error:
+        raise RunDirectoryError(
+            f"The run directory {run_path}, or the folder {owner.path} for its log beside it, "
+            f"cannot be written: {error.strerror or error}."
+        ) from error
+    wait = _RESUME_WAIT_SECONDS if resume else 0.0
+    with supervisor_lock(run_path, wait_seconds=wait):
+        # Processes of a killed run end within a second or so; until then they hold the run.
+        with lock_file(
+            run_path / ".lock", what=f"the run in {run_path}", wait_seconds=_RESUME_WAIT_SECONDS
+        ):
+            run = RunDirectory(run_path)
+            if resume:
+                run.clear_failure()
+            else:
+                run.refuse_existing()
+                write_json(run_path / LAUNCH_FILE, launch)
+            run.progress_file.unlink(missing_ok=True)
+        values = dict(launch["run-config"])
+        if "run-dir" in values:
+            values["run-dir"] = str(run_path)
+        if "resume" in values:
+            values["resume"] = resume
+
+        def show(extra: Mapping[str, Any]) -> None:
+            if follow is not None:
+                follow([extra, *read_progress(run_path / "progress.json")])
+
+        starting: dict[str, Any] = {"name": "start Flower", "finished": False}
+        show(starting)
+        with _flower(run_path, {**launch, "resume": resume}) as flower:
+            flower.submit(app, values, launch["federation-config"])
+            starting["finished"] = True
+            status = flower.wait(run_path, lambda: show(starting))
+        show(starting)
+        return _judge(app, run_path, status, flower.read_log())
+
+
+def _require_simulation() -> None:
+    if os.name != "posix":
+        raise FederationError("`privsyn run` needs Linux or macOS.")
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtraError(
+            "Simulation needs ray; install it with pip install 'flower-privsyn[quickstart]'."
+        )
+
+
+@contextlib.contextmanager
+def _flower(run_path: Path, launch: Mapping[str, Any]) -> Iterator[Flower]:
+    flower = Flower(run_path, launch)
+    try:
+        flower.start()
+        yield flower
+    except BaseException as error:
+        # The processes are ended first: a ServerApp that is still alive records its own end.
+        flower.close()
+        _record_failure(run_path, error)
+        raise
+    else:
+        flower.close()
+
+
+def _record_failure(run_path: Path, error: str | BaseException) -> None:
+    if (run_path / "config.json").is_file():
+        run = RunDirectory.open(run_path)
+        if run.status == "running":
+            run.mark_failed(error)
+
+
+def _judge(app: App, run_path: Path, status: FlowerStatus, log: str) -> Outcome:
+    """Decide how a run ended; Flower's own status is believed only where nothing else is."""
+    run = RunDirectory.open(run_path) if (run_path / "config.json").is_file() else None
+    if run is not None and run.status == "finished":
+        return Outcome(path=run_path, error=None)
+    if run is not None and run.status == "failed":
+        return Outcome(path=run_path, error=run.error, unexpected=bool(run.state.get("unexpected")))
+    unexpected = True
+    ours = re.findall(r"^flower_privsyn\.errors\.\w+: (.+)$", log, re.MULTILINE)
+    if status.died:
+        sentence = "The ServerApp was killed before the run was finished."
+    elif status.word == "finished:completed":
+        if not app.uses_run_directory and _NO_CONTEXT not in log:
+            return Outcome(path=run_path, error=None)
+        sentence = "The ServerApp ended early, without an exception and without a result."
+    elif ours:
+        sentence, unexpected = one_line(ours[-1]), False
+    else:
+        details = status.details.removeprefix("Simulation failed with exception: ")
+        sentence = f"The ServerApp failed: {details or status.word}"
+    if run is not None:
+        run.mark_failed(sentence)
+    return Outcome(path=run_path, error=sentence, unexpected=unexpected)
