@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from flower_privsyn.comparison.plan import Cell
 from flower_privsyn.embedding import Embedder
+from flower_privsyn.evaluation.neighbors import library
 from flower_privsyn.files import read_json, write_json
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.runs import RunDirectory
@@ -78,29 +79,22 @@ class Picture:
             return None
         # Embeddings of different models have no plane in common: the first method's is shown.
         model = next(iter(known.values()))["model"]
-        shown = {name: entry for name, entry in known.items() if entry["model"] == model}
+        same = {name: entry for name, entry in known.items() if entry["model"] == model}
         private = held_out(*model)
         rounds = {
             name: {number: np.array(rows) for number, rows in entry["rounds"].items()}
-            for name, entry in shown.items()
+            for name, entry in same.items()
         }
-        every = np.concatenate(
-            [private, *(rows for entry in rounds.values() for rows in entry.values())]
-        ).astype(np.float64)
-        centre = every.mean(axis=0)
-        _, values, axes = np.linalg.svd(every - centre, full_matrices=False)
-        # A component's sign is arbitrary; fixed, so that the picture does not flip from cell to
-        # cell.
-        signs = np.sign(axes[np.arange(2), np.abs(axes[:2]).argmax(axis=1)])
-        axes = axes[:2] * signs[:, None]
-        share = values[:2] ** 2 / (values**2).sum()
+        every = [private, *(rows for entry in rounds.values() for rows in entry.values())]
+        axes = library("sklearn.decomposition").PCA(n_components=2, svd_solver="full")
+        axes.fit(np.concatenate(every).astype(np.float64))
 
         def placed(rows: npt.NDArray[Any]) -> list[list[float]]:
-            found: list[list[float]] = np.round((rows - centre) @ axes.T, 3).tolist()
-            return found
+            shown: list[list[float]] = axes.transform(rows.astype(np.float64)).round(3).tolist()
+            return shown
 
         return {
-            "explained": np.round(share, 4).tolist(),
+            "explained": np.round(axes.explained_variance_ratio_, 4).tolist(),
             "held_out": placed(private),
             "methods": {
                 name: {number: placed(rows) for number, rows in entry.items()}
