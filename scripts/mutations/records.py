@@ -1,0 +1,113 @@
+"""Mistakes by which a question would get records it did not ask for, or nobody allowed."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+TESTS = "tests/client_apps/test_reads.py"
+CUT = "flower_privsyn/data/cut.py"
+CUT_TESTS = "tests/data/test_cut.py"
+HANDLERS = "flower_privsyn/client_apps/handlers.py"
+RECORDS = "flower_privsyn/client_apps/records.py"
+KNOWN = "flower_privsyn/queries/known.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="a question is answered about other records than it reads",
+        file=HANDLERS,
+        function="_Node.answer",
+        before="    if not ask.data.suits(ask.query):\n",
+        after="    if False:\n",
+        tests=(f"{TESTS}::TestRefusals",),
+    ),
+    Mutation(
+        name="a node takes part in a run that asks about other records",
+        file=HANDLERS,
+        function="_Node.prepare",
+        before="    if asked and not any(map(data.suits, asked)):\n",
+        after="    if False:\n",
+        tests=(f"{TESTS}::TestRefusals",),
+    ),
+    Mutation(
+        name="updates of a model suit a question about tokens",
+        file="flower_privsyn/messages/wire.py",
+        function="DataRequest.suits",
+        before=" and query.trains == (self.trains is not None)",
+        after="",
+        tests=(f"{TESTS}::TestRefusals",),
+    ),
+    Mutation(
+        name="a question about text loads a model",
+        file="flower_privsyn/client_apps/node_users.py",
+        function="NodeUsers._source",
+        before='    if request.reads == "text":\n        return TextSource()\n',
+        after="",
+        tests=(f"{TESTS}::TestText",),
+    ),
+    Mutation(
+        name="a policy that names no question allows those of every app",
+        file="flower_privsyn/node/policy.py",
+        function="NodePolicy.check_question",
+        before="    if query not in self.queries:\n",
+        after="    if query in BUNDLED_QUERIES and query not in self.queries:\n",
+        tests=(f"{TESTS}::TestTheOwnersWord",),
+    ),
+    Mutation(
+        name="a package puts its question in the place of another",
+        file=KNOWN,
+        function="_add",
+        before="    other = known.setdefault(query.name, query)\n",
+        after="    other = known[query.name] = query\n",
+        tests=(f"{TESTS}::TestOwnQueries", f"{TESTS}::TestPackages"),
+    ),
+    Mutation(
+        name="a package's question is asked under another name",
+        file=KNOWN,
+        function="KnownQuery.load",
+        before="    if found.name != self.name:\n",
+        after="    if False:\n",
+        tests=(f"{TESTS}::TestPackages",),
+    ),
+    Mutation(
+        name="whole documents have no cap",
+        file=CUT,
+        function="Cut.samples",
+        before="    if self.max_samples is not None:\n",
+        after="    if self.max_samples is not None and self.max_tokens is not None:\n",
+        tests=(CUT_TESTS, f"{TESTS}::TestText"),
+    ),
+    Mutation(
+        name="users who are held out are asked",
+        file=CUT,
+        function="Cut.asked",
+        before="self.split(users)[0] if self.held_out_fraction > 0 else users",
+        after="users",
+        tests=(CUT_TESTS,),
+    ),
+    Mutation(
+        name="documents beyond the limits count",
+        file=CUT,
+        function="Cut.documents",
+        before="    return within_limits(users, seed=self.seed)\n",
+        after="    return users\n",
+        tests=(CUT_TESTS,),
+    ),
+    Mutation(
+        name="a sample has more tokens than it may",
+        file=RECORDS,
+        function="TokenSource.read",
+        before="ids[: self.max_tokens]",
+        after="ids",
+        tests=(f"{TESTS}::TestTokens",),
+    ),
+    Mutation(
+        name="one text that the tokenizer fails on fails all",
+        file=RECORDS,
+        function="TokenSource.read",
+        before="    found = quarantine.salvage(\n"
+        "        samples.texts, lambda texts: token_ids(self.tokenizer, texts), "
+        "probe=quarantine.PROBE\n    )\n",
+        after="    found = token_ids(self.tokenizer, samples.texts)\n",
+        tests=(f"{TESTS}::TestTokens",),
+    ),
+)
