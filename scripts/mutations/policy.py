@@ -6,7 +6,8 @@ from mutation import Mutation
 
 ACCOUNT = "flower_privsyn/node/account.py"
 GUARD = "flower_privsyn/node/guard.py"
-CLIENT = "flower_privsyn/client_apps/private_sum.py"
+CLIENT = "flower_privsyn/client_apps/handlers.py"
+CHARGE = "flower_privsyn/client_apps/policy.py"
 RECIPE = "flower_privsyn/client_apps/recipe.py"
 WIRE = "flower_privsyn/messages/wire.py"
 ACCOUNT_TESTS = "tests/node/test_account.py"
@@ -184,9 +185,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a population is smaller than the users of one of its nodes",
-        file=CLIENT,
-        function="_Node.answer",
-        before="sampling.population < len(prepared.user_ids):\n",
+        file="flower_privsyn/client_apps/answer.py",
+        function="chosen_users",
+        before="sampling.population < len(user_ids):\n",
         after="False:\n",
         tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
     ),
@@ -200,8 +201,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="an answer is charged without the digest of its sampling key",
-        file=CLIENT,
-        function="_Node._charge",
+        file=CHARGE,
+        function="charge_of",
         before="        coins=_coins(ask),\n",
         after="",
         tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
@@ -248,8 +249,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the same request is free whatever the node reads by now",
-        file=CLIENT,
-        function="_Node._charge",
+        file=CHARGE,
+        function="charge_of",
         before="        question=_question(message, context),\n",
         after="        question=wire.request_digest(message),\n",
         tests=(f"{REQUEST_TESTS}::TestWhoChooses",),

@@ -21,7 +21,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="one noise share dropped",
-        file="flower_privsyn/client_apps/private_sum.py",
+        file="flower_privsyn/client_apps/handlers.py",
         function="_Node.answer",
         before="num_shares=num_users,\n            of=",
         after="num_shares=num_users - 1,\n            of=",
@@ -68,11 +68,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="what was kept for one request answers another",
-        file="flower_privsyn/client_apps/private_sum.py",
-        function="_Node._prepared",
+        file="flower_privsyn/client_apps/node_users.py",
+        function="NodeUsers.prepared",
         before="        request,\n    )\n    with self._lock:\n",
         after="    )\n    with self._lock:\n",
-        tests=("tests/client_apps/test_private_sum.py",),
+        tests=("tests/client_apps/test_handlers.py",),
     ),
     Mutation(
         name="a run that has ended goes on asking",
@@ -116,7 +116,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="an exception's text leaves the client",
-        file="flower_privsyn/client_apps/private_sum.py",
+        file="flower_privsyn/client_apps/handlers.py",
         function="_guarded",
         before="            exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),\n"
         "        )\n"
@@ -139,7 +139,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a node's CPU time travels with its answer",
-        file="flower_privsyn/client_apps/private_sum.py",
+        file="flower_privsyn/client_apps/handlers.py",
         function="_guarded",
         before="            reply = handler(message, context)\n",
         after="            reply = handler(message, context)\n"
@@ -165,8 +165,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a node answers about another run's file",
-        file="flower_privsyn/client_apps/private_sum.py",
-        function="_Node._prepared",
+        file="flower_privsyn/client_apps/node_users.py",
+        function="NodeUsers.prepared",
         before="        tuple(sorted((k, v) for k, v in context.run_config.items())),\n",
         after="",
         tests=("tests/client_apps/test_records.py",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-ANSWERS = "tests/client_apps/test_answers.py"
+ANSWERS = "tests/client_apps/test_answer.py"
 SAME_SUM = f"{ANSWERS}::test_the_others_sum_is_the_same_to_the_bit"
 LIMITS = "tests/data/test_limits.py"
 LOAD = "tests/data/test_load.py"
@@ -47,7 +47,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a user whose answer fails takes the sum along",
-        file="flower_privsyn/client_apps/answers.py",
+        file="flower_privsyn/client_apps/answer.py",
         function="answer_of",
         before="    kept = ~failing[cohort.owners]\n",
         after="    kept = ~failing[cohort.owners] & ~failing.any()\n",
@@ -55,7 +55,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a sum that is not finite is sent",
-        file="flower_privsyn/client_apps/answers.py",
+        file="flower_privsyn/client_apps/answer.py",
         function="_finite",
         before="    if not np.isfinite(total).all():\n",
         after="    if False:\n",
@@ -137,7 +137,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the node's counts stand in the log of a simulation",
-        file="flower_privsyn/client_apps/answers.py",
+        file="flower_privsyn/client_apps/answer.py",
         function="report",
         before="    if not in_simulation():\n",
         after="    if True:\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutation import Mutation
 
 TESTS = "tests/private_path/test_spending.py"
-CLIENT = "flower_privsyn/client_apps/private_sum.py"
+CLIENT = "flower_privsyn/client_apps/handlers.py"
 STRATEGY = "flower_privsyn/private_path/engine.py"
 ATTENDANCE = "flower_privsyn/private_path/attendance.py"
 SETTINGS = "flower_privsyn/private_path/settings.py"
