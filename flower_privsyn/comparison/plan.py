@@ -154,7 +154,7 @@ class Plan:
         """Check every run of every cell before the first of them spends anything.
 
         Raises:
-            ConfigError: a setting is unknown, out of range, or decided by the comparison itself.
+            ConfigError: A setting is unknown, out of range, or decided by the comparison itself.
         """
         names = {method.name for method in self.methods}
         cells = self.cells()
@@ -242,7 +242,7 @@ def split_users(users: Users, *, private: int, held_out: int) -> tuple[Users, Us
         held_out: how many do not, >= 1.
 
     Raises:
-        DataError: there are fewer.
+        DataError: There are fewer.
     """
     if held_out < 1 or private < 0:
         raise ConfigError(
@@ -275,7 +275,7 @@ def joined(parts: Sequence[Users]) -> Users:
     """Users of several files; people who are in more than one of them are one user each.
 
     Raises:
-        DataError: some of the files have dates and some have none.
+        DataError: Some of the files have dates and some have none.
     """
     if len(parts) == 1:
         return parts[0]
@@ -338,8 +338,8 @@ def make_plan(
         columns: names of the columns, for `load_users`.
 
     Raises:
-        ConfigError: something asked for is not possible; the sentence names it.
-        DataError: the data cannot be read or is too little.
+        ConfigError: Something asked for is not possible; the sentence names it.
+        DataError: The data cannot be read or is too little.
     """
     budgets = _budgets(epsilons)
     if seeds < 1:

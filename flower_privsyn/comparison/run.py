@@ -52,9 +52,9 @@ class Comparison:
         command: how it was asked for, for the report.
 
     Raises:
-        ConfigError: the folder holds a comparison of other users, another downstream model or
+        ConfigError: The folder holds a comparison of other users, another downstream model or
             other settings.
-        RunDirectoryError: the folder cannot be written.
+        RunDirectoryError: The folder cannot be written.
     """
 
     def __init__(self, plan: Plan, folder: Path, *, command: str = "") -> None:
@@ -120,9 +120,9 @@ class Comparison:
             The document of `compare.json`.
 
         Raises:
-            ModelError: the downstream model cannot be loaded.
-            ConfigError: a cell was run with other settings.
-            RunDirectoryError: another process works on this comparison.
+            ModelError: The downstream model cannot be loaded.
+            ConfigError: A cell was run with other settings.
+            RunDirectoryError: Another process works on this comparison.
         """
         # Whatever is wrong with the model would be wrong in every cell.
         load_pretrained(self.plan.downstream, kind="causal", dtype="float32", device="cpu")

@@ -85,7 +85,7 @@ def copy_rates(
             copy with up to four words, apart from one another, exchanged.
 
     Raises:
-        ConfigError: a list is empty or an argument out of range.
+        ConfigError: A list is empty or an argument out of range.
     """
     for name, texts in (("synthetic", synthetic), ("private", private)):
         if not texts:

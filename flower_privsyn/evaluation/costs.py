@@ -223,7 +223,7 @@ def run_costs(run: RunDirectory) -> RunCosts:
         run: of a strategy of this package.
 
     Raises:
-        DataError: the run has no round with counts, as one of an older version.
+        DataError: The run has no round with counts, as one of an older version.
     """
     lines = [line for line in run.metrics() if all(key in line for key in _COUNTS)]
     if not lines:
@@ -260,7 +260,7 @@ def run_times(run: RunDirectory) -> RunTimes | None:
     """Add up the times in the owner's folder beside a run; None where they are not there.
 
     Raises:
-        RunDirectoryError: the file of the times is damaged.
+        RunDirectoryError: The file of the times is damaged.
     """
     lines = [line for line in run.owner.times() if "seconds_server" in line]
     if not lines:
@@ -295,7 +295,7 @@ def roster_size(run: RunDirectory) -> int:
     """Users on the nodes of a run: public, from its ledger.
 
     Raises:
-        DataError: the run has asked nobody.
+        DataError: The run has asked nobody.
     """
     for line in run.ledger_lines():
         if line.get("event") == "started":
@@ -313,8 +313,8 @@ def client_costs(file: str | Path, *, users: int) -> ClientCosts:
         users: on all the nodes that wrote it, >= 1; see `roster_size`.
 
     Raises:
-        ConfigError: users is out of range.
-        DataError: the file holds no such lines.
+        ConfigError: Users is out of range.
+        DataError: The file holds no such lines.
     """
     if users < 1:
         raise ConfigError(f"users must be a whole number >= 1, got {users}")

@@ -163,7 +163,7 @@ def gaussian_frechet(
         The squared distance, >= 0.
 
     Raises:
-        ConfigError: shapes do not fit or a value is not finite.
+        ConfigError: Shapes do not fit or a value is not finite.
 
     References:
         Dowson and Landau, "The Fréchet distance between multivariate normal distributions" (1982).
@@ -191,7 +191,7 @@ def frechet_distance(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> Fr
         seed: of the subsets that the extrapolation looks at.
 
     Raises:
-        ConfigError: a matrix is too small, not finite, or of another width.
+        ConfigError: A matrix is too small, not finite, or of another width.
     """
     first, second = _checked(synthetic, private, least=4)
     generator = np.random.default_rng(seed)
@@ -225,7 +225,7 @@ def precision_recall(synthetic: Matrix, private: Matrix, *, neighbors: int = 3) 
             k, and with the number of texts on the side of the balls.
 
     Raises:
-        ConfigError: a matrix is too small, not finite, or of another width.
+        ConfigError: A matrix is too small, not finite, or of another width.
 
     References:
         Kynkäänniemi et al. 2019, equations 1 and 2.
@@ -254,7 +254,7 @@ def mean_discrepancy(
             for every method that is compared with them.
 
     Raises:
-        ConfigError: a matrix is too small, not finite, or of another width, or the bandwidth is
+        ConfigError: A matrix is too small, not finite, or of another width, or the bandwidth is
             not positive.
 
     References:
@@ -323,8 +323,8 @@ def mauve(
         seed: of k-means.
 
     Raises:
-        ConfigError: a matrix is too small, not finite, or of another width.
-        MissingExtraError: scikit-learn is not installed.
+        ConfigError: A matrix is too small, not finite, or of another width.
+        MissingExtraError: Scikit-learn is not installed.
 
     References:
         Pillutla et al. 2021, section 2 and appendix; 2023, section 4 for the smoothing.

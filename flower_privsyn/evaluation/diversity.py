@@ -66,7 +66,7 @@ def diversity(
         seed: of the draw.
 
     Raises:
-        ConfigError: there is no text, or the embeddings are of other texts.
+        ConfigError: There is no text, or the embeddings are of other texts.
     """
     if not texts:
         raise ConfigError("diversity needs at least one text")

@@ -137,8 +137,8 @@ def evaluate_language_model(
         progress: called with the number of texts just done.
 
     Raises:
-        ConfigError: an argument is out of range, or there is nothing to predict.
-        ModelError: the model cannot be used, or its tokenizer has no token to begin with.
+        ConfigError: An argument is out of range, or there is nothing to predict.
+        ModelError: The model cannot be used, or its tokenizer has no token to begin with.
         MissingExtraError: PyTorch or Transformers is not installed.
 
     References:
@@ -247,8 +247,8 @@ def score_texts(
         progress: called with the number of texts just done.
 
     Raises:
-        ConfigError: an argument is out of range.
-        ModelError: the tokenizer has no token to begin with.
+        ConfigError: An argument is out of range.
+        ModelError: The tokenizer has no token to begin with.
     """
     begin = first_token(tokenizer)
     rows = token_rows(tokenizer, texts)
@@ -301,7 +301,7 @@ def predict(
         negative log-probabilities in nats, (w,).
 
     Raises:
-        ConfigError: batch_size is out of range.
+        ConfigError: Batch_size is out of range.
     """
     import torch
 

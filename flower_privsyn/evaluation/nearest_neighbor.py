@@ -42,7 +42,7 @@ def mean_nearest_distance(
         targets: (m, d), m >= 1.
 
     Raises:
-        ValueError: one of the two is empty.
+        ValueError: One of the two is empty.
     """
     if len(points) == 0 or len(targets) == 0:
         raise ValueError("there must be at least one point and one target")
@@ -98,7 +98,7 @@ def evaluate_run(
         embedder: in place of the run's embedding model.
 
     Raises:
-        ConfigError: the run held nobody out, or released no round.
+        ConfigError: The run held nobody out, or released no round.
     """
     import pyarrow.parquet as pq
 

@@ -73,8 +73,8 @@ def paper_accuracy(
         progress: called with the number of texts just done.
 
     Raises:
-        ConfigError: an argument is out of range, or there is nothing to predict.
-        ModelError: the model cannot be used or its tokenizer is not byte-level.
+        ConfigError: An argument is out of range, or there is nothing to predict.
+        ModelError: The model cannot be used or its tokenizer is not byte-level.
         MissingExtraError: PyTorch or Transformers is not installed.
 
     References:

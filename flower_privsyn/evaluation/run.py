@@ -160,10 +160,10 @@ def evaluate_run(
         progress: where steps are shown.
 
     Raises:
-        ConfigError: an argument is out of range, or users of both lists are the same.
-        DataError: there is too little text.
-        ModelError: a model cannot be loaded.
-        MissingExtraError: a library is not installed.
+        ConfigError: An argument is out of range, or users of both lists are the same.
+        DataError: There is too little text.
+        ModelError: A model cannot be loaded.
+        MissingExtraError: A library is not installed.
     """
     _check(run, held_out, private=private, downstream=downstream, work=work, max_texts=max_texts)
     shown: ProgressReporter = progress or NullProgress()
@@ -261,7 +261,7 @@ def compare_texts(
         progress: where steps are shown.
 
     Raises:
-        DataError: there are fewer than 10 texts on a side.
+        DataError: There are fewer than 10 texts on a side.
     """
     shown: ProgressReporter = progress or NullProgress()
     for name, texts in (("synthetic", synthetic), ("held-out", held_out)):
@@ -321,7 +321,7 @@ def split_users(run: RunDirectory, users: Users) -> tuple[Users, Users]:
     """The users a run asked and those it held out (`held-out-fraction`), from its data.
 
     Raises:
-        ConfigError: the run held nobody out.
+        ConfigError: The run held nobody out.
     """
     fraction = float(run.config.get("held-out-fraction") or 0.0)
     if fraction <= 0:
