@@ -110,12 +110,8 @@ def texts_of_rounds(run: RunDirectory) -> dict[int, list[str]]:
     """
     import pyarrow.parquet as pq
 
-    found: dict[int, list[str]] = {}
-    for folder in ("rounds", "refinement"):
-        for name in ("population.parquet", "candidates.parquet"):
-            for file in sorted((run.path / folder).glob(f"*/{name}")):
-                if file.parent.name.isdigit():
-                    found[int(file.parent.name)] = (
-                        pq.read_table(file, columns=["text"]).column("text").to_pylist()
-                    )
-    return found
+    return {
+        number: pq.read_table(file, columns=["text"]).column("text").to_pylist()
+        for number, files in (*run.rounds, *run.refinement)
+        if (file := files.texts) is not None
+    }

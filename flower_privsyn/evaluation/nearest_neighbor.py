@@ -120,7 +120,7 @@ def evaluate_run(
             from_private_to_nearest=mean_nearest_distance(private, synthetic),
         )
 
-    last = pq.read_table(run.round_dir(released[-1]) / "population.parquet")
+    last = pq.read_table(run.rounds.files(released[-1]).population)
     survivors = [
         text
         for text, count in zip(
@@ -128,7 +128,7 @@ def evaluate_run(
         )
         for _ in range(count)
     ]
-    initial = pq.read_table(run.round_dir(1) / "population.parquet").column("text").to_pylist()
+    initial = pq.read_table(run.rounds.files(1).population).column("text").to_pylist()
     return RunDistances(
         run=str(run.path),
         held_out_users=len(held_out),

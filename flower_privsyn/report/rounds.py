@@ -6,8 +6,6 @@ of a run directory is opened: not the memory of correlated noise, and no file of
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +18,6 @@ from flower_privsyn.runs import RunDirectory
 
 #: Rows of one round that the principal components are made from, at most.
 _ROWS = 4000
-
-_FILES = ("candidates.parquet", "population.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +56,11 @@ def round_files(run: RunDirectory) -> tuple[Literal["rounds", "refinement"], dic
     Args:
         run: of any strategy; one that trains on the nodes has no such files.
     """
-    folders: tuple[Literal["rounds", "refinement"], ...] = ("refinement", "rounds")
-    for folder in folders:
-        found = {}
-        root = run.path / folder
-        entries = sorted(root.iterdir()) if root.is_dir() else []
-        for entry in entries:
-            if entry.name.isdigit():
-                files = [entry / name for name in _FILES if (entry / name).is_file()]
-                if files:
-                    found[int(entry.name)] = files[0]
+    kind: Literal["rounds", "refinement"]
+    for kind, rounds in (("refinement", run.refinement), ("rounds", run.rounds)):
+        found = {number: file for number, files in rounds if (file := files.texts) is not None}
         if found:
-            return folder, found
+            return kind, found
     return "rounds", {}
 
 
@@ -80,7 +69,7 @@ def read_round(number: int, path: Path) -> RoundTexts | None:
 
     Args:
         number: of the round.
-        path: `candidates.parquet` or `population.parquet`.
+        path: the file of its texts.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -177,21 +166,14 @@ def principal_plane(rounds: dict[int, npt.NDArray[np.float32]]) -> Plane | None:
     )
 
 
-def round_records(run: RunDirectory, name: str) -> dict[int, dict[str, Any]]:
-    """A small JSON file that rounds keep, by round: `server.json` or `training.json`.
+def round_records(
+    run: RunDirectory, kind: Literal["server", "training"]
+) -> dict[int, dict[str, Any]]:
+    """What a small JSON file of the rounds says, by round.
 
     Args:
         run: of any strategy.
-        name: of the file.
+        kind: which of a round's files.
     """
-    found: dict[int, dict[str, Any]] = {}
-    for folder in ("rounds", "refinement"):
-        root = run.path / folder
-        for entry in sorted(root.iterdir()) if root.is_dir() else []:
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                record = json.loads((entry / name).read_text(encoding="utf-8"))
-                if isinstance(record, dict):
-                    found[int(entry.name)] = record
-    return found
+    both = (*run.rounds, *run.refinement)
+    return {number: record for number, files in both if (record := files.record(kind))}

@@ -593,7 +593,7 @@ class _Page:
 
     def _updates(self) -> Child:
         """The released update of each round beside the noise in it."""
-        records = round_records(self.run, "server.json")
+        records = round_records(self.run, "server")
         found = [
             (n, update, noise, finite(record.get("clip_norm")))
             for n, record in sorted(records.items())
@@ -677,7 +677,7 @@ class _Page:
         return section("Sample texts", element("div", *cards, class_="samples"))
 
     def _training(self) -> Child:
-        records = round_records(self.run, "training.json")
+        records = round_records(self.run, "training")
         if not records:
             return None
         rows = [

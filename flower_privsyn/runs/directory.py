@@ -35,27 +35,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import platform
-import re
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 from flower_privsyn import clock
-from flower_privsyn.environment import (
-    RESUME,
-    RUN_DIRECTORY,
-    RUNS_FOLDER,
-    SUPERVISOR_PID,
-    SUPERVISOR_STARTED,
-)
-from flower_privsyn.errors import PrivsynError, RunDirectoryError
+from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import (
     append_json_lines,
     plain,
@@ -63,43 +48,35 @@ from flower_privsyn.files import (
     replacing,
     write_json,
 )
-from flower_privsyn.host.processes import is_alive, started_at
+from flower_privsyn.host.processes import is_alive
 from flower_privsyn.host.progress import Progress, Stage
 from flower_privsyn.privacy.ledger_chain import Chain, header, read_chain, refuse_cut
+from flower_privsyn.runs.locks import (
+    forget_holder,
+    hide_dates_of,
+    lock_file,
+    read_holder,
+    watch_supervisor,
+)
 from flower_privsyn.runs.owner import OwnerFolder
+from flower_privsyn.runs.rounds import REFINEMENT, ROUNDS, RoundFiles, Rounds
 from flower_privsyn.runs.run_format import (
     FORMAT,
+    LAUNCH_FILE,
     LEDGER_KEY,
     hide_dates,
+    read_json_object,
     refuse_other_format,
     stated_digests,
 )
+from flower_privsyn.runs.surroundings import sentence_of, versions
 
 RESEARCH_STAMP = (
     "research: private text was used outside the budget; the epsilons do not cover the result"
 )
 """What marks a run whose settings say `research = true`, wherever its figures are shown."""
 
-LAUNCH_FILE = ".flower/launch.json"
-"""What `privsyn run` was asked to start, relative to the run directory."""
-
-_VERSIONED = (
-    "flower-privsyn",
-    "flwr",
-    "numpy",
-    "dp-accounting",
-    "pyarrow",
-    "ray",
-    "torch",
-    "transformers",
-    "sentence-transformers",
-    "tokenizers",
-    "datasets",
-)
 _LOGGERS = ("flower_privsyn", "flwr.privsyn")
-_LOCK_POLL_SECONDS = 0.2
-_DEAD_HOLDER_SECONDS = 10.0
-_WATCH_SECONDS = 0.5
 
 
 class RunDirectory:
@@ -108,11 +85,15 @@ class RunDirectory:
     Attributes:
         path: The folder, absolute.
         owner: The owner's folder beside it, where the times are.
+        rounds: The files of the rounds, by number.
+        refinement: The same of rounds that follow one release.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.owner = OwnerFolder(path)
+        self.rounds = Rounds(path / ROUNDS)
+        self.refinement = Rounds(path / REFINEMENT)
         self._ledger_digest: Callable[[], str] | None = None
         self._lock_file: IO[str] | None = None
         self._progress: Progress | None = None
@@ -151,7 +132,7 @@ class RunDirectory:
                     "format": FORMAT,
                     "strategy": strategy,
                     "config": plain(config),
-                    "versions": _versions(),
+                    "versions": versions(),
                     "created": clock.now(),
                 }
                 with contextlib.suppress(FileNotFoundError):  # a run of plain `flwr run`
@@ -266,7 +247,7 @@ class RunDirectory:
     @property
     def document(self) -> dict[str, Any]:
         """Everything in `config.json`: config, versions, created, launch."""
-        return _read_json_object(self.config_file)
+        return read_json_object(self.config_file)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -404,9 +385,7 @@ class RunDirectory:
 
     def round_path(self, number: int) -> Path:
         """The folder of one round, which may not exist."""
-        if number < 0:
-            raise ValueError(f"A round number cannot be negative, got {number}.")
-        return self.path / "rounds" / f"{number:04d}"
+        return self.rounds.files(number).folder
 
     def finish_round(self, number: int, state: Mapping[str, Any] | None = None) -> None:
         """Record that everything of a round is on disk; call it last.
@@ -416,27 +395,20 @@ class RunDirectory:
             state: What a resumed run needs beside the other files, as plain JSON values.
         """
         record = {**(state or {}), "round": number, "status": "finished", **self._stated()}
-        write_json(self.round_dir(number) / "state.json", record)
+        write_json(RoundFiles(self.round_dir(number)).state, record)
 
     def reopen_round(self, number: int) -> None:
         """Let a finished round be done again; its other files stay until they are replaced."""
-        (self.round_path(number) / "state.json").unlink(missing_ok=True)
+        self.rounds.files(number).state.unlink(missing_ok=True)
 
     def round_state(self, number: int) -> dict[str, Any] | None:
         """What `finish_round` recorded; None while the round has not finished."""
-        try:
-            state = json.loads((self.round_path(number) / "state.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
-        return state if isinstance(state, dict) and state.get("status") == "finished" else None
+        state = self.rounds.files(number).record("state")
+        return state if state.get("status") == "finished" else None
 
     def finished_rounds(self) -> list[int]:
         """Numbers of the finished rounds, ascending; leftovers of an interrupted one are not."""
-        folder = self.path / "rounds"
-        if not folder.is_dir():
-            return []
-        numbers = [int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()]
-        return [number for number in sorted(numbers) if self.round_state(number) is not None]
+        return [number for number, _ in self.rounds if self.round_state(number) is not None]
 
     def rounds_with_outcome(self, *outcomes: str) -> list[int]:
         """Numbers of the finished rounds whose recorded `outcome` is one of these, ascending."""
@@ -452,7 +424,7 @@ class RunDirectory:
     def state(self) -> dict[str, Any]:
         """Everything in `state.json`; empty when the file is missing or unreadable."""
         try:
-            return _read_json_object(self.state_file)
+            return read_json_object(self.state_file)
         except RunDirectoryError:
             return {}
 
@@ -472,7 +444,7 @@ class RunDirectory:
 
     def running_process(self) -> int | None:
         """Process id of the ServerApp that is working on this run now; None when none is."""
-        holder = _read_holder(self.path / ".lock")
+        holder = read_holder(self.path / ".lock")
         if holder is None or self.status != "running":
             return None
         pid, started = holder
@@ -501,7 +473,7 @@ class RunDirectory:
             error: The sentence to show, or the exception: one of ours is its own sentence,
                 any other is named by its type and place and marked as unexpected.
         """
-        sentence, unexpected = _sentence(error)
+        sentence, unexpected = sentence_of(error)
         self._write_state(
             {**self.state, "status": "failed", "error": sentence, "unexpected": unexpected}
         )
@@ -545,8 +517,8 @@ class RunDirectory:
     def unlock(self) -> None:
         """Let another process work on the run; its files get the date of its creation."""
         if self._lock_file is not None:
-            _forget_holder(self._lock_file)
-            _hide_dates(self)
+            forget_holder(self._lock_file)
+            hide_dates_of(self.path)
             self._lock_file.close()
             self._lock_file = None
 
@@ -592,196 +564,3 @@ def _warnings_to(progress: Progress) -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
-
-
-# -------------------------------------------------------------------- places and processes
-
-
-def unnamed_run(app_name: str) -> tuple[Path, bool]:
-    """Where a strategy that names no run directory runs, and whether it continues a run there.
-
-    Under `privsyn run` and `privsyn resume` that is the directory of the command, else a new one.
-
-    Args:
-        app_name: Name for a new folder.
-    """
-    if path := os.environ.get(RUN_DIRECTORY):
-        return Path(path), os.environ.get(RESUME) == "1"
-    return default_run_directory(app_name), False
-
-
-def default_run_directory(app_name: str) -> Path:
-    """A new folder for a run that was given none: `$PRIVSYN_RUNS` or `~/privsyn-runs`.
-
-    Args:
-        app_name: Name of the app; the folder is `<app>-<UTC time>`.
-    """
-    base = os.environ.get(RUNS_FOLDER)
-    root = Path(base).expanduser() if base else Path.home() / "privsyn-runs"
-    return new_run_path(root, app_name)
-
-
-def new_run_path(root: Path, app_name: str) -> Path:
-    """A path below `root` that does not exist yet, `<app>-<UTC time>`; nothing is created."""
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", app_name).strip("-.") or "run"
-    path = root.absolute() / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    for number in range(2, 1000):
-        if not path.exists():
-            break
-        path = path.with_name(f"{path.name.split('_')[0]}_{number}")
-    return path
-
-
-def watch_supervisor() -> bool:
-    """End this process within a second once the supervisor named in the environment is gone.
-
-    The processes Flower starts are detached from the command that began the run. Without this, a
-    killed command would leave a ServerApp behind that keeps the run locked and goes on spending.
-
-    Returns:
-        Whether there is a supervisor to watch; False under a plain `flwr run`.
-    """
-    text = os.environ.get(SUPERVISOR_PID, "")
-    if not text.isdigit():
-        return False
-    pid, started = int(text), os.environ.get(SUPERVISOR_STARTED, "")
-
-    def watch() -> None:
-        while is_alive(pid, started):
-            time.sleep(_WATCH_SECONDS)
-        # Not sys.exit: this is a thread, and nothing may be written after the supervisor's end.
-        os._exit(1)
-
-    threading.Thread(target=watch, name="privsyn-supervisor-watch", daemon=True).start()
-    return True
-
-
-def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
-    """Lock a file for this process.
-
-    Args:
-        path: The lock file; created where it does not exist.
-        what: What is being locked, for the error message.
-        wait_seconds: How long to wait for another process to let go, >= 0. A holder that is
-            dead is waited for in any case: the kernel releases the lock when the last thread or
-            half-made child of it is gone, moments after the process itself is seen to be dead.
-
-    Returns:
-        The open file. Closing it, or the end of the process, releases the lock.
-
-    Raises:
-        RunDirectoryError: Another process holds the lock.
-    """
-    try:
-        import fcntl
-    except ImportError as error:  # Windows
-        raise RunDirectoryError("Runs need a system with file locks: Linux or macOS.") from error
-
-    file = path.open("a+", encoding="utf-8")
-    begun = time.monotonic()
-    while True:
-        try:
-            # flock, not lockf: a POSIX record lock is lost when any descriptor of the file is
-            # closed in this process, which reading the holder would do.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            holder = _read_holder(path)
-            dead = holder is not None and not is_alive(*holder)
-            waits = max(wait_seconds, _DEAD_HOLDER_SECONDS) if dead else wait_seconds
-            if time.monotonic() >= begun + waits:
-                file.close()
-                who = f"process {holder[0]}" if holder else "another process"
-                raise RunDirectoryError(
-                    f"{what[:1].upper()}{what[1:]} is in use by {who}; "
-                    "wait for it to end or stop it first."
-                ) from None
-            time.sleep(_LOCK_POLL_SECONDS)
-        except OSError as error:
-            file.close()
-            raise RunDirectoryError(
-                f"The lock file {path} cannot be locked: {error.strerror or error}."
-            ) from error
-    file.truncate(0)
-    file.write(json.dumps({"pid": os.getpid(), "started": started_at(os.getpid())}) + "\n")
-    file.flush()
-    return file
-
-
-@contextlib.contextmanager
-def supervisor_lock(run_path: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Be the only command that runs or changes a run; at the end its files get their date.
-
-    Args:
-        run_path: The run directory; the folder of `LAUNCH_FILE` must exist in it.
-        wait_seconds: How long to wait for another process to let go, >= 0.
-
-    Raises:
-        RunDirectoryError: Another process holds the lock.
-    """
-    file = (run_path / LAUNCH_FILE).with_name("lock")
-    with lock_file(file, what=f"the run in {run_path}", wait_seconds=wait_seconds) as held:
-        try:
-            yield
-        finally:
-            _forget_holder(held)
-            _hide_dates(RunDirectory(run_path))
-
-
-def _forget_holder(file: IO[str]) -> None:
-    """Forget who held a lock, and when that process began; the lock is still held."""
-    file.truncate(0)
-
-
-def _hide_dates(run: RunDirectory) -> None:
-    # What is missing or damaged is named by whoever reads it.
-    with contextlib.suppress(RunDirectoryError):
-        run.hide_dates()
-
-
-def _read_holder(path: Path) -> tuple[int, str] | None:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return int(record["pid"]), str(record["started"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _read_json_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise RunDirectoryError(f"{path} is damaged: it is not JSON.") from error
-    if not isinstance(value, dict):
-        raise RunDirectoryError(f"{path} is damaged: it is not a JSON object.")
-    return value
-
-
-def _sentence(error: str | BaseException) -> tuple[str, bool]:
-    if isinstance(error, str):
-        return error, False
-    if isinstance(error, PrivsynError):
-        return str(error), False
-    if isinstance(error, SystemExit):
-        return f"The ServerApp called sys.exit({error.code!r}) before the run was finished.", True
-    if not isinstance(error, Exception):  # Ctrl-C, or a signal that was turned into an exception
-        return "The run was interrupted.", False
-    name = type(error).__name__
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = ""
-    if trace is not None:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        place = f" in {'/'.join(file.parts[-2:])} line {trace.tb_lineno}"
-    return f"Unexpected {name}{place}: {' '.join(str(error).split())[:500]}", True
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "platform": sys.platform}
-    for name in _VERSIONED:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions

@@ -28,6 +28,7 @@ from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.privacy.ledger_chain import VERSION, Chain, digest, header, read_chain, split
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, supervisor_lock
 from flower_privsyn.runs.owner import write_times
+from flower_privsyn.runs.rounds import TRAINING
 from flower_privsyn.runs.run_format import FORMAT, LEDGER_KEY
 
 _RENAMED = {"epsilon_server": "epsilon_known_cohorts"}
@@ -86,7 +87,7 @@ def _convert(run: RunDirectory, chain: Chain | None) -> list[str]:
     """Everything but `config.json`."""
     # First, while the old files still have them; complete or not there at all.
     _keep_times(run)
-    rounded = _round_releases(run.path)
+    rounded = _round_releases(run)
     if chain is not None:
         chain = _write_ledger(run, chain)
     _rewrite_states(run, chain)
@@ -128,7 +129,7 @@ def _checked_ledger(run: RunDirectory) -> Chain | None:
     damaged ledger look sound.
     """
     released = {*run.rounds_with_outcome("released")} | {
-        int(file.parent.name) for file in run.path.glob("rounds/*/release.npy")
+        number for number, files in run.rounds if files.release.exists()
     }
     if not run.ledger_file.exists():
         if released:
@@ -163,7 +164,7 @@ def _keep_times(run: RunDirectory) -> None:
     state = run.state
     if "started" in state:
         lines.append({"event": "state", "status": "running", "time": state["started"]})
-    before = _read(run.round_path(0) / "state.json")
+    before = run.rounds.files(0).record("state")
     if "seconds_server" in before:
         lines.append({"event": "begin", **_times_of(before)})
     for line in read_json_lines(run.metrics_file):
@@ -201,19 +202,21 @@ def on_grid(values: npt.NDArray[np.float64] | np.float64) -> npt.NDArray[np.floa
     return np.asarray(np.rint(values / GRID) * GRID)
 
 
-def _round_releases(path: Path) -> int:
+def _round_releases(run: RunDirectory) -> int:
     """Round whatever of the releases is stored; count the files."""
-    files = [*sorted(path.glob("rounds/*/release.npy")), *path.glob("sketch.npy")]
+    releases = [round_files.release for _, round_files in run.rounds]
+    files = [file for file in (*releases, run.path / "sketch.npy") if file.exists()]
     for file in files:
         with file.open("rb") as stream:
             values = np.load(stream)
             # A release has a header, public, with the noise's standard deviation and the users.
-            rest = [np.load(stream)] if file.name == "release.npy" else []
+            rest = [np.load(stream)] if file in releases else []
         with replacing(file, for_the_owner=True) as temporary, temporary.open("wb") as stream:
             for array in (on_grid(values), *rest):
                 np.save(stream, array)
-    tables = sorted([*path.glob("rounds/*/*.parquet"), *path.glob("refinement/*/*.parquet")])
-    return len(files) + sum(_round_table(file) for file in tables)
+    folders = [round_files.folder for _, round_files in (*run.rounds, *run.refinement)]
+    tables = [table for folder in folders for table in sorted(folder.glob("*.parquet"))]
+    return len(files) + sum(_round_table(table) for table in tables)
 
 
 def _round_table(file: Path) -> bool:
@@ -297,14 +300,12 @@ def _rewrite_states(run: RunDirectory, chain: Chain | None) -> None:
         # Round 0 came before the first release, when the ledger had its first line alone.
         return {LEDGER_KEY: closed.get(number, chain.digests[0])}
 
-    for folder in sorted(run.path.glob("rounds/*")):
-        if record := _read(folder / "state.json"):
-            number = int(folder.name)
-            write_json(folder / "state.json", {**_without_times(record), **stated(number)})
-    for file in run.path.glob("rounds/*/server.json"):
-        if record := _read(file):
-            write_json(file, _with_rounded_figures(record))
-    for file in run.path.rglob("training.json"):
+    for number, files in run.rounds:
+        if record := files.record("state"):
+            write_json(files.state, {**_without_times(record), **stated(number)})
+        if record := files.record("server"):
+            write_json(files.server, _with_rounded_figures(record))
+    for file in run.path.rglob(TRAINING):
         if record := _read(file):
             report = record.get("report")
             cleaned = {"report": _without_times(report)} if isinstance(report, dict) else {}

@@ -13,6 +13,7 @@ from typing import Any
 
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import read_json_lines
+from flower_privsyn.runs.rounds import ROUNDS, Rounds
 
 FORMAT = 2
 """Of run directories. Format 1, of flower-privsyn 0.1, had none of these words and many times."""
@@ -20,7 +21,27 @@ FORMAT = 2
 LEDGER_KEY = "ledger"
 """Under which a JSON file states the digest of the ledger's last line."""
 
+LAUNCH_FILE = ".flower/launch.json"
+"""What `privsyn run` was asked to start, relative to the run directory."""
+
 _LEDGER_META = re.compile(r'<meta name="privsyn-ledger" content="([0-9a-f]{64})">')
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a run.
+
+    Raises:
+        RunDirectoryError: The file cannot be read, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} is damaged: it is not JSON.") from error
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path} is damaged: it is not a JSON object.")
+    return value
 
 
 def refuse_other_format(path: Path, document: Mapping[str, Any]) -> None:
@@ -70,7 +91,7 @@ def stated_digests(path: Path) -> dict[str, str]:
         if isinstance(digest, str):
             found.setdefault(digest, file)
 
-    for file in [*sorted(path.glob("rounds/*/state.json")), path / "state.json"]:
+    for file in [*(files.state for _, files in Rounds(path / ROUNDS)), path / "state.json"]:
         with contextlib.suppress(OSError, ValueError):
             record = json.loads(file.read_text(encoding="utf-8"))
             if isinstance(record, dict):

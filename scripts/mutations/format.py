@@ -51,10 +51,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a round's state carries a time",
         file=RUNS,
         function="RunDirectory.finish_round",
-        before='"status": "finished", **self._stated()}\n    write_json(self.round_dir',
+        before='"status": "finished", **self._stated()}\n    write_json(RoundFiles(self.round_dir',
         after='"status": "finished", **self._stated()}\n'
         '    record["time"] = clock.seconds()\n'
-        "    write_json(self.round_dir",
+        "    write_json(RoundFiles(self.round_dir",
         tests=(EVOLUTION,),
     ),
     Mutation(
@@ -94,8 +94,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="dates are hidden only when a run succeeds",
         file=RUNS,
         function="RunDirectory.unlock",
-        before="        _hide_dates(self)\n",
-        after='        if self.status == "finished":\n            _hide_dates(self)\n',
+        before="        hide_dates_of(self.path)\n",
+        after='        if self.status == "finished":\n            hide_dates_of(self.path)\n',
         tests=(f"{RUNS_TESTS}::test_files_get_the_date_of_the_creation",),
     ),
     Mutation(

@@ -1,0 +1,139 @@
+"""One process at a time works on a run, one command drives it, and it ends with that command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
+from flower_privsyn.errors import RunDirectoryError
+from flower_privsyn.host.processes import is_alive, started_at
+from flower_privsyn.runs.run_format import LAUNCH_FILE, hide_dates, read_json_object
+
+_LOCK_POLL_SECONDS = 0.2
+_DEAD_HOLDER_SECONDS = 10.0
+_WATCH_SECONDS = 0.5
+
+
+def watch_supervisor() -> bool:
+    """End this process within a second once the supervisor named in the environment is gone.
+
+    The processes Flower starts are detached from the command that began the run. Without this, a
+    killed command would leave a ServerApp behind that keeps the run locked and goes on spending.
+
+    Returns:
+        Whether there is a supervisor to watch; False under a plain `flwr run`.
+    """
+    text = os.environ.get(SUPERVISOR_PID, "")
+    if not text.isdigit():
+        return False
+    pid, started = int(text), os.environ.get(SUPERVISOR_STARTED, "")
+
+    def watch() -> None:
+        while is_alive(pid, started):
+            time.sleep(_WATCH_SECONDS)
+        # Not sys.exit: this is a thread, and nothing may be written after the supervisor's end.
+        os._exit(1)
+
+    threading.Thread(target=watch, name="privsyn-supervisor-watch", daemon=True).start()
+    return True
+
+
+def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
+    """Lock a file for this process.
+
+    Args:
+        path: The lock file; created where it does not exist.
+        what: What is being locked, for the error message.
+        wait_seconds: How long to wait for another process to let go, >= 0. A holder that is
+            dead is waited for in any case: the kernel releases the lock when the last thread or
+            half-made child of it is gone, moments after the process itself is seen to be dead.
+
+    Returns:
+        The open file. Closing it, or the end of the process, releases the lock.
+
+    Raises:
+        RunDirectoryError: Another process holds the lock.
+    """
+    try:
+        import fcntl
+    except ImportError as error:  # Windows
+        raise RunDirectoryError("Runs need a system with file locks: Linux or macOS.") from error
+
+    file = path.open("a+", encoding="utf-8")
+    begun = time.monotonic()
+    while True:
+        try:
+            # flock, not lockf: a POSIX record lock is lost when any descriptor of the file is
+            # closed in this process, which reading the holder would do.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = read_holder(path)
+            dead = holder is not None and not is_alive(*holder)
+            waits = max(wait_seconds, _DEAD_HOLDER_SECONDS) if dead else wait_seconds
+            if time.monotonic() >= begun + waits:
+                file.close()
+                who = f"process {holder[0]}" if holder else "another process"
+                raise RunDirectoryError(
+                    f"{what[:1].upper()}{what[1:]} is in use by {who}; "
+                    "wait for it to end or stop it first."
+                ) from None
+            time.sleep(_LOCK_POLL_SECONDS)
+        except OSError as error:
+            file.close()
+            raise RunDirectoryError(
+                f"The lock file {path} cannot be locked: {error.strerror or error}."
+            ) from error
+    file.truncate(0)
+    file.write(json.dumps({"pid": os.getpid(), "started": started_at(os.getpid())}) + "\n")
+    file.flush()
+    return file
+
+
+@contextlib.contextmanager
+def supervisor_lock(run_path: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Be the only command that runs or changes a run; at the end its files get their date.
+
+    Args:
+        run_path: The run directory; the folder of `LAUNCH_FILE` must exist in it.
+        wait_seconds: How long to wait for another process to let go, >= 0.
+
+    Raises:
+        RunDirectoryError: Another process holds the lock.
+    """
+    file = (run_path / LAUNCH_FILE).with_name("lock")
+    with lock_file(file, what=f"the run in {run_path}", wait_seconds=wait_seconds) as held:
+        try:
+            yield
+        finally:
+            forget_holder(held)
+            hide_dates_of(run_path)
+
+
+def forget_holder(file: IO[str]) -> None:
+    """Forget who held a lock, and when that process began; the lock is still held."""
+    file.truncate(0)
+
+
+def hide_dates_of(run_path: Path) -> None:
+    """Give all files of a run the date of its creation, where that is known."""
+    # What is missing or damaged is named by whoever reads it.
+    with contextlib.suppress(RunDirectoryError):
+        document = read_json_object(run_path / "config.json")
+        hide_dates(run_path, str(document.get("created", "")))
+
+
+def read_holder(path: Path) -> tuple[int, str] | None:
+    """Id and start of the process that a lock file names; None where it names none."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return int(record["pid"]), str(record["started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

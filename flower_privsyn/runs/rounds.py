@@ -1,0 +1,123 @@
+"""The files of a round: the one place that spells their names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+ROUNDS: Final = "rounds"
+"""Folder of the rounds in a run directory."""
+
+REFINEMENT: Final = "refinement"
+"""Folder of rounds that follow one release."""
+
+TRAINING: Final = "training.json"
+"""What a round's training of the generator reported."""
+
+
+@dataclass(frozen=True)
+class RoundFiles:
+    """Where the files of one round are, whether they exist or not.
+
+    Attributes:
+        folder: of the round.
+    """
+
+    folder: Path
+
+    @property
+    def state(self) -> Path:
+        """Written last: the round is finished."""
+        return self.folder / "state.json"
+
+    @property
+    def release(self) -> Path:
+        """The released sum."""
+        return self.folder / "release.npy"
+
+    @property
+    def population(self) -> Path:
+        """Texts that users were asked about, with their embeddings and votes."""
+        return self.folder / "population.parquet"
+
+    @property
+    def candidates(self) -> Path:
+        """The same of a method that trains a generator, with scores."""
+        return self.folder / "candidates.parquet"
+
+    @property
+    def responses(self) -> Path:
+        """What the generator wrote so far, while a round is being made."""
+        return self.folder / "responses.jsonl"
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of the adapter that the round trained."""
+        return self.folder / "adapter"
+
+    @property
+    def training(self) -> Path:
+        """What the round's training of the generator reported."""
+        return self.folder / TRAINING
+
+    @property
+    def model(self) -> Path:
+        """The trained model after the round."""
+        return self.folder / "model.safetensors"
+
+    @property
+    def server_state(self) -> Path:
+        """The server's optimiser after the round."""
+        return self.folder / "server.safetensors"
+
+    @property
+    def server(self) -> Path:
+        """Figures of the server's step."""
+        return self.folder / "server.json"
+
+    @property
+    def texts(self) -> Path | None:
+        """The file with the round's texts; None of a round that holds none."""
+        return next((file for file in (self.candidates, self.population) if file.is_file()), None)
+
+    def record(self, kind: Literal["state", "training", "server"]) -> dict[str, Any]:
+        """The object in one of the small JSON files; empty where it is missing or damaged."""
+        file: Path = getattr(self, kind)
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds below a folder.
+
+    Attributes:
+        folder: which may not exist.
+    """
+
+    folder: Path
+
+    def files(self, number: int) -> RoundFiles:
+        """The files of one round.
+
+        Args:
+            number: 0 is what existed before the first round.
+
+        Raises:
+            ValueError: The number is negative.
+        """
+        if number < 0:
+            raise ValueError(f"A round number cannot be negative, got {number}.")
+        return RoundFiles(self.folder / f"{number:04d}")
+
+    def __iter__(self) -> Iterator[tuple[int, RoundFiles]]:
+        """Number and files of every round that has a folder, ascending."""
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        for number in sorted(int(entry.name) for entry in entries if entry.name.isdigit()):
+            yield number, self.files(number)

@@ -1,0 +1,60 @@
+"""What a run records about where it ran and why it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from flower_privsyn.errors import PrivsynError
+
+_VERSIONED = (
+    "flower-privsyn",
+    "flwr",
+    "numpy",
+    "dp-accounting",
+    "pyarrow",
+    "ray",
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "datasets",
+)
+
+
+def sentence_of(error: str | BaseException) -> tuple[str, bool]:
+    """Why a run ended, in a sentence, and whether that is a fault of the program.
+
+    Args:
+        error: the sentence itself, or the exception: one of ours is its own sentence, any other
+            is named by its type and place.
+    """
+    if isinstance(error, str):
+        return error, False
+    if isinstance(error, PrivsynError):
+        return str(error), False
+    if isinstance(error, SystemExit):
+        return f"The ServerApp called sys.exit({error.code!r}) before the run was finished.", True
+    if not isinstance(error, Exception):  # Ctrl-C, or a signal that was turned into an exception
+        return "The run was interrupted.", False
+    name = type(error).__name__
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = ""
+    if trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        place = f" in {'/'.join(file.parts[-2:])} line {trace.tb_lineno}"
+    return f"Unexpected {name}{place}: {' '.join(str(error).split())[:500]}", True
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the system and the libraries that decide what a run does."""
+    found = {"python": platform.python_version(), "platform": sys.platform}
+    for name in _VERSIONED:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
