@@ -8,7 +8,6 @@ from flower_privsyn.training.preference import (
     PreferencePair,
     PreferenceTraining,
     TrainingReport,
-    response_log_probabilities,
     train_preferences,
 )
 
@@ -16,6 +15,5 @@ __all__ = [
     "PreferencePair",
     "PreferenceTraining",
     "TrainingReport",
-    "response_log_probabilities",
     "train_preferences",
 ]

@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
 from flower_privsyn.models import BUNDLED_MODELS, resolve_model
-from flower_privsyn.models.adapters import AdapterSwitch, adapter_digest
+from flower_privsyn.models.adapters import adapter_digest
 from flower_privsyn.models.pretrained import (
     choose_device,
     load_pretrained,
@@ -38,7 +37,7 @@ from flower_privsyn.models.pretrained import (
     shorten,
 )
 from flower_privsyn.training import storage
-from flower_privsyn.training.encoding import encode_pairs, encode_prompts, encode_responses
+from flower_privsyn.training.encoding import encode_pairs
 
 logger = logging.getLogger(__name__)
 
@@ -301,81 +300,6 @@ def train_preferences(
     storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
     shutil.rmtree(partial)
     return report
-
-
-def response_log_probabilities(
-    model: str | Path,
-    adapter: Path | None,
-    prompts: Sequence[str],
-    responses: Sequence[str],
-    *,
-    batch_size: int = 16,
-    device: str = "auto",
-    precision: Literal["auto", "float32", "bfloat16"] = "auto",
-) -> npt.NDArray[np.float64]:
-    """Log-probability of each response given its prompt: the sum over its tokens.
-
-    The tokens are those of training. Give a response together with its end, or neither.
-
-    Args:
-        model: A bundled short name, a folder, or a hub name of a causal language model.
-        adapter: The folder of a LoRA adapter; None for the model itself.
-        prompts: (n,) texts.
-        responses: (n,) texts.
-        batch_size: Responses per forward pass, >= 1.
-        device: As in `PreferenceTraining`.
-        precision: As in `PreferenceTraining`.
-
-    Returns:
-        (n,) float64 natural logarithms, <= 0; 0 for an empty response.
-
-    Raises:
-        ConfigError: Prompts and responses differ in number, or a pair exceeds the context.
-        ModelError: The model or the adapter cannot be loaded.
-        MissingExtraError: PyTorch, Transformers or PEFT is not installed.
-    """
-    _check_integer("batch_size", batch_size, 1)
-    _check_choice("device", device, DEVICES)
-    _check_choice("precision", precision, PRECISIONS)
-    if len(prompts) != len(responses):
-        raise ConfigError(
-            f"there must be one response per prompt, got {len(prompts)} prompts and "
-            f"{len(responses)} responses"
-        )
-    base, tokenizer, _ = _load(model, device=device, precision=precision)
-    trainers = _trainers()
-    rows = encode_prompts(tokenizer, prompts)
-    written = encode_responses(tokenizer, prompts, rows, responses)
-    limit = _positions(base)
-    for index, (prompt, response) in enumerate(zip(rows, written, strict=True)):
-        if limit is not None and len(prompt) + len(response) > limit:
-            raise ConfigError(
-                f"prompts[{index}] and its response are {len(prompt) + len(response)} tokens, "
-                f"more than the {limit} positions of model {str(model)!r}"
-            )
-    result = np.zeros(len(rows), dtype=np.float64)
-    import torch
-
-    switch = AdapterSwitch(base, str(model))
-    switch.activate(adapter)
-    collate = trainers.Collator(
-        padding=tokenizer.pad_token_id or 0,
-        with_positions=trainers.accepts(base, "position_ids"),
-        chosen_only=True,
-    )
-    # Neighbours in length waste the least padding.
-    order = sorted(
-        (index for index, row in enumerate(written) if row),
-        key=lambda index: len(rows[index]) + len(written[index]),
-    )
-    for first in range(0, len(order), batch_size):
-        chosen = order[first : first + batch_size]
-        batch = collate([{"prompt": rows[i], "chosen": written[i]} for i in chosen])
-        with torch.inference_mode():
-            on_device = {key: value.to(base.device) for key, value in batch.items()}
-            sums = trainers.sequence_log_probabilities(base, on_device)
-        result[chosen] = sums.double().cpu().numpy()
-    return result
 
 
 def _train(

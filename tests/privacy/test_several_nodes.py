@@ -28,7 +28,6 @@ from flower_privsyn.privacy import (
     release_epsilon,
 )
 from flower_privsyn.privacy.accounting import supports
-from flower_privsyn.privacy.flower_interop import to_flower_event
 from flower_privsyn.privacy.mixture import mixture_loss_distribution
 from tests.support.lower_bounds import epsilon_lower_bound
 
@@ -176,8 +175,6 @@ def test_what_has_no_bound_is_refused() -> None:
         )
     with pytest.raises(ConfigError, match='must be "pld" for Poisson sampling of users on several'):
         release_epsilon([of_nodes(2, multiplier=1.0)], delta=1e-6, accountant="rdp")
-    with pytest.raises(ConfigError, match="must be 1 to describe a sampled release"):
-        to_flower_event(of_nodes(2, multiplier=1.0, sampling=PoissonSampling(0.1, population=50)))
     relation = NeighboringRelation.ZERO_OUT
     for name, supported in (("pld", True), ("rdp", False)):
         assert supported is supports(

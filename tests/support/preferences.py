@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flower_privsyn.generation.prompts import load_prompt
+from flower_privsyn.models import resolve_model
 from flower_privsyn.training import (
     PreferencePair,
     PreferenceTraining,
     TrainingReport,
     train_preferences,
 )
+from flower_privsyn.training.encoding import encode_prompts, encode_responses
 
 PUBLIC = [
     "The town lies on a river in the north of the country.",
@@ -90,3 +95,28 @@ def train(
         seed=seed,
         **options,
     )
+
+
+def response_log_probabilities(
+    model: Path | str, adapter: Path | None, prompts: Sequence[str], responses: Sequence[str]
+) -> np.ndarray:
+    """(n,) natural logarithms, sums over a response's tokens, by PEFT and a row a pass."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = resolve_model(str(model))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if adapter is not None:
+        network = PeftModel.from_pretrained(network, adapter)
+    network.eval()
+    given = encode_prompts(tokenizer, prompts)
+    written = encode_responses(tokenizer, prompts, given, responses)
+    found = []
+    for prompt, response in zip(given, written, strict=True):
+        with torch.inference_mode():
+            logits = network(torch.tensor([[*prompt, *response]])).logits[0].double()
+        before = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        found.append(float(before[torch.arange(len(response)), torch.tensor(response)].sum()))
+    return np.array(found)

@@ -26,11 +26,15 @@ from flower_privsyn.models.adapters import adapter_digest
 from flower_privsyn.training import (
     PreferencePair,
     preference,
-    response_log_probabilities,
     storage,
     trainers,
 )
-from tests.support.preferences import pairs_of_topics, quick, train
+from tests.support.preferences import (
+    pairs_of_topics,
+    quick,
+    response_log_probabilities,
+    train,
+)
 
 
 def scores(model: Path | str, adapter: Path | None, pairs: list[PreferencePair]):
@@ -38,7 +42,7 @@ def scores(model: Path | str, adapter: Path | None, pairs: list[PreferencePair])
     prompts = [pair.prompt for pair in pairs]
     return np.stack(
         [
-            response_log_probabilities(model, adapter, prompts, responses, device="cpu")
+            response_log_probabilities(model, adapter, prompts, responses)
             for responses in (
                 [pair.chosen + pair.chosen_end for pair in pairs],
                 [pair.rejected + pair.rejected_end for pair in pairs],
@@ -513,21 +517,6 @@ class TestPairs:
             train(tiny, pairs_of_topics(1), tmp_path / "a", seed=-1)
         with pytest.raises(ModelError, match="does not exist"):
             train("privsyn-xl", pairs_of_topics(1), tmp_path / "a")
-        with pytest.raises(ConfigError, match="one response per prompt, got 2 prompts and 1"):
-            response_log_probabilities(tiny, None, ["a", "b"], ["c"])
-        with pytest.raises(ConfigError, match=r"prompts\[0\] and its response are \d+ tokens"):
-            response_log_probabilities(tiny, None, ["a"], ["b " * 200])
-
-    def test_batches_do_not_change_log_probabilities(self, tiny: Path):
-        pairs = pairs_of_topics(9)
-        prompts = [pair.prompt * (1 + index % 2) for index, pair in enumerate(pairs)]
-        responses = [pair.chosen[: 5 + 7 * index] for index, pair in enumerate(pairs)]
-        responses[4] = ""
-        one = response_log_probabilities(tiny, None, prompts, responses, batch_size=1)
-        many = response_log_probabilities(tiny, None, prompts, responses, batch_size=4)
-        assert many == pytest.approx(one, rel=1e-5)
-        assert one[4] == 0
-        assert (np.delete(one, 4) < -10).all()
 
 
 class TestFailures:
