@@ -344,4 +344,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="    if False:\n",
         tests=("tests/queries/test_once_per_array.py",),
     ),
+    Mutation(
+        name="a package puts its method in the place of ours",
+        file="flower_privsyn/strategies/catalogue.py",
+        function="_outside",
+        before="            if point.name in taken:\n",
+        after="            if False:\n",
+        tests=("tests/strategies/test_catalogue.py::test_what_cannot_be_used_costs_only_itself",),
+    ),
+    Mutation(
+        name="which of two methods of a name is run depends on a path",
+        file="flower_privsyn/strategies/catalogue.py",
+        function="_outside",
+        before="            if names[point.name] > 1:\n",
+        after="            if False:\n",
+        tests=("tests/strategies/test_catalogue.py::test_what_cannot_be_used_costs_only_itself",),
+    ),
 )
