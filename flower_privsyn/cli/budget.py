@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flower_privsyn.cli.options import Json
+from flower_privsyn.cli.options import Json, option
 from flower_privsyn.cli.output import number
 from flower_privsyn.errors import ConfigError, MissingExtraError
 
@@ -22,32 +22,24 @@ def budget(
     rounds: Annotated[int, typer.Option(help="number of releases, >= 1")],
     epsilon: Annotated[float | None, typer.Option(help="privacy budget of all rounds, > 0")] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(metavar="Z", help="noise std over the clip norm, > 0")
+        float | None, option("Z", "noise std over the clip norm, > 0")
     ] = None,
     sampling_rate: Annotated[
         float | None,
-        typer.Option(
-            metavar="Q",
-            help="every user takes part in a round with this probability (default: all take part)",
+        option(
+            "Q", "every user takes part in a round with this probability (default: all take part)"
         ),
     ] = None,
-    sample_size: Annotated[
-        int | None, typer.Option(metavar="N", help="exactly N of the users in every round")
-    ] = None,
+    sample_size: Annotated[int | None, option("N", "exactly N of the users in every round")] = None,
     population: Annotated[
-        int | None,
-        typer.Option("--population", "--users", metavar="N", help="number of all users"),
+        int | None, option("N", "number of all users", "--population", "--users")
     ] = None,
     relation: Annotated[
         Literal["zero-out", "add-remove", "replace-one"],
         typer.Option(help="which collections of users are neighbours"),
     ] = "zero-out",
     max_nodes_per_user: Annotated[
-        int,
-        typer.Option(
-            metavar="K",
-            help="one user may be on K nodes; Z is then over K times the clip norm",
-        ),
+        int, option("K", "one user may be on K nodes; Z is then over K times the clip norm")
     ] = 1,
     as_json: Json = False,
 ) -> int:

@@ -9,62 +9,45 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flower_privsyn.cli.options import ClientColumn, DateColumn, TextColumn
+from flower_privsyn.cli.options import Column, option
 from flower_privsyn.cli.output import FAILED, complain
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 
 if TYPE_CHECKING:
     from flower_privsyn.comparison import Comparison
 
-_Data = Annotated[
-    list[str], typer.Option(metavar="FILE ...", help="users; several files are joined")
-]
-_Epsilon = Annotated[list[float], typer.Option(metavar="E ...")]
-_Methods = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME ...", help="which of the app's (default: all)"),
-]
-_Seeds = Annotated[int, typer.Option(metavar="N", help="repetitions of every cell")]
-_Users = Annotated[
-    int, typer.Option(metavar="N", help="users that take part (default: all)", show_default=False)
-]
+_Data = Annotated[list[str], option("FILE ...", "users; several files are joined")]
+_Epsilon = Annotated[list[float], option("E ...")]
+_Methods = Annotated[list[str] | None, option("NAME ...", "which of the app's (default: all)")]
+_Seeds = Annotated[int, option("N", "repetitions of every cell")]
+_Users = Annotated[int, option("N", "users that take part (default: all)", show_default=False)]
 _HeldOutUsers = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="users of --data that never take part (default: 500, or a fifth below 2,500 users)",
+    option(
+        "N", "users of --data that never take part (default: 500, or a fifth below 2,500 users)"
     ),
 ]
-_HeldOut = Annotated[str | None, typer.Option(metavar="FILE", help="users that never take part")]
-_Delta = Annotated[
-    float | None,
-    typer.Option(metavar="D", help="of every run (default: 1 / (n ln n), n users)"),
-]
+_HeldOut = Annotated[str | None, option("FILE", "users that never take part")]
+_Delta = Annotated[float | None, option("D", "of every run (default: 1 / (n ln n), n users)")]
 _NewerThan = Annotated[
-    str,
-    typer.Option(metavar="DATE", help="use only text dated after this day", show_default=False),
+    str, option("DATE", "use only text dated after this day", show_default=False)
 ]
-_Downstream = Annotated[
-    str, typer.Option(metavar="MODEL", help="causal model every method is to make better")
-]
-_Steps = Annotated[int, typer.Option(metavar="N", help="of its fine-tuning")]
-_LearningRate = Annotated[float, typer.Option(metavar="X", help="AdamW's")]
-_BatchSize = Annotated[int, typer.Option(metavar="N", help="samples a step")]
-_MaxTexts = Annotated[int, typer.Option(metavar="N", help="most texts to embed on either side")]
-_App = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="folder of the runs' settings (default: the package's)"),
-]
-_Config = Annotated[str, typer.Option(metavar="SIZE", help="folder in its conf/")]
+_Downstream = Annotated[str, option("MODEL", "causal model every method is to make better")]
+_Steps = Annotated[int, option("N", "of its fine-tuning")]
+_LearningRate = Annotated[float, option("X", "AdamW's")]
+_BatchSize = Annotated[int, option("N", "samples a step")]
+_MaxTexts = Annotated[int, option("N", "most texts to embed on either side")]
+_App = Annotated[str | None, option("DIR", "folder of the runs' settings (default: the package's)")]
+_Config = Annotated[str, option("SIZE", "folder in its conf/")]
 _Settings = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "[METHOD.]KEY=VALUE",
+        "one setting of all runs or of one method's; may be given several times",
         "--set",
-        metavar="[METHOD.]KEY=VALUE",
-        help="one setting of all runs or of one method's; may be given several times",
     ),
 ]
-_Output = Annotated[str, typer.Option(metavar="DIR", help="where to write")]
+_Output = Annotated[str, option("DIR", "where to write")]
 
 
 def compare(
@@ -87,9 +70,9 @@ def compare(
     config: _Config = "cpu",
     settings: _Settings = None,
     output: _Output = "comparison",
-    client_column: ClientColumn = "client_id",
-    text_column: TextColumn = "text",
-    date_column: DateColumn = "date",
+    client_column: Column = "client_id",
+    text_column: Column = "text",
+    date_column: Column = "date",
 ) -> int:
     """Run every method on the same users through Flower and measure what each gives.
 

@@ -5,35 +5,25 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-import typer
-
-from flower_privsyn.cli.options import Config
+from flower_privsyn.cli.options import Config, option
 from flower_privsyn.cli.signals import ended_by_signals
 from flower_privsyn.errors import ConfigError
 
 _Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="one setting of the app; may be given several times"
-    ),
+    option("KEY=VALUE", "one setting of the app; may be given several times", "--set"),
 ]
-_Data = Annotated[
-    str | None, typer.Option(metavar="FILE", help="users: a file, a folder or a data set")
-]
-_App = Annotated[str | None, typer.Option(metavar="DIR", help="folder of the app that will run")]
+_Data = Annotated[str | None, option("FILE", "users: a file, a folder or a data set")]
+_App = Annotated[str | None, option("DIR", "folder of the app that will run")]
 _Nodes = Annotated[
     int | None,
-    typer.Option(
-        metavar="N", help="nodes the users will be dealt to (default: the app's num-nodes, else 1)"
-    ),
+    option("N", "nodes the users will be dealt to (default: the app's num-nodes, else 1)"),
 ]
-_Precision = Annotated[str | None, typer.Option(metavar="P", help="float32 or bfloat16")]
-_MaxTokens = Annotated[int | None, typer.Option(metavar="N", help="length of a sample")]
-_MaxSamples = Annotated[int | None, typer.Option(metavar="N", help="of one user; 0 for all")]
-_NewerThan = Annotated[
-    str | None, typer.Option(metavar="DATE", help="only text dated after this day")
-]
-_Name = Annotated[str | None, typer.Option(metavar="NAME")]
+_Precision = Annotated[str | None, option("P", "float32 or bfloat16")]
+_MaxTokens = Annotated[int | None, option("N", "length of a sample")]
+_MaxSamples = Annotated[int | None, option("N", "of one user; 0 for all")]
+_NewerThan = Annotated[str | None, option("DATE", "only text dated after this day")]
+_Name = Annotated[str | None, option("NAME")]
 
 
 def embed(
@@ -42,14 +32,14 @@ def embed(
     config: Config = None,
     settings: _Settings = None,
     nodes: _Nodes = None,
-    processes: Annotated[int, typer.Option(metavar="N", help="that embed")] = 1,
+    processes: Annotated[int, option("N", "that embed")] = 1,
     embedding_model: _Name = None,
     embedding_precision: _Precision = None,
     max_tokens: _MaxTokens = None,
     max_samples: _MaxSamples = None,
     newer_than: _NewerThan = None,
-    held_out_fraction: Annotated[float | None, typer.Option(metavar="X")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N")] = None,
+    held_out_fraction: Annotated[float | None, option("X")] = None,
+    seed: Annotated[int | None, option("N")] = None,
     client_column: _Name = None,
     text_column: _Name = None,
     date_column: _Name = None,

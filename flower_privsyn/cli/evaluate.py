@@ -5,41 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from flower_privsyn import environment
-from flower_privsyn.cli.options import ClientColumn, DateColumn, Json, RunDir, Seed, TextColumn
+from flower_privsyn.cli.options import Column, Json, RunDir, Seed, option
 from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
     from flower_privsyn.data import Users
     from flower_privsyn.runs import RunDirectory
 
-_HeldOut = Annotated[
-    str | None, typer.Option(metavar="FILE", help="users who took no part in the run")
-]
+_HeldOut = Annotated[str | None, option("FILE", "users who took no part in the run")]
 _Users = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="the run's own data, where held-out-fraction was set"),
+    str | None, option("FILE", "the run's own data, where held-out-fraction was set")
 ]
 _Private = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="users who took part, to look for copies of their text"),
+    str | None, option("FILE", "users who took part, to look for copies of their text")
 ]
 _Downstream = Annotated[
     str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="causal model to fine-tune on the synthetic text, such as privsyn-lm",
-    ),
+    option("MODEL", "causal model to fine-tune on the synthetic text, such as privsyn-lm"),
 ]
 _CpuTime = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help=f"what the nodes wrote under {environment.CPU_TIME}"),
+    str | None, option("FILE", f"what the nodes wrote under {environment.CPU_TIME}")
 ]
-_Output = Annotated[
-    str | None, typer.Option(metavar="DIR", help="where to write (default: DIR.evaluation)")
-]
+_Output = Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")]
 
 
 def evaluate(
@@ -48,16 +36,14 @@ def evaluate(
     users: _Users = None,
     private: _Private = None,
     downstream: _Downstream = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="of the fine-tuning")] = None,
+    steps: Annotated[int | None, option("N", "of the fine-tuning")] = None,
     cpu_time: _CpuTime = None,
-    max_texts: Annotated[
-        int, typer.Option(metavar="N", help="most texts to embed on either side")
-    ] = 5000,
+    max_texts: Annotated[int, option("N", "most texts to embed on either side")] = 5000,
     output: _Output = None,
     seed: Seed = 0,
-    client_column: ClientColumn = "client_id",
-    text_column: TextColumn = "text",
-    date_column: DateColumn = "date",
+    client_column: Column = "client_id",
+    text_column: Column = "text",
+    date_column: Column = "date",
     as_json: Json = False,
 ) -> int:
     """Costs, distances to held-out private text, copies, and a downstream model.

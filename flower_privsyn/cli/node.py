@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flower_privsyn.cli.options import Json, PlainCommand
+from flower_privsyn.cli.options import Json, PlainCommand, option
 from flower_privsyn.cli.output import number
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError
@@ -76,13 +76,8 @@ def _in_force(path: Path | None) -> NodePolicy:
     cls=PlainCommand, short_help="show what was answered from each data set, and what is left"
 )
 def ledger(
-    dataset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="one data set (default: all)")
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="a policy file (default: that in force)"),
-    ] = None,
+    dataset: Annotated[str | None, option("NAME", "one data set (default: all)")] = None,
+    policy: Annotated[str | None, option("PATH", "a policy file (default: that in force)")] = None,
     as_json: Json = False,
 ) -> int:
     """Show what every run of every server was answered, and what is left.

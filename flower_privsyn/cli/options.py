@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
 from typer.core import TyperCommand
 
+
+def option(metavar: str, words: str | None = None, *names: str, show_default: bool = True) -> Any:
+    """An option that takes a value.
+
+    Args:
+        metavar: what stands for the value in the help.
+        words: what the help says of it; the default, where there is one, is added.
+        names: of the option; by default that of the parameter.
+        show_default: whether the default is added.
+    """
+    return typer.Option(*names, metavar=metavar, help=words, show_default=show_default)
+
+
 RunDir = Annotated[str, typer.Argument(metavar="DIR", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-Config = Annotated[
-    str | None, typer.Option(metavar="NAME", help="settings from the app's conf/NAME.toml")
-]
-Seed = Annotated[int, typer.Option(metavar="N")]
-ClientColumn = Annotated[str, typer.Option(metavar="NAME")]
-TextColumn = Annotated[str, typer.Option(metavar="NAME")]
-DateColumn = Annotated[str, typer.Option(metavar="NAME")]
+Config = Annotated[str | None, option("NAME", "settings from the app's conf/NAME.toml")]
+Seed = Annotated[int, option("N")]
+Column = Annotated[str, option("NAME")]
 
 
 class PlainCommand(TyperCommand):

@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from flower_privsyn.cli.options import RunDir
+from flower_privsyn.cli.options import RunDir, option
 from flower_privsyn.errors import ConfigError
 
 
 def report(
     run_dir: RunDir,
     output: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="where to write (default: DIR/report.html)"),
+        str | None, option("FILE", "where to write (default: DIR/report.html)")
     ] = None,
 ) -> int:
     """One HTML file without any reference to another.

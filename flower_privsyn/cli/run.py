@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flower_privsyn.cli.inspect import epsilons, inspect_run
-from flower_privsyn.cli.options import Config, RunDir
+from flower_privsyn.cli.options import Config, RunDir, option
 from flower_privsyn.cli.output import FAILED, REFUSED, complain
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
@@ -23,16 +23,13 @@ if TYPE_CHECKING:
 def run(
     app: Annotated[str, typer.Argument(metavar="APP", hidden=True)],
     run_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="where to write the run (default: runs/<app>-<time>)"),
+        str | None, option("DIR", "where to write the run (default: runs/<app>-<time>)")
     ] = None,
     config: Config = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="one setting; may be given several times, and wins over --config",
+        option(
+            "KEY=VALUE", "one setting; may be given several times, and wins over --config", "--set"
         ),
     ] = None,
 ) -> int:
@@ -77,11 +74,11 @@ def resume(
     run_dir: RunDir,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="go on with another value of a setting that no release depends on, such as "
+        option(
+            "KEY=VALUE",
+            "go on with another value of a setting that no release depends on, such as "
             "generator or accept-noise; may be given several times",
+            "--set",
         ),
     ] = None,
 ) -> int:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from flower_privsyn.cli.options import Seed
+from flower_privsyn.cli.options import Seed, option
 from flower_privsyn.cli.signals import ended_by_signals
 
 
 def simulate(
-    users: Annotated[int, typer.Option(metavar="N")],
-    output: Annotated[str, typer.Option(metavar="FILE", help="to write: .jsonl or .parquet")],
-    samples_per_user: Annotated[int, typer.Option(metavar="N")] = 5,
+    users: Annotated[int, option("N")],
+    output: Annotated[str, option("FILE", "to write: .jsonl or .parquet")],
+    samples_per_user: Annotated[int, option("N")] = 5,
     seed: Seed = 0,
 ) -> int:
     """Write users who quote the bundled public passages, each with a topic of their own.
