@@ -31,7 +31,13 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError, PrivsynError, RunDirectoryError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import TRAINED_MODEL
-from flower_privsyn.files import read_json, read_json_lines, replacing, write_json
+from flower_privsyn.files import (
+    append_json_lines,
+    read_json,
+    read_json_lines,
+    replacing,
+    write_json,
+)
 from flower_privsyn.host.launch import resume_run, run_app
 from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.models.pretrained import load_pretrained
@@ -155,13 +161,9 @@ class Comparison:
         folder.mkdir(mode=0o700, exist_ok=True)
         for name, users in (("private", self.plan.private), ("held_out", self.plan.held_out)):
             file = folder / f"{name}.jsonl"
-            if file.exists():
-                continue
-            with replacing(file) as temporary:
-                temporary.write_text(
-                    "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in _rows(users)),
-                    encoding="utf-8",
-                )
+            if not file.exists():
+                with replacing(file) as temporary:
+                    append_json_lines(temporary, _rows(users))
         return folder / "private.jsonl"
 
     def _refuse_changed(self, cell: Cell, data: Path) -> None:

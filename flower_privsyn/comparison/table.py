@@ -25,40 +25,16 @@ def _epsilon(row: Mapping[str, Any]) -> str:
     return "∞" if row["epsilon"] is None else f"{row['epsilon']:g}"
 
 
-def _bytes(key: str) -> Callable[[Mapping[str, Any]], str]:
+def _value(key: str, shown: Callable[[float], str]) -> Callable[[Mapping[str, Any]], str]:
     def text(row: Mapping[str, Any]) -> str:
         value = row.get(key)
-        return "-" if value is None else size(value)
+        return "-" if value is None else shown(value)
 
     return text
 
 
-def _seconds(key: str) -> Callable[[Mapping[str, Any]], str]:
-    def text(row: Mapping[str, Any]) -> str:
-        value = row.get(key)
-        if value is None:
-            return "-"
-        return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
-
-    return text
-
-
-def _rounds(row: Mapping[str, Any]) -> str:
-    return "-" if row.get("rounds") is None else f"{row['rounds']:.0f}"
-
-
-_COLUMNS: Final[tuple[Column, ...]] = (
-    ("ε", _epsilon),
-    ("next-token accuracy, %", _figure("next_token_accuracy", 2, 100.0)),
-    ("gap closed, %", _figure("gap_closed", 0, 100.0)),
-    ("bits per byte", _figure("bits_per_byte", 4)),
-    ("Fréchet²", _figure("frechet", 3)),
-    ("rounds", _rounds),
-    ("up per user", _bytes("bytes_up")),
-    ("down per user", _bytes("bytes_down")),
-    ("CPU s per user", _seconds("client_cpu_seconds")),
-    ("server s", _seconds("server_seconds")),
-)
+def _seconds(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
 
 
 def size(count: float) -> str:
@@ -68,6 +44,20 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if count >= 99.5 or unit == "B" else f"{count:.2g} {unit}"
         count /= 1000
     raise AssertionError("unreachable")
+
+
+_COLUMNS: Final[tuple[Column, ...]] = (
+    ("ε", _epsilon),
+    ("next-token accuracy, %", _figure("next_token_accuracy", 2, 100.0)),
+    ("gap closed, %", _figure("gap_closed", 0, 100.0)),
+    ("bits per byte", _figure("bits_per_byte", 4)),
+    ("Fréchet²", _figure("frechet", 3)),
+    ("rounds", _value("rounds", "{:.0f}".format)),
+    ("up per user", _value("bytes_up", size)),
+    ("down per user", _value("bytes_down", size)),
+    ("CPU s per user", _value("client_cpu_seconds", _seconds)),
+    ("server s", _value("server_seconds", _seconds)),
+)
 
 
 def markdown(document: Mapping[str, Any]) -> str:
