@@ -132,7 +132,8 @@ def _follow(comparison: Comparison) -> int:
         sys.stderr.write("Continue with the same command; what is finished is kept.\n")
         raise
     show(document)
-    print(f"Report: {comparison.folder / 'report.html'}")
+    if comparison.page_file.is_file():
+        print(f"Report: {comparison.page_file}")
     print(f"All figures: {comparison.document_file}")
     failed = [cell for cell in document["cells"] if cell["status"] == "failed"]
     if failed:

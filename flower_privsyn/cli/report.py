@@ -21,8 +21,7 @@ def report(
     rounds cost and how its text moved, from released values alone; of a folder that
     `privsyn compare` wrote, its page once more.
     """
-    from flower_privsyn.report import write_comparison_page, write_run_page
-    from flower_privsyn.report.comparison import read_document
+    from flower_privsyn.report import read_document, write_comparison_page, write_run_page
     from flower_privsyn.runs import RunDirectory
 
     folder = Path(run_dir).expanduser().absolute()

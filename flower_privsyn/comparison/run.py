@@ -28,7 +28,13 @@ from flower_privsyn.comparison.references import REFERENCES
 from flower_privsyn.comparison.summary import document_of
 from flower_privsyn.comparison.table import markdown
 from flower_privsyn.data import Users
-from flower_privsyn.errors import ConfigError, FederationError, PrivsynError, RunDirectoryError
+from flower_privsyn.errors import (
+    ConfigError,
+    FederationError,
+    MissingExtraError,
+    PrivsynError,
+    RunDirectoryError,
+)
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import TRAINED_MODEL
 from flower_privsyn.files import (
@@ -41,6 +47,7 @@ from flower_privsyn.files import (
 from flower_privsyn.host.launch import resume_run, run_app
 from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.report import require_libraries, write_comparison_page
 from flower_privsyn.runs import RunDirectory, lock_file
 
 Follow = Callable[[Sequence[Mapping[str, Any]]], None]
@@ -67,6 +74,7 @@ class Comparison:
         self.plan = plan
         self.folder = folder.expanduser().absolute()
         self.command = command
+        self._has_page = True
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -90,6 +98,11 @@ class Comparison:
     def document_file(self) -> Path:
         """`compare.json`."""
         return self.folder / "compare.json"
+
+    @property
+    def page_file(self) -> Path:
+        """`report.html`; not written where a library is missing."""
+        return self.folder / "report.html"
 
     def _cell_folder(self, cell: Cell) -> Path:
         return self.folder / "cells" / cell.name
@@ -132,6 +145,7 @@ class Comparison:
         """
         # Whatever is wrong with the model would be wrong in every cell.
         load_pretrained(self.plan.downstream, kind="causal", dtype="float32", device="cpu")
+        self._tell_of_missing_libraries(say)
         lock = lock_file(self.folder / ".lock", what=f"the comparison in {self.folder}")
         with lock:
             data = self._write_users()
@@ -154,6 +168,14 @@ class Comparison:
                     accuracy = record["quality"]["next_token_accuracy"]
                     say(f"    next-token accuracy {accuracy:.4f} on held-out users ({STAMP})")
             return self._write(cells, running=None)
+
+    def _tell_of_missing_libraries(self, say: Callable[[str], None]) -> None:
+        """A comparison of hours must not fail because its page cannot be drawn."""
+        try:
+            require_libraries()
+        except MissingExtraError as error:
+            self._has_page = False
+            say(f"{error}. The comparison runs without its page; `privsyn report` writes it later.")
 
     def _write_users(self) -> Path:
         """Both groups of users as files; the private one is what the nodes read."""
@@ -253,8 +275,6 @@ class Comparison:
         return read_json(self._cell_folder(cell) / "cell.json")
 
     def _write(self, cells: Sequence[Cell], *, running: Cell | None) -> dict[str, Any]:
-        from flower_privsyn.report import write_comparison_page
-
         records = []
         for cell in cells:
             record = self._result(cell) or {**vars(cell), "status": "pending"}
@@ -273,7 +293,8 @@ class Comparison:
         write_json(self.document_file, document)
         with replacing(self.folder / "comparison.md") as temporary:
             temporary.write_text(markdown(document), encoding="utf-8")
-        write_comparison_page(document, self.folder / "report.html")
+        if self._has_page:
+            write_comparison_page(document, self.page_file)
         return document
 
 

@@ -1,6 +1,6 @@
-"""The page of a comparison: several methods at several budgets, from `compare.json`.
+"""What the page of a comparison shows, from `compare.json`: its figures, without any markup.
 
-Its figures of quality are computed from held-out private text without noise, so the page carries
+The figures of quality are computed from held-out private text without noise, so the page carries
 the stamp of such figures in its title, at its top, and at every chart and table of them.
 """
 
@@ -9,118 +9,66 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.report.charts import (
-    MARKS,
-    PANEL,
-    Axes,
-    Chart,
-    Cloud,
-    CloudFrame,
-    Point,
-    Reference,
-    Series,
-    Style,
-    both_sizes,
-    cloud_chart,
-    dots,
-    draw,
-    key,
-    mark,
-    sign,
-    thinned,
-)
-from flower_privsyn.report.page import (
-    Child,
-    Html,
-    banner,
-    details,
-    document,
-    element,
-    facts,
-    figure,
-    join,
-    sample_card,
-    section,
-    slug,
-    table,
-    write_page,
-)
-from flower_privsyn.report.scales import (
-    NOTHING,
-    Scale,
+from flower_privsyn.report.figures import MARKS, PALETTE, Chart, Cloud, Level, Series
+from flower_privsyn.report.numbers import (
+    Fact,
+    Look,
+    Row,
+    Sample,
     bytes_text,
     component_title,
     counted,
     epsilon_text,
     finite,
     fixed,
-    linear_scale,
-    log_scale,
+    mapping,
     number,
-    scale_of,
     seconds_text,
+    shortened,
+    thinned,
     time_text,
     whole,
+    writable,
 )
-from flower_privsyn.report.style import PALETTE
+from flower_privsyn.strategies.catalogue import compared
 
-_STYLES = {
-    "popri": Style(colour=0, mark="circle"),
-    "pre-text": Style(colour=1, mark="square"),
-    "pe-sft": Style(colour=2, mark="triangle"),
-    "kernel-sketch": Style(colour=3, mark="diamond"),
-    "dp-fedavg": Style(colour=4, mark="cross"),
-    "private-evolution": Style(colour=5, mark="wedge"),
-    "dp-ftrl": Style(colour=6, mark="star"),
-    "public-only": Style(colour=7, mark="plus"),
-    "expand-only": Style(colour=7, mark="square"),
-    "finetune-private": Style(colour=7, mark="circle"),
+#: Points of a cloud, and characters of the name of a method.
+_CLOUD, _TITLE = 350, 60
+
+#: Figures of quality: name, title of the axis with its unit, decimals.
+_QUALITY = {
+    "next_token_accuracy": (
+        "Next-token accuracy",
+        "Next-token accuracy on held-out users (share of tokens)",
+        4,
+    ),
+    "frechet": (
+        "Squared Fréchet distance",
+        "Squared Fréchet distance to held-out text (no unit)",
+        4,
+    ),
 }
 
-_TITLES = {
-    "popri": "POPri",
-    "pre-text": "PrE-Text",
-    "pe-sft": "PE + SFT",
-    "kernel-sketch": "Kernel sketch",
-    "dp-fedavg": "DP-FedAvg",
-    "dp-ftrl": "DP-FTRL",
-    "private-evolution": "Private evolution",
-    "public-only": "Public text only",
-    "expand-only": "Expanded public text",
-    "finetune-private": "Fine-tuned on private text",
+#: Figures of text, with their decimals.
+_TEXT = {
+    "mmd": 5,
+    "precision": 3,
+    "recall": 3,
+    "mauve": 3,
+    "self_similarity": 3,
+    "distinct_2": 3,
+    "copies_exact": 4,
+    "copies_near": 4,
 }
 
-_DASHES = {"public-only": "2 3", "expand-only": "7 3 2 3", "finetune-private": "9 4"}
-_MORE_DASHES = ("12 3 2 3", "4 4", "14 5", "1 5")
-
-_CLOUD = 350
-
-_MEANING = (
-    "Every figure of quality on this page was computed from the text of held-out users without "
-    "noise. No epsilon covers it. It is for choosing between methods in research, and must not be "
-    "published beside a private result as if the guarantee covered it."
-)
-
-
-def write_comparison_page(document: Mapping[str, Any], path: Path) -> None:
-    """Write the page of a comparison.
-
-    Args:
-        document: what `privsyn compare` keeps in `compare.json`, finished or not. Cells that have
-            not finished are listed with their reason, and methods that this package does not know
-            are shown like the others.
-        path: where to; replaced as a whole.
-
-    Raises:
-        DataError: the document holds no comparison.
-    """
-    write_page(comparison_page(document), path)
+_Point = tuple[float, float]
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -141,13 +89,33 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def comparison_page(document: Mapping[str, Any]) -> Html:
-    """The page of a comparison as text; see `write_comparison_page`."""
-    return _Page(document).html()
+def looks(methods: Iterable[str]) -> dict[str, Look]:
+    """A colour and a mark for each method: its own where it has one, else one nobody else has.
+
+    Args:
+        methods: names.
+    """
+    known = {
+        name: Look(method.colour, method.mark)
+        for name, method in compared().items()
+        if method.colour is not None and method.mark is not None
+    }
+    taken = set(known.values())
+    marks = list(MARKS)
+    free = (
+        Look((place + shift) % PALETTE, marks[(place + 3) % len(marks)])
+        for shift in range(PALETTE)
+        for place in range(PALETTE * len(marks))
+    )
+    found = {}
+    for name in dict.fromkeys(methods):
+        found[name] = known.get(name) or next((f for f in free if f not in taken), Look(7, "wedge"))
+        taken.add(found[name])
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Row:
+class Line:
     """A method at a budget: a line of the summary.
 
     Attributes:
@@ -163,7 +131,7 @@ class _Row:
     @property
     def is_reference(self) -> bool:
         """Whether the method has no place on an axis of epsilon."""
-        return self.epsilon == 0 or math.isinf(self.epsilon)
+        return self.epsilon <= 0 or math.isinf(self.epsilon)
 
     def mean(self, name: str) -> float | None:
         """A figure, averaged over seeds; None where there is none."""
@@ -172,8 +140,7 @@ class _Row:
 
     def error(self, name: str) -> float | None:
         """The standard error of a figure over seeds; None for a single one."""
-        value = self.values.get(name)
-        return finite(value.get("standard_error")) if isinstance(value, Mapping) else None
+        return finite(mapping(self.values.get(name)).get("standard_error"))
 
     def shown(self, name: str, decimals: int, *, scale: float = 1.0, unit: str = "") -> str | None:
         """A figure with its standard error."""
@@ -184,851 +151,461 @@ class _Row:
         return f"{fixed(scale * mean, decimals)}{after}{unit}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Measure:
-    """A figure of quality.
+class ComparisonFacts:
+    """A comparison as its page shows it; see `comparison.html.j2` for what is said beside it.
 
-    Attributes:
-        name: what it is called.
-        axis: the title of its axis, with the unit.
-        meaning: a sentence.
-        decimals: it is written with.
+    Raises:
+        DataError: the document holds no comparison.
     """
 
-    name: str
-    axis: str
-    meaning: str
-    decimals: int = 4
-
-
-_QUALITY = {
-    "next_token_accuracy": _Measure(
-        name="Next-token accuracy",
-        axis="Next-token accuracy on held-out users (share of tokens)",
-        meaning="How often the next token of held-out text is the first choice of the model that a "
-        "method ends with, trained on its synthetic text or on the nodes; higher is better.",
-    ),
-    "frechet": _Measure(
-        name="Squared Fréchet distance",
-        axis="Squared Fréchet distance to held-out text (no unit)",
-        meaning="How far the embeddings of the synthetic text are from those of held-out text; "
-        "lower is nearer.",
-    ),
-}
-
-
-class _Page:
     def __init__(self, document: Mapping[str, Any]) -> None:
         cells, summary = document.get("cells"), document.get("summary")
         if not isinstance(cells, list) or not isinstance(summary, list):
             raise DataError('the document of a comparison must hold "cells" and "summary" as lists')
         self.document = document
         self.cells: list[Mapping[str, Any]] = [c for c in cells if isinstance(c, Mapping)]
-        self.rows = [
-            _Row(method=str(line.get("method")), epsilon=_epsilon(line.get("epsilon")), values=line)
-            for line in summary
-            if isinstance(line, Mapping)
+        self.lines = [
+            Line(method=str(v.get("method")), epsilon=_epsilon(v.get("epsilon")), values=v)
+            for v in summary
+            if isinstance(v, Mapping)
         ]
         named = [str(name) for name in document.get("methods") or []]
-        found = [row.method for row in self.rows] + [str(c.get("method")) for c in self.cells]
-        self.methods = list(dict.fromkeys([*named, *found]))
-        order = {name: place for place, name in enumerate(self.methods)}
-        self.rows.sort(key=lambda row: (row.epsilon, order[row.method]))
-        self.styles = _styles(self.methods)
-        titles = document.get("titles")
-        given = titles if isinstance(titles, Mapping) else {}
-        self.titles = {
-            name: str(given.get(name) or _TITLES.get(name, name)) for name in self.methods
-        }
-        self.budgets = sorted({row.epsilon for row in self.rows if not row.is_reference})
+        named += [line.method for line in self.lines]
+        named += [str(cell.get("method")) for cell in self.cells]
+        named += list(mapping(mapping(document.get("embedding")).get("methods")))
+        self.methods = list(dict.fromkeys(named))
+        self.order = {name: place for place, name in enumerate(self.methods)}
+        self.lines.sort(key=lambda line: (line.epsilon, self.order[line.method]))
+        self.looks = looks(self.methods)
+        given = mapping(document.get("titles"))
+        self.titles = {name: _title(name, given.get(name)) for name in self.methods}
         stamp = str(document.get("stamp") or STAMP)
         # The stamp is ours to give: a document that lost it is stamped all the same.
         self.stamp = stamp if STAMP in stamp else f"{STAMP}; {stamp}"
+        self.data = mapping(document.get("data"))
+        self.versions = [(str(n), str(v)) for n, v in mapping(document.get("versions")).items()]
+        self.package_version = mapping(document.get("versions")).get("flower-privsyn")
+        self.command = document.get("command")
+        name = str(self.data.get("name") or "private text")
+        self.heading = f"{counted(len(self.methods), 'method')} on {name}"
 
-    # ---------------------------------------------------------------- the page
-
-    def html(self) -> Html:
-        data = self._mapping("data")
-        name = str(data.get("name") or "private text")
-        heading = f"{counted(len(self.methods), 'method')} on {name}"
-        return document(
-            f"{heading}: {self.stamp}",
-            element("h1", heading),
-            element("p", self._subtitle(), class_="subtitle"),
-            banner(self.stamp, _MEANING),
-            self._unfinished(),
-            self._setting(),
-            section(
-                "Quality against privacy",
-                self._by_epsilon("next_token_accuracy"),
-                self._quality_table(),
-            ),
-            section("Quality against communication", self._by_bytes(), self._cost_table()),
-            self._texts(),
-            self._movement(),
-            self._spending(),
-            self._samples(),
-            section("Every cell", self._cell_table()),
-            description=self.stamp,
-            footer=join(
-                [
-                    element("p", self.stamp),
-                    element("p", "Made by ", element("code", "privsyn report"), self._versions()),
-                ]
-            ),
-        )
-
-    def _subtitle(self) -> str:
+    @property
+    def subtitle(self) -> list[str]:
+        """How much of it is finished, and since when."""
         done = sum(cell.get("status") == "finished" for cell in self.cells)
+        budgets = sorted({line.epsilon for line in self.lines if not line.is_reference})
         seeds = len(self.document.get("seeds") or [])
-        budgets = ", ".join(epsilon_text(value) for value in self.budgets)
-        parts = [f"{done} of {len(self.cells)} cells finished"]
-        if budgets:
-            parts.append(f"ε = {budgets}")
-        if seeds:
-            parts.append(counted(seeds, "seed"))
-        created = self.document.get("created")
-        if created:
-            parts.append(f"begun {time_text(created)}")
-        finished = self.document.get("finished")
-        parts.append(f"finished {time_text(finished)}" if finished else "not finished")
-        return " · ".join(parts)
+        created, finished = self.document.get("created"), self.document.get("finished")
+        return [
+            f"{done} of {len(self.cells)} cells finished",
+            *([f"ε = {', '.join(map(epsilon_text, budgets))}"] if budgets else []),
+            *([counted(seeds, "seed")] if seeds else []),
+            *([f"begun {time_text(created)}"] if created else []),
+            f"finished {time_text(finished)}" if finished else "not finished",
+        ]
 
-    def _versions(self) -> str:
-        version = self._mapping("versions").get("flower-privsyn")
-        return f" of flower-privsyn {version}" if version else ""
+    def missing(self, *, failed: bool) -> list[Row]:
+        """Cells without figures, with what is said of each.
 
-    def _unfinished(self) -> Html | None:
-        """Cells without figures, each with its reason: a hole in a chart must not look like one."""
-        missing = [cell for cell in self.cells if cell.get("status") != "finished"]
-        if not missing:
-            return None
-        failed = [cell for cell in missing if cell.get("status") == "failed"]
-        waiting = len(missing) - len(failed)
-        parts: list[Child] = []
-        if failed:
-            rows = [
-                (
-                    self._title(cell),
-                    epsilon_text_of(cell),
-                    str(cell.get("seed", NOTHING)),
-                    str(cell.get("error") or "failed without a sentence"),
-                )
-                for cell in failed
-            ]
-            parts.append(
-                table(
-                    counted(len(failed), "failed cell"),
-                    ("Method", "ε", "Seed", "Why"),
-                    rows,
-                    text_columns=(0, 3),
-                    note="Their figures are missing below; averages are over the seeds that "
-                    "finished.",
-                )
+        Args:
+            failed: those that failed, with their reason; else the others, with their status.
+        """
+        return [
+            (
+                *self._place(cell),
+                str(cell.get("error") or "failed without a sentence")
+                if failed
+                else str(cell.get("status") or "pending"),
             )
-        if waiting:
-            rows = [
-                (
-                    self._title(cell),
-                    epsilon_text_of(cell),
-                    str(cell.get("seed", NOTHING)),
-                    str(cell.get("status") or "pending"),
-                )
-                for cell in missing
-                if cell.get("status") != "failed"
-            ]
-            parts.append(
-                details(
-                    f"{counted(waiting, 'cell')} not finished yet",
-                    table(
-                        "Cells without a result",
-                        ("Method", "ε", "Seed", "Status"),
-                        rows,
-                        text_columns=(0, 3),
-                    ),
-                )
-            )
-        return section("What is missing", *parts)
+            for cell in self.cells
+            if cell.get("status") != "finished" and (cell.get("status") == "failed") is failed
+        ]
 
-    def _setting(self) -> Html:
-        data = self._mapping("data")
-        newer = data.get("newer_than")
-        delta = finite(self.document.get("delta"))
-        command = self.document.get("command")
-        return section(
-            "Setting",
-            facts(
-                [
-                    ("Data", data.get("name")),
-                    ("Users who took part", _count(data.get("private_users"))),
-                    ("Held-out users", _count(data.get("held_out_users"))),
-                    ("Their texts", _count(data.get("held_out_texts"))),
-                    ("Texts newer than", str(newer) if newer else None),
-                    ("Model that is trained", self.document.get("downstream")),
-                    ("Longest text, tokens", _count(self.document.get("max_tokens"))),
-                    ("δ", None if delta is None else number(delta, 3)),
-                    ("Seeds", ", ".join(str(s) for s in self.document.get("seeds") or []) or None),
-                    ("Machine", self.document.get("machine")),
-                ]
-            ),
-            details(
-                "Command and versions",
-                None if not command else element("p", element("code", str(command))),
-                facts((str(k), str(v)) for k, v in self._mapping("versions").items()),
-            ),
-        )
+    @property
+    def setting(self) -> list[Fact]:
+        """What was compared, on what."""
+        newer, delta = self.data.get("newer_than"), finite(self.document.get("delta"))
+        return [
+            ("Data", self.data.get("name")),
+            ("Users who took part", _count(self.data.get("private_users"))),
+            ("Held-out users", _count(self.data.get("held_out_users"))),
+            ("Their texts", _count(self.data.get("held_out_texts"))),
+            ("Texts newer than", str(newer) if newer else None),
+            ("Model that is trained", self.document.get("downstream")),
+            ("Longest text, tokens", _count(self.document.get("max_tokens"))),
+            ("δ", self.delta if delta is not None else None),
+            ("Seeds", ", ".join(str(s) for s in self.document.get("seeds") or []) or None),
+            ("Machine", self.document.get("machine")),
+        ]
+
+    @property
+    def delta(self) -> str:
+        """The delta of all epsilons; a dash for none."""
+        return number(finite(self.document.get("delta")), 3)
 
     # ---------------------------------------------------------------- quality
 
-    def _by_epsilon(self, name: str) -> Child:
-        what = _QUALITY[name]
-        decimals = what.decimals
-        rows = [row for row in self.rows if row.mean(name) is not None]
-        if not rows:
-            return element("p", "No cell with this figure has finished.")
-        private = [row for row in rows if not row.is_reference]
-        series = tuple(
-            Series(
-                name=self.titles[method],
-                style=self.styles[method],
-                points=tuple(
-                    Point(
-                        x=row.epsilon,
-                        y=_known(row.mean(name)),
-                        error=row.error(name),
-                        text=f"{self.titles[method]}, ε = {epsilon_text(row.epsilon)}: "
-                        f"{row.shown(name, decimals)}",
-                    )
-                    for row in private
-                    if row.method == method
-                ),
-            )
-            for method in self.methods
-            if any(row.method == method for row in private)
-        )
-        axis = self._epsilon_scale()
-        chart = Chart(
-            title=f"{what.name} against ε",
-            description=f"{self.stamp}. " + _told(self.titles, rows, name, decimals),
-            axes=Axes(
-                x=axis,
-                y=linear_scale(_extent(rows, name)),
-                x_title="ε of what is released"
-                + (" (logarithmic axis)" if axis.kind == "log" else ""),
-                y_title=what.axis,
-            ),
-            series=series,
-            references=self._references(rows, name, decimals),
-            dodge=12.0 if len(series) > 1 else 0.0,
-        )
-        caption = (
-            f"{what.meaning} Error bars and grey bands: standard error over seeds, where there is "
-            "more than one. Methods at one ε are moved apart sideways, so that their bars can be "
-            "told. "
-            "Methods that spend no ε, and training on the private text itself, have no place on "
-            "the axis and are levels across the chart."
-        )
-        return figure(
-            both_sizes([(f"by-epsilon-{slug(name)}", chart)])[0],
-            caption=caption,
-            data=self._figures(rows, name, decimals),
-            stamp=self.stamp,
-            split=True,
-        )
+    def known(self, name: str) -> list[Line]:
+        """The lines that have a figure."""
+        return [line for line in self.lines if line.mean(name) is not None]
 
-    def _epsilon_scale(self) -> Scale:
-        budgets = self.budgets or [1.0]
-        return log_scale(budgets) if len(budgets) == 1 else scale_of(budgets)
+    def by_epsilon(self, name: str) -> Chart:
+        """A figure of quality against the budget.
 
-    def _references(self, rows: Sequence[_Row], name: str, decimals: int) -> tuple[Reference, ...]:
-        spare = iter(_MORE_DASHES * (1 + len(rows)))
-        return tuple(
-            Reference(
-                name=self.titles[row.method],
-                y=_known(row.mean(name)),
-                dash=_DASHES.get(row.method) or next(spare),
-                error=row.error(name),
-                text=f"{self.titles[row.method]}: {row.shown(name, decimals)}",
-            )
-            for row in rows
-            if row.is_reference
-        )
-
-    def _figures(self, rows: Sequence[_Row], name: str, decimals: int) -> Html:
-        return table(
-            _QUALITY[name].name,
-            ("Method", "ε", "Mean", "Standard error", "Seeds"),
-            [
-                (
-                    self.titles[row.method],
-                    epsilon_text(row.epsilon),
-                    fixed(row.mean(name), decimals),
-                    None if row.error(name) is None else fixed(row.error(name), decimals),
-                    _count(row.values.get("seeds")),
-                )
-                for row in rows
-            ],
-            note=self.stamp,
-        )
-
-    def _quality_table(self) -> Html:
-        return table(
-            "Quality on held-out users of the model that each method ends with",
-            (
-                "Method",
-                "ε",
-                "Next-token accuracy",
-                "Perplexity",
-                "Bits per byte",
-                "Gap closed",
-                "Seeds",
-                "ε release",
-                "ε server",
-            ),
-            [
-                (
-                    self.titles[row.method],
-                    epsilon_text(row.epsilon),
-                    row.shown("next_token_accuracy", 4),
-                    row.shown("perplexity", 2),
-                    row.shown("bits_per_byte", 3),
-                    row.shown("gap_closed", 1, scale=100, unit=" %"),
-                    self._seeds(row),
-                    *self._spent_by(row),
-                )
-                for row in self.rows
-            ],
-            note=join(
-                [
-                    element("span", self.stamp, class_="stamp"),
-                    " · ± standard error over seeds. Gap closed: share of the way from public text "
-                    "only to fine-tuning on the private text. Two epsilons hold for every private "
-                    "run: ε release towards everyone who does not know who took part, ε server "
-                    f"towards one who does{self._at_delta()}.",
-                ]
-            ),
-        )
-
-    def _seeds(self, row: _Row) -> str | None:
-        seeds, failed = finite(row.values.get("seeds")), finite(row.values.get("failed"))
-        if seeds is None:
-            return None
-        return f"{seeds:.0f} ({failed:.0f} failed)" if failed else f"{seeds:.0f}"
-
-    def _at_delta(self) -> str:
-        delta = finite(self.document.get("delta"))
-        return "" if delta is None else f"; both at δ = {number(delta, 3)}"
-
-    def _spent_by(self, row: _Row) -> tuple[Child, Child]:
-        """The largest of what the seeds spent: what holds for all of them."""
-        if row.is_reference:
-            return epsilon_text(row.epsilon), epsilon_text(row.epsilon)
-        cells = [
-            cell
-            for cell in self.cells
-            if str(cell.get("method")) == row.method
-            and _epsilon(cell.get("epsilon")) == row.epsilon
-            and cell.get("status") == "finished"
+        Args:
+            name: "next_token_accuracy" or "frechet"; some line has it.
+        """
+        title, axis, decimals = _QUALITY[name]
+        lines = self.known(name)
+        grouped: dict[str, list[Line]] = {}
+        for line in sorted(lines, key=lambda line: self.order[line.method]):
+            if not line.is_reference:
+                grouped.setdefault(line.method, []).append(line)
+        told = [
+            f"{self.titles[line.method]}, ε = {epsilon_text(line.epsilon)}: "
+            f"{line.shown(name, decimals)}"
+            for line in lines
         ]
-        found: list[Child] = []
-        for name in ("epsilon_release", "epsilon_known_cohorts"):
-            values = [v for v in (finite(cell.get(name)) for cell in cells) if v is not None]
-            found.append(epsilon_text(max(values)) if values else None)
-        return found[0], found[1]
+        return Chart(
+            title=f"{title} against ε",
+            description=f"{self.stamp}. {'; '.join(told)}",
+            x="epsilon",
+            x_title="ε of what is released (logarithmic axis)",
+            y_title=axis,
+            series=tuple(
+                Series(
+                    name=self.titles[method],
+                    look=self.looks[method],
+                    x=[line.epsilon for line in mine],
+                    y=[_mean(line, name) for line in mine],
+                    errors=[line.error(name) for line in mine],
+                    tips=[told[lines.index(line)] for line in mine],
+                )
+                for method, mine in grouped.items()
+            ),
+            levels=self._levels(name),
+        )
+
+    def _levels(self, name: str) -> tuple[Level, ...]:
+        return tuple(
+            Level(
+                name=self.titles[line.method],
+                y=_mean(line, name),
+                error=line.error(name),
+                tip=f"{self.titles[line.method]}: {line.shown(name, _QUALITY[name][2])}",
+            )
+            for line in self.known(name)
+            if line.is_reference
+        )
+
+    @property
+    def quality_rows(self) -> list[Row]:
+        """What every method ends with at every budget, and what it spent."""
+        return [
+            (
+                *self._at(line),
+                line.shown("next_token_accuracy", 4),
+                line.shown("perplexity", 2),
+                line.shown("bits_per_byte", 3),
+                line.shown("gap_closed", 1, scale=100, unit=" %"),
+                _seeds(line),
+                *self._spent(line),
+            )
+            for line in self.lines
+        ]
+
+    def _spent(self, line: Line) -> tuple[str | None, str | None]:
+        """The largest of what the seeds spent: what holds for all of them."""
+        if line.is_reference:
+            return epsilon_text(line.epsilon), epsilon_text(line.epsilon)
+        cells = [cell for cell in self._cells_of(line) if cell.get("status") == "finished"]
+        names = ("epsilon_release", "epsilon_known_cohorts")
+        found = [[v for c in cells if (v := finite(c.get(name))) is not None] for name in names]
+        release, server = (epsilon_text(max(values)) if values else None for values in found)
+        return release, server
 
     # ---------------------------------------------------------------- communication
 
-    def _by_bytes(self) -> Child:
+    def by_bytes(self) -> dict[str, Chart]:
+        """Accuracy against bytes uploaded: a chart for each budget, by what it is called."""
         name = "next_token_accuracy"
-        what = _QUALITY[name]
-        decimals = what.decimals
-        rows = [row for row in self.rows if row.mean(name) is not None]
-        sent = [row for row in rows if not row.is_reference and (row.mean("bytes_up") or 0) > 0]
-        if not sent:
-            return element("p", "No private cell with a count of bytes has finished.")
-        x = log_scale([_known(row.mean("bytes_up")) for row in sent])
-        y = linear_scale(_extent(rows, name))
-        references = self._references(rows, name, decimals)
-        budgets = sorted({row.epsilon for row in sent})
-        charts = []
-        for budget in budgets:
-            here = [row for row in sent if row.epsilon == budget]
-            chart = Chart(
-                title=f"{what.name} against bytes uploaded, ε = {epsilon_text(budget)}",
-                description=f"{self.stamp}. "
-                + "; ".join(
-                    f"{self.titles[row.method]}: {bytes_text(row.mean('bytes_up'))} up, "
-                    f"{row.shown(name, decimals)}"
-                    for row in here
-                ),
-                axes=Axes(
-                    x=x,
-                    y=y,
-                    x_title="Uploaded by one user in the whole run (bytes, logarithmic axis)",
-                    y_title=what.axis,
-                    x_texts=tuple(bytes_text(tick) for tick in x.ticks),
-                ),
+        title, axis, decimals = _QUALITY[name]
+        found = {}
+        for budget in sorted({line.epsilon for line in self.sent}):
+            here = [line for line in self.sent if line.epsilon == budget]
+            told = [
+                f"{self.titles[line.method]}: {bytes_text(line.mean('bytes_up'))} up, "
+                f"{line.shown(name, decimals)}"
+                for line in here
+            ]
+            found[f"ε = {epsilon_text(budget)}"] = Chart(
+                title=f"{title} against bytes uploaded, ε = {epsilon_text(budget)}",
+                description=f"{self.stamp}. {'; '.join(told)}",
+                x="bytes",
+                x_title="Uploaded by one user in the whole run (bytes, logarithmic axis)",
+                y_title=axis,
                 series=tuple(
                     Series(
-                        name=self.titles[row.method],
-                        style=self.styles[row.method],
-                        points=(
-                            Point(
-                                x=_known(row.mean("bytes_up")),
-                                y=_known(row.mean(name)),
-                                error=row.error(name),
-                                text=f"{self.titles[row.method]}: "
-                                f"{bytes_text(row.mean('bytes_up'))}, "
-                                f"{row.shown(name, decimals)}",
-                            ),
-                        ),
+                        name=self.titles[line.method],
+                        look=self.looks[line.method],
+                        x=[_mean(line, "bytes_up")],
+                        y=[_mean(line, name)],
+                        errors=[line.error(name)],
+                        tips=[tip],
                         line="none",
                     )
-                    for row in here
+                    for line, tip in zip(here, told, strict=True)
                 ),
-                references=references,
-                names="inside",
+                levels=self._levels(name),
             )
-            charts.append((f"by-bytes-{slug(epsilon_text(budget))}", chart))
-        drawn = both_sizes(charts, wide=520 if len(budgets) > 1 else 700)
-        pictures = [
-            element("div", element("h3", f"ε = {epsilon_text(budget)}"), picture)
-            for budget, picture in zip(budgets, drawn, strict=True)
-        ]
-        left_out = [
-            self.titles[row.method]
-            for row in rows
-            if not row.is_reference and not (row.mean("bytes_up") or 0) > 0
-        ]
-        axes = {1: "", 2: "Both charts have the same axes. "}
-        caption = (
-            f"{what.meaning} Bytes: packed messages of one user who is alone on a node, as on a "
-            "phone, in as many rounds as a user is in on average. "
-            f"{axes.get(len(budgets), 'All charts have the same axes. ')}"
-            "Error bars: standard error over seeds. Levels: methods that upload nothing, and "
-            "training on the private text itself. Marks that would cover one another are moved "
-            "apart sideways."
-        )
-        if left_out:
-            caption += f" Without a count of bytes, and not shown: {', '.join(left_out)}."
-        data = table(
-            f"{what.name} and bytes uploaded",
-            ("Method", "ε", "Bytes up", what.name, "Standard error"),
-            [
-                (
-                    self.titles[row.method],
-                    epsilon_text(row.epsilon),
-                    whole(row.mean("bytes_up")),
-                    fixed(row.mean(name), decimals),
-                    None if row.error(name) is None else fixed(row.error(name), decimals),
-                )
-                for row in rows
-            ],
-            note=self.stamp,
-        )
-        return figure(
-            element("div", *pictures, class_="pair" if len(budgets) > 1 else None),
-            caption=caption,
-            data=data,
-            stamp=self.stamp,
-            split=len(budgets) == 1,
-        )
+        return found
 
-    def _cost_table(self) -> Html:
-        return table(
-            "What a run costs",
+    @cached_property
+    def sent(self) -> list[Line]:
+        """The private lines with an accuracy and a count of bytes."""
+        lines = self.known("next_token_accuracy")
+        return [v for v in lines if not v.is_reference and (v.mean("bytes_up") or 0) > 0]
+
+    @property
+    def without_bytes(self) -> list[str]:
+        """Titles of the private methods that have an accuracy and no count of bytes."""
+        lines = self.known("next_token_accuracy")
+        return [self.titles[v.method] for v in lines if not v.is_reference and v not in self.sent]
+
+    @property
+    def cost_rows(self) -> list[Row]:
+        """What a run of each method costs."""
+        return [
             (
-                "Method",
-                "ε",
-                "Rounds",
-                "Numbers up",
-                "Bytes up",
-                "Bytes down",
-                "CPU per user",
-                "Server",
-            ),
-            [
-                (
-                    self.titles[row.method],
-                    epsilon_text(row.epsilon),
-                    whole(row.mean("rounds")),
-                    whole(row.mean("floats_up")),
-                    bytes_text(row.mean("bytes_up")),
-                    bytes_text(row.mean("bytes_down")),
-                    seconds_text(row.mean("client_cpu_seconds")),
-                    seconds_text(row.mean("server_seconds")),
-                )
-                for row in self.rows
-            ],
-            note="Up and down: one user, in as many rounds as a user is in on average; 1 kB is "
-            "1,000 bytes. CPU: in which the nodes answered, over the number of users; counted "
-            "on the nodes and not private either. Server: wall time on the machine named above.",
-        )
+                *self._at(line),
+                whole(line.mean("rounds")),
+                whole(line.mean("floats_up")),
+                bytes_text(line.mean("bytes_up")),
+                bytes_text(line.mean("bytes_down")),
+                seconds_text(line.mean("client_cpu_seconds")),
+                seconds_text(line.mean("server_seconds")),
+            )
+            for line in self.lines
+        ]
 
     # ---------------------------------------------------------------- text
 
-    def _texts(self) -> Child:
-        names = [n for n in ("frechet", "mmd") if any(r.mean(n) is not None for r in self.rows)]
-        finished = [c for c in self.cells if isinstance(c.get("texts"), Mapping)]
-        if not names and not finished:
-            return None
-        return section(
-            "How near the synthetic text is",
-            self._by_epsilon("frechet") if "frechet" in names else None,
-            self._text_table(finished),
-        )
+    @property
+    def text_rows(self) -> list[Row]:
+        """Distances and copies of the synthetic texts, averaged over seeds."""
+        rows: list[Row] = []
+        for line in self.lines:
+            texts = [mapping(cell.get("texts")) for cell in self._cells_of(line)]
+            if not any(texts) and line.mean("frechet") is None:
+                continue
+            means = []
+            for name, decimals in _TEXT.items():
+                kept = [v for each in texts if (v := finite(each.get(name))) is not None]
+                means.append(fixed(sum(kept) / len(kept), decimals) if kept else None)
+            rows.append((*self._at(line), line.shown("frechet", 4), *means))
+        return rows
 
-    def _text_table(self, cells: Sequence[Mapping[str, Any]]) -> Child:
-        columns = (
-            ("frechet", "Fréchet, squared", 4),
-            ("mmd", "MMD, squared", 5),
-            ("precision", "Precision", 3),
-            ("recall", "Recall", 3),
-            ("mauve", "MAUVE", 3),
-            ("self_similarity", "Self-similarity", 3),
-            ("distinct_2", "Distinct 2-grams", 3),
-            ("copies_exact", "Exact copies", 4),
-            ("copies_near", "Near copies", 4),
-        )
-        groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
-        for cell in cells:
-            place = (str(cell.get("method")), _epsilon(cell.get("epsilon")))
-            groups.setdefault(place, []).append(cell["texts"])
-        if not groups:
-            return None
-        order = {name: place for place, name in enumerate(self.methods)}
-        rows = [
-            (
-                self.titles[method],
-                epsilon_text(budget),
-                *[_mean_of(groups[method, budget], name, digits) for name, _, digits in columns],
+    @cached_property
+    def _embedded(self) -> dict[str, dict[int, list[_Point]]]:
+        """Places of the texts of each method, by round."""
+        found = mapping(mapping(self.document.get("embedding")).get("methods"))
+        rounds = {}
+        for name in (name for name in self.methods if name in found):
+            places = {int(n): _points(v) for n, v in mapping(found[name]).items() if n.isdigit()}
+            rounds[name] = {n: there for n, there in sorted(places.items()) if there}
+        return {name: by for name, by in rounds.items() if by}
+
+    @property
+    def component_titles(self) -> tuple[str, str]:
+        """Titles of the axes of the pictures of embeddings."""
+        embedding = mapping(self.document.get("embedding"))
+        explained = [finite(value) for value in embedding.get("explained") or []]
+        return component_title(0, explained), component_title(1, explained)
+
+    @cached_property
+    def movement(self) -> dict[str, Cloud]:
+        """The first and the last round of each method beside held-out text, by its heading."""
+        held_out = _points(mapping(self.document.get("embedding")).get("held_out"))
+        found = {}
+        for name, by in self._embedded.items():
+            path = [_centre(by[n]) for n in by]
+            first, last = min(by), max(by)
+            (x, y), (to_x, to_y) = path[0], path[-1]
+            look = self.looks[name]
+            layers = [(thinned(held_out, 2 * _CLOUD), 7, 2.6, 0.3)]
+            marks = []
+            if first != last:
+                layers.append((thinned(by[first], _CLOUD), look.colour, 3.0, 0.45))
+                marks.append((path[0], Look(7, "circle"), f"round {first}"))
+            layers.append((thinned(by[last], _CLOUD), look.colour, 3.6, 0.85))
+            marks.append((path[-1], look, f"round {last}"))
+            shown = f"rounds {first} and {last}" if first != last else f"round {last}"
+            found[f"{self.titles[name]}, {shown}"] = Cloud(
+                title=f"Embeddings of {self.titles[name]} by round",
+                description=f"{self.stamp}. The centre moves from ({number(x, 3)}, {number(y, 3)}) "
+                f"in round {first} to ({number(to_x, 3)}, {number(to_y, 3)}) in round {last}.",
+                axes=self.component_titles,
+                layers=tuple(layers),
+                path=path,
+                marks=tuple(marks),
             )
-            for method, budget in sorted(groups, key=lambda place: (place[1], order[place[0]]))
+        return found
+
+    @property
+    def movement_rows(self) -> list[Row]:
+        """Method, round, count and centre of the texts."""
+        return [
+            (self.titles[name], str(n), whole(len(there)), *[number(v, 3) for v in _centre(there)])
+            for name, by in self._embedded.items()
+            for n, there in by.items()
         ]
-        return table(
-            "Synthetic text beside the text of held-out users",
-            ("Method", "ε", *[heading for _, heading, _ in columns]),
-            rows,
-            note=join(
-                [
-                    element("span", self.stamp, class_="stamp"),
-                    " · means over seeds. Distances are of embeddings, 0 for equal distributions; "
-                    "copies are shares of the synthetic texts.",
-                ]
-            ),
-        )
-
-    def _movement(self) -> Child:
-        embedding = self.document.get("embedding")
-        if not isinstance(embedding, Mapping):
-            return None
-        held_out = _points(embedding.get("held_out"))
-        methods = embedding.get("methods")
-        rounds: dict[str, dict[int, list[tuple[float, float]]]] = {}
-        for name, found in methods.items() if isinstance(methods, Mapping) else ():
-            if isinstance(found, Mapping):
-                kept = {int(k): _points(v) for k, v in found.items() if str(k).isdigit()}
-                kept = {k: v for k, v in sorted(kept.items()) if v}
-                if kept:
-                    rounds[str(name)] = kept
-        if not rounds:
-            return None
-        shown = [point for by in rounds.values() for number in by for point in by[number]]
-        frame = CloudFrame.around([*held_out, *shown])
-        explained = [finite(v) for v in embedding.get("explained") or []]
-        titles = tuple(component_title(place, explained) for place in (0, 1))
-        order = [name for name in self.methods if name in rounds]
-        order += [name for name in rounds if name not in order]
-        styles = {**_styles([*self.methods, *order]), **self.styles}
-        pictures = []
-        rows = []
-        for name in order:
-            by = rounds[name]
-            numbers = sorted(by)
-            first, last = numbers[0], numbers[-1]
-            colour = styles[name].colour
-            clouds = [Cloud(points=thinned(held_out, 2 * _CLOUD), colour=7, size=2.6, opacity=0.3)]
-            for number_ in dict.fromkeys((first, last)):
-                end = number_ == last
-                clouds.append(
-                    Cloud(
-                        points=thinned(by[number_], _CLOUD),
-                        colour=colour,
-                        size=3.6 if end else 3.0,
-                        opacity=0.85 if end else 0.45,
-                        name=f"round {number_}",
-                        style=styles[name] if end else Style(colour=7, mark="circle"),
-                    )
-                )
-            centres = [Cloud(points=tuple(by[n]), colour=0).centre for n in numbers]
-            title = self.titles.get(name, _TITLES.get(name, name))
-            path = [centre for centre in centres if centre is not None]
-            rows += [
-                (title, str(n), whole(len(by[n])), number(c[0], 3), number(c[1], 3))
-                for n, c in zip(numbers, path, strict=True)
-            ]
-            pictures.append(
-                element(
-                    "div",
-                    element("h3", title),
-                    cloud_chart(
-                        clouds,
-                        frame,
-                        titles=(titles[0], titles[1]),
-                        title=f"Embeddings of {title} by round",
-                        description=f"{self.stamp}. The centre moves from "
-                        f"({number(path[0][0], 3)}, {number(path[0][1], 3)}) in round {first} to "
-                        f"({number(path[-1][0], 3)}, {number(path[-1][1], 3)}) in round {last}.",
-                        identifier=f"movement-{slug(name)}",
-                        joined=path,
-                    ),
-                )
-            )
-        signs = key(
-            [
-                (dots(7, 3, 0.4), "text of held-out users"),
-                (dots(0, 3, 0.5), "first round, faint in the colour of the method"),
-                (dots(0, 4, 0.9), "last round"),
-                (mark(Style(colour=7, mark="circle"), 0, 0, 5), "centre of the first round"),
-            ]
-        )
-        return section(
-            "How the embeddings moved",
-            figure(
-                element("div", *pictures, class_="panels"),
-                caption="Embeddings on two principal components of held-out text and of what the "
-                "methods wrote together, the same for all methods; components have no unit. Of "
-                "each method the first and the last round are shown. The line follows the centre "
-                "of its text through the rounds and ends with the mark of the method.",
-                legend=signs,
-                data=table(
-                    "Centres of the text of each round",
-                    ("Method", "Round", "Texts", titles[0], titles[1]),
-                    rows,
-                    note=self.stamp,
-                ),
-                stamp=self.stamp,
-            ),
-        )
 
     # ---------------------------------------------------------------- budget
 
-    def _spending(self) -> Child:
-        """What was spent by each round: public, from the ledgers."""
-        lines: dict[str, dict[float, list[tuple[int, float]]]] = {}
+    @cached_property
+    def _spending(self) -> dict[str, dict[float, list[_Point]]]:
+        """What was spent until each round: public, from the ledgers; by method and budget."""
+        found: dict[str, dict[float, list[_Point]]] = {}
         for cell in self.cells:
-            spent = _pairs(cell.get("spent"))
-            budget = _epsilon(cell.get("epsilon"))
-            if not spent or budget == 0 or math.isinf(budget):
-                continue
-            by = lines.setdefault(str(cell.get("method")), {})
-            # Seeds of one budget spend the same; of unlike ones the longest is shown.
-            if len(spent) > len(by.get(budget, [])):
-                by[budget] = spent
-        if not lines:
-            return None
-        rounds = max(n for by in lines.values() for spent in by.values() for n, _ in spent)
-        top = max(e for by in lines.values() for spent in by.values() for _, e in spent)
-        axis = linear_scale([0, rounds], from_zero=True, whole=True)
-        axes = Axes(
-            # Room at the right for the names of lines that go on to the last round.
-            x=replace(axis, high=max(axis.high, 1.22 * rounds)),
-            y=linear_scale([0, top], from_zero=True),
-            x_title="Round",
-            y_title="ε of what is released, all rounds until then",
-        )
-        charts, rows = [], []
-        for method in (name for name in self.methods if name in lines):
-            title = self.titles[method]
-            series = []
-            for budget, spent in sorted(lines[method].items()):
-                series.append(
-                    Series(
-                        name=f"ε = {epsilon_text(budget)}",
-                        style=self.styles[method],
-                        points=(
-                            Point(x=0, y=0),
-                            *[
-                                Point(x=n, y=e, text=f"round {n}: ε = {number(e)}")
-                                for n, e in spent
-                            ],
-                        ),
-                        line="steps",
-                        marks="last",
-                    )
-                )
-                rows += [(title, epsilon_text(budget), str(n), number(e)) for n, e in spent]
-            chart = Chart(
-                title=f"ε spent by {title}",
+            spent, budget = _points(cell.get("spent")), _epsilon(cell.get("epsilon"))
+            if spent and budget and math.isfinite(budget):
+                by = found.setdefault(str(cell.get("method")), {})
+                # Seeds of one budget spend the same; of unlike ones the longest is shown.
+                by[budget] = max(by.get(budget, []), spent, key=len)
+        return {name: dict(sorted(found[name].items())) for name in self.methods if name in found}
+
+    @property
+    def spending(self) -> dict[str, Chart]:
+        """A chart of the epsilon spent by each method, by its title."""
+        found = {}
+        for name, by in self._spending.items():
+            found[self.titles[name]] = Chart(
+                title=f"ε spent by {self.titles[name]}",
                 description="; ".join(
                     f"budget {epsilon_text(budget)}: {number(spent[-1][1])} after "
                     f"{counted(len(spent), 'release')}"
-                    for budget, spent in sorted(lines[method].items())
+                    for budget, spent in by.items()
                 ),
-                axes=axes,
-                series=tuple(series),
-                names="inside",
+                x="round",
+                x_title="Round",
+                y_title="ε of what is released, all rounds until then",
+                series=tuple(
+                    Series(
+                        name=f"ε = {epsilon_text(budget)}",
+                        look=self.looks[name],
+                        x=[n for n, _ in spent],
+                        y=[e for _, e in spent],
+                        tips=[f"round {n:.0f}: ε = {number(e)}" for n, e in spent],
+                        line="steps",
+                    )
+                    for budget, spent in by.items()
+                ),
             )
-            charts.append((f"spent-{slug(method)}", chart))
-        pictures = [
-            element("div", element("h3", self.titles[method]), picture)
-            for method, picture in zip(
-                (name for name in self.methods if name in lines),
-                draw(charts, PANEL, 230),
-                strict=True,
-            )
+        return found
+
+    @property
+    def spending_rows(self) -> list[Row]:
+        """Method, budget, round and epsilon."""
+        return [
+            (self.titles[name], epsilon_text(budget), f"{n:.0f}", number(e))
+            for name, by in self._spending.items()
+            for budget, spent in by.items()
+            for n, e in spent
         ]
-        return section(
-            "ε spent by each round",
-            figure(
-                element("div", *pictures, class_="panels"),
-                caption="From the ledgers of the runs, which are public. All panels have the same "
-                "axes. A step is a release; a method that releases once spends all of its budget "
-                "in one step.",
-                data=table("ε by round", ("Method", "Budget", "Round", "ε"), rows),
-                stamp=None,
-            ),
-        )
 
     # ---------------------------------------------------------------- samples and cells
 
-    def _samples(self) -> Child:
-        groups: dict[float, list[Html]] = {}
-        taken: set[tuple[str, float]] = set()
+    @property
+    def samples(self) -> dict[str, list[Sample]]:
+        """Texts of the first seed that finished, by what the budget is called.
+
+        The private budgets come first, the largest of them before the others: what a reader looks
+        for.
+        """
+        groups: dict[float, dict[str, Sample]] = {}
         for cell in self.cells:
             texts = [str(text) for text in cell.get("samples") or []]
-            method, budget = str(cell.get("method")), _epsilon(cell.get("epsilon"))
-            if not texts or (method, budget) in taken:
-                continue
-            taken.add((method, budget))
-            groups.setdefault(budget, []).append(
-                sample_card(
-                    self.titles[method],
-                    texts,
-                    note=f"seed {cell.get('seed', NOTHING)}",
-                    sign=sign(self.styles[method]),
-                )
-            )
-        if not groups:
-            return None
-        # The private budgets first, the largest of them open: what a reader looks for.
+            method = str(cell.get("method"))
+            group = groups.setdefault(_epsilon(cell.get("epsilon")), {})
+            if texts and method not in group:
+                seed = f"seed {cell.get('seed', '?')}"
+                group[method] = Sample(self.titles[method], texts, seed, self.looks[method])
+        names = {
+            0.0: "No private text used (ε = 0)",
+            math.inf: "Not private (ε = ∞): texts may repeat what a user wrote",
+        }
         order = sorted(groups, key=lambda e: (e == 0 or math.isinf(e), math.isinf(e), -e))
-        parts = []
-        for place, budget in enumerate(order):
-            if budget == 0:
-                heading = "No private text used (ε = 0)"
-            elif math.isinf(budget):
-                heading = "Not private (ε = ∞): texts may repeat what a user wrote"
-            else:
-                heading = f"ε = {epsilon_text(budget)}"
-            cards = element("div", *groups[budget], class_="samples")
-            parts.append(details(heading, cards, open_=place == 0))
-        return section(
-            "Sample texts side by side",
-            *parts,
-            lead="The first texts of the first seed that finished, as the method wrote them.",
-        )
+        return {
+            names.get(budget, f"ε = {epsilon_text(budget)}"): list(groups[budget].values())
+            for budget in order
+            if groups[budget]
+        }
 
-    def _cell_table(self) -> Html:
-        rows = []
+    @property
+    def cell_rows(self) -> list[Row]:
+        """Every cell with its figures."""
+        rows: list[Row] = []
         for cell in self.cells:
-            quality, costs = _mapping(cell.get("quality")), _mapping(cell.get("costs"))
+            quality, costs = mapping(cell.get("quality")), mapping(cell.get("costs"))
+            names = ("next_token_accuracy", "user_next_token_accuracy", "cross_entropy")
+            spent = [finite(cell.get(f"epsilon_{n}")) for n in ("release", "known_cohorts")]
             rows.append(
                 (
-                    self._title(cell),
-                    epsilon_text_of(cell),
-                    str(cell.get("seed", NOTHING)),
-                    str(cell.get("status") or NOTHING),
-                    fixed(finite(quality.get("next_token_accuracy")), 4),
-                    fixed(finite(quality.get("user_next_token_accuracy")), 4),
-                    fixed(finite(quality.get("cross_entropy")), 4),
-                    _spent_text(cell.get("epsilon_release")),
-                    _spent_text(cell.get("epsilon_known_cohorts")),
+                    *self._place(cell),
+                    str(cell["status"]) if cell.get("status") else None,
+                    *[fixed(finite(quality.get(name)), 4) for name in names],
+                    *[None if value is None else epsilon_text(value) for value in spent],
                     number(finite(cell.get("delta")), 3),
                     seconds_text(finite(costs.get("wall_seconds"))),
-                    None if not cell.get("run") else element("code", str(cell["run"])),
+                    str(cell["run"]) if cell.get("run") else None,
                 )
             )
-        inner = table(
-            "All cells",
-            (
-                "Method",
-                "ε",
-                "Seed",
-                "Status",
-                "Accuracy",
-                "Accuracy, mean of users",
-                "Nats per token",
-                "ε release",
-                "ε server",
-                "δ",
-                "Wall time",
-                "Run",
-            ),
-            rows,
-            text_columns=(0, 3, 11),
-            note=self.stamp,
-        )
-        return details(counted(len(rows), "cell"), inner)
+        return rows
 
-    # ---------------------------------------------------------------- small things
+    def _cells_of(self, line: Line) -> list[Mapping[str, Any]]:
+        return [
+            cell
+            for cell in self.cells
+            if str(cell.get("method")) == line.method
+            and _epsilon(cell.get("epsilon")) == line.epsilon
+        ]
 
-    def _mapping(self, name: str) -> Mapping[str, Any]:
-        return _mapping(self.document.get(name))
+    def _at(self, line: Line) -> tuple[str, str]:
+        return self.titles[line.method], epsilon_text(line.epsilon)
 
-    def _title(self, cell: Mapping[str, Any]) -> str:
-        return self.titles[str(cell.get("method"))]
+    def _place(self, cell: Mapping[str, Any]) -> tuple[str, str, str | None]:
+        seed = cell.get("seed")
+        budget = epsilon_text(_epsilon(cell.get("epsilon")))
+        return self.titles[str(cell.get("method"))], budget, None if seed is None else str(seed)
 
 
-def epsilon_text_of(cell: Mapping[str, Any]) -> str:
-    """The budget of a cell."""
-    return epsilon_text(_epsilon(cell.get("epsilon")))
+def _title(name: str, given: Any) -> str:
+    """What a method is called; a name from a file may hold anything."""
+    known = compared().get(name)
+    title = given or (name if known is None else known.title)
+    return shortened(" ".join(writable(str(title)).split()), _TITLE)
 
 
-def _spent_text(value: Any) -> str | None:
-    found = finite(value)
-    return None if found is None else epsilon_text(found)
+def _seeds(line: Line) -> str | None:
+    seeds, failed = finite(line.values.get("seeds")), finite(line.values.get("failed"))
+    if seeds is None:
+        return None
+    return f"{seeds:.0f} ({failed:.0f} failed)" if failed else f"{seeds:.0f}"
 
 
-def _styles(methods: Iterable[str]) -> dict[str, Style]:
-    """A style for each method: its own where it is known, else one that nobody else has."""
-    names = list(dict.fromkeys(methods))
-    found = {name: _STYLES[name] for name in names if name in _STYLES}
-    taken = set(_STYLES.values())
-    free = iter(
-        Style(colour=(place + shift) % len(PALETTE), mark=MARKS[(place + 3) % len(MARKS)])
-        for shift in range(len(PALETTE))
-        for place in range(len(PALETTE) * len(MARKS))
-    )
-    for name in names:
-        if name not in found:
-            style = next((s for s in free if s not in taken), Style(colour=7, mark="diamond"))
-            taken.add(style)
-            found[name] = style
-    return found
+def _mean(line: Line, name: str) -> float:
+    value = line.mean(name)
+    if value is None:
+        raise DataError(f"a line of {line.method} holds no {name}, which was counted on")
+    return value
 
 
-def _told(titles: Mapping[str, str], rows: Sequence[_Row], name: str, decimals: int) -> str:
-    return "; ".join(
-        f"{titles[row.method]}, ε = {epsilon_text(row.epsilon)}: {row.shown(name, decimals)}"
-        for row in rows
-    )
+def _centre(points: Sequence[_Point]) -> _Point:
+    count = len(points)
+    return sum(x for x, _ in points) / count, sum(y for _, y in points) / count
 
 
-def _extent(rows: Sequence[_Row], name: str) -> list[float]:
-    found = []
-    for row in rows:
-        mean, error = _known(row.mean(name)), row.error(name) or 0.0
-        found += [mean - error, mean + error]
-    return found
-
-
-def _mean_of(texts: Sequence[Mapping[str, Any]], name: str, decimals: int) -> str | None:
-    values = [v for v in (finite(each.get(name)) for each in texts) if v is not None]
-    return fixed(sum(values) / len(values), decimals) if values else None
-
-
-def _points(value: Any) -> list[tuple[float, float]]:
+def _points(value: Any) -> list[_Point]:
     found = []
     for pair in value if isinstance(value, list | tuple) else ():
         if isinstance(pair, list | tuple) and len(pair) >= 2:
@@ -1036,20 +613,6 @@ def _points(value: Any) -> list[tuple[float, float]]:
             if x is not None and y is not None:
                 found.append((x, y))
     return found
-
-
-def _pairs(value: Any) -> list[tuple[int, float]]:
-    return [(int(x), y) for x, y in _points(value)]
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _known(value: float | None) -> float:
-    if value is None:
-        raise DataError("a figure of the comparison is missing where one was counted on")
-    return value
 
 
 def _epsilon(value: Any) -> float:

@@ -1,6 +1,7 @@
 """A comparison through Flower: what finished stays, what failed says why, and both are written."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,18 @@ class TestFolder:
         (folder / "cell.json").write_text(json.dumps({"status": "finished", "settings": settings}))
         with pytest.raises(ConfigError, match="was run with num-rounds = 99, and 8 is asked for"):
             comparison.run(follower=None, say=print)  # type: ignore[arg-type]
+
+    def test_a_page_that_cannot_be_drawn_stops_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        comparison = Comparison(self.plan(), tmp_path / "out")
+        said: list[str] = []
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        comparison._tell_of_missing_libraries(said.append)
+        comparison._write(comparison.plan.cells(), running=None)
+        assert "flower-privsyn[evaluation]" in said[0]
+        assert document(tmp_path / "out")["finished"] is None
+        assert not comparison.page_file.exists()
 
     def test_a_model_that_is_none_is_named_once_and_first(self, tmp_path: Path) -> None:
         comparison = Comparison(self.plan(downstream=str(tmp_path / "no-model")), tmp_path / "out")
