@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -20,9 +19,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn import environment, files, runs
-from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
 from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
-from flower_privsyn.host.processes import started_at
 from flower_privsyn.host.progress import describe, read_progress
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.owner import TIMES_STAMP
@@ -101,23 +98,6 @@ def test_start_resumes_only_what_has_not_finished(tmp_path: Path) -> None:
     assert resumed.state["summary"] == {"texts": 10}
     with pytest.raises(RunDirectoryError, match="has finished; there is nothing to resume"):
         RunDirectory.start(tmp_path, config={}, resume=True)
-
-
-def test_rounds_count_once_their_state_is_written(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, config={})
-    assert run.finished_rounds() == []
-    for number in (0, 1, 2):
-        (run.round_dir(number) / "population.parquet").write_bytes(b"")
-    run.finish_round(0)
-    run.finish_round(1, {"seed": np.int64(5)})
-    assert run.finished_rounds() == [0, 1]
-    assert run.round_state(1) is not None
-    assert run.round_state(1)["seed"] == 5  # type: ignore[index]
-    assert run.round_state(2) is None
-    (run.round_dir(2) / "state.json").write_text('{"status": "fini')
-    assert run.finished_rounds() == [0, 1]
-    with pytest.raises(ValueError, match="cannot be negative, got -1"):
-        run.round_dir(-1)
 
 
 def test_a_torn_metrics_line_is_cut_off(tmp_path: Path) -> None:
@@ -214,101 +194,6 @@ def test_warnings_reach_whoever_follows_the_run(tmp_path: Path) -> None:
         "warning: delta is 0.1",
         "warning: the cache was damaged",
     ]
-
-
-_HOLD = """
-import sys, time
-from flower_privsyn.runs import RunDirectory
-run = RunDirectory.open(sys.argv[1])
-run.lock()
-run.mark_running()
-print("locked", flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, config={})
-    run.unlock()
-    with subprocess.Popen(
-        [sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
-        assert run.running_process() == other.pid
-        with pytest.raises(RunDirectoryError, match=f"is in use by process {other.pid}; wait"):
-            run.lock()
-        os.kill(other.pid, signal.SIGKILL)
-        run.lock(wait_seconds=10)
-        assert run.running_process() == os.getpid()
-        run.unlock()
-    assert run.status == "running"
-
-
-_DIE_WITH_A_CHILD = """
-import os, sys, time
-from flower_privsyn.runs import RunDirectory
-run = RunDirectory.open(sys.argv[1])
-run.lock()
-if os.fork() == 0:  # as a child between fork and exec, or a thread that is still ending
-    time.sleep(1.5)
-    os._exit(0)
-os._exit(0)
-"""
-
-
-def test_a_lock_that_outlives_its_dead_holder_for_a_moment_is_waited_for(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, config={})
-    run.unlock()
-    subprocess.run([sys.executable, "-c", _DIE_WITH_A_CHILD, str(tmp_path)], check=True)
-    run.lock()
-    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
-    run.unlock()
-
-
-_WATCH = """
-import sys, time
-from flower_privsyn.runs import watch_supervisor
-print(watch_supervisor(), flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_process_ends_with_its_supervisor_even_when_nobody_collects_it() -> None:
-    supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    environment = {
-        **os.environ,
-        SUPERVISOR_PID: str(supervisor.pid),
-        SUPERVISOR_STARTED: started_at(supervisor.pid),
-    }
-    with subprocess.Popen(
-        [sys.executable, "-c", _WATCH], stdout=subprocess.PIPE, text=True, env=environment
-    ) as watcher:
-        assert watcher.stdout is not None
-        assert watcher.stdout.readline() == "True\n"
-        assert watcher.poll() is None
-        # Dead, but a zombie until wait() below: its id still answers to signals.
-        os.kill(supervisor.pid, signal.SIGKILL)
-        assert watcher.wait(timeout=20) == 1
-    supervisor.wait()
-
-
-def test_without_a_supervisor_there_is_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SUPERVISOR_PID, raising=False)
-    assert runs.watch_supervisor() is False
-
-
-def test_default_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(runs.RUNS_FOLDER, str(tmp_path))
-    path = runs.default_run_directory("pre text/quickstart")
-    assert path.parent == tmp_path
-    assert path.name.startswith("pre-text-quickstart-")
-    assert not path.exists()
-    path.mkdir()
-    assert runs.new_run_path(tmp_path, "pre text/quickstart") != path
-    monkeypatch.delenv(runs.RUNS_FOLDER)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert runs.default_run_directory("app").parent == tmp_path / "privsyn-runs"
 
 
 def test_user_paths_are_relative_to_where_the_command_was_typed(

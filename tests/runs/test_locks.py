@@ -1,0 +1,99 @@
+"""One process at a time works on a run, and none outlives its supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn import runs
+from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
+from flower_privsyn.errors import RunDirectoryError
+from flower_privsyn.host.processes import started_at
+from flower_privsyn.runs import RunDirectory
+
+_HOLD = """
+import sys, time
+from flower_privsyn.runs import RunDirectory
+run = RunDirectory.open(sys.argv[1])
+run.lock()
+run.mark_running()
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    run.unlock()
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        assert run.running_process() == other.pid
+        with pytest.raises(RunDirectoryError, match=f"is in use by process {other.pid}; wait"):
+            run.lock()
+        os.kill(other.pid, signal.SIGKILL)
+        run.lock(wait_seconds=10)
+        assert run.running_process() == os.getpid()
+        run.unlock()
+    assert run.status == "running"
+
+
+_DIE_WITH_A_CHILD = """
+import os, sys, time
+from flower_privsyn.runs import RunDirectory
+run = RunDirectory.open(sys.argv[1])
+run.lock()
+if os.fork() == 0:  # as a child between fork and exec, or a thread that is still ending
+    time.sleep(1.5)
+    os._exit(0)
+os._exit(0)
+"""
+
+
+def test_a_lock_that_outlives_its_dead_holder_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    run.unlock()
+    subprocess.run([sys.executable, "-c", _DIE_WITH_A_CHILD, str(tmp_path)], check=True)
+    run.lock()
+    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    run.unlock()
+
+
+_WATCH = """
+import sys, time
+from flower_privsyn.runs import watch_supervisor
+print(watch_supervisor(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_ends_with_its_supervisor_even_when_nobody_collects_it() -> None:
+    supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    environment = {
+        **os.environ,
+        SUPERVISOR_PID: str(supervisor.pid),
+        SUPERVISOR_STARTED: started_at(supervisor.pid),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", _WATCH], stdout=subprocess.PIPE, text=True, env=environment
+    ) as watcher:
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline() == "True\n"
+        assert watcher.poll() is None
+        # Dead, but a zombie until wait() below: its id still answers to signals.
+        os.kill(supervisor.pid, signal.SIGKILL)
+        assert watcher.wait(timeout=20) == 1
+    supervisor.wait()
+
+
+def test_without_a_supervisor_there_is_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SUPERVISOR_PID, raising=False)
+    assert runs.watch_supervisor() is False

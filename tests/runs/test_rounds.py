@@ -1,0 +1,57 @@
+"""The files of a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_privsyn.runs import RoundFiles, Rounds, RunDirectory
+
+
+def test_rounds_count_once_their_state_is_written(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    assert run.finished_rounds() == []
+    for number in (0, 1, 2):
+        (run.round_dir(number) / "population.parquet").write_bytes(b"")
+    run.finish_round(0)
+    run.finish_round(1, {"seed": np.int64(5)})
+    assert run.finished_rounds() == [0, 1]
+    assert run.round_state(1) is not None
+    assert run.round_state(1)["seed"] == 5  # type: ignore[index]
+    assert run.round_state(2) is None
+    (run.round_dir(2) / "state.json").write_text('{"status": "fini')
+    assert run.finished_rounds() == [0, 1]
+    with pytest.raises(ValueError, match="cannot be negative, got -1"):
+        run.round_dir(-1)
+
+
+def test_rounds_are_found_in_order_whatever_else_lies_there(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path / "rounds")
+    assert list(rounds) == []
+    for name in ("0010", "0002", "0000", "notes"):
+        (tmp_path / "rounds" / name).mkdir(parents=True)
+    assert [number for number, _ in rounds] == [0, 2, 10]
+    assert rounds.files(2).release == tmp_path / "rounds" / "0002" / "release.npy"
+    with pytest.raises(ValueError, match="cannot be negative"):
+        rounds.files(-1)
+
+
+def test_the_texts_of_a_round_are_what_it_holds(tmp_path: Path) -> None:
+    files = RoundFiles(tmp_path)
+    assert files.texts is None
+    files.population.touch()
+    assert files.texts == files.population
+    files.candidates.touch()
+    assert files.texts == files.candidates
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[1]"])
+def test_a_record_that_cannot_be_read_is_empty(tmp_path: Path, content: str | None) -> None:
+    files = RoundFiles(tmp_path)
+    if content is not None:
+        files.server.write_text(content)
+    assert files.record("server") == {}
+    files.server.write_text('{"a": 1}')
+    assert files.record("server") == {"a": 1}
