@@ -164,15 +164,12 @@ class Expand:
             )
         num_examples = min(self._num_examples, len({flat[index] for index in pool}))
         max_attempts = int(num_samples * self._max_attempts_per_sample)
-        texts: list[str] = []
-        parents: list[tuple[int, ...]] = []
-        known: set[str] = set()
-        dropped: Counter[str] = Counter(dict.fromkeys(DROP_REASONS, 0))
+        kept = _Kept(num_samples)
         attempts = 0
-        while len(texts) < num_samples and attempts < max_attempts:
+        while kept.missing and attempts < max_attempts:
             size = min(
                 self._batch_size,
-                self._attempts_for(num_samples - len(texts), attempts, len(texts)),
+                self._attempts_for(kept.missing, attempts, len(kept.texts)),
                 max_attempts - attempts,
             )
             chosen = [
@@ -186,29 +183,19 @@ class Expand:
                 adapter=adapter,
             )
             attempts += size
-            first = len(texts)
+            first = len(kept.texts)
             for group, (continuation,) in zip(chosen, continuations, strict=True):
-                if len(texts) == num_samples:
-                    dropped["surplus"] += 1
-                    continue
-                text = self._prompt.parse(continuation)
-                normalised = _normalise(text)
-                reason = self._reason(normalised, known, {flat[index] for index in group})
-                if reason is not None:
-                    dropped[reason] += 1
-                    continue
-                known.add(normalised)
-                texts.append(text)
-                parents.append(group)
-            if len(texts) > first:
+                examples = {flat[index] for index in group}
+                kept.take(self._prompt.parse(continuation), group, examples)
+            if len(kept.texts) > first:
                 if on_batch is not None:
-                    on_batch(texts[first:], parents[first:])
+                    on_batch(kept.texts[first:], kept.parents[first:])
                 if progress is not None:
-                    progress(len(texts) - first)
+                    progress(len(kept.texts) - first)
         return ExpandResult(
-            texts=tuple(texts),
-            parents=tuple(parents),
-            dropped=dict(dropped),
+            texts=tuple(kept.texts),
+            parents=tuple(kept.parents),
+            dropped=dict(kept.dropped),
             num_generated=attempts,
             num_requested=num_samples,
         )
@@ -221,15 +208,51 @@ class Expand:
         share = max(kept, 1) / attempts
         return max(1, round(missing / share))
 
-    @staticmethod
-    def _reason(text: str, known: set[str], examples: set[str]) -> str | None:
+
+class _Kept:
+    """The texts of an expansion so far, and why others were dropped.
+
+    Args:
+        wanted: how many texts are wanted.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._known: set[str] = set()
+        self.texts: list[str] = []
+        self.parents: list[tuple[int, ...]] = []
+        self.dropped: Counter[str] = Counter(dict.fromkeys(DROP_REASONS, 0))
+
+    @property
+    def missing(self) -> int:
+        """How many texts are still wanted."""
+        return self._wanted - len(self.texts)
+
+    def take(self, text: str, parents: tuple[int, ...], examples: set[str]) -> None:
+        """Keep a new text, or count why it is dropped.
+
+        Args:
+            text: as the generator wrote it.
+            parents: places of the seeds in its prompt.
+            examples: those seeds, normalised.
+        """
+        normalised = _normalise(text)
+        reason = self._reason(normalised, examples) if self.missing else "surplus"
+        if reason is not None:
+            self.dropped[reason] += 1
+            return
+        self._known.add(normalised)
+        self.texts.append(text)
+        self.parents.append(parents)
+
+    def _reason(self, text: str, examples: set[str]) -> str | None:
         if not text:
             return "empty"
         if "\ufffd" in text:
             return "broken-character"
         if text in examples:
             return "copy-of-example"
-        if text in known:
+        if text in self._known:
             return "duplicate"
         return None
 
