@@ -29,7 +29,7 @@ from flower_privsyn.embedding import (
     require_company,
 )
 from flower_privsyn.embedding.machine import device_of, machine_digest
-from flower_privsyn.embedding.store import limit_bytes
+from flower_privsyn.embedding.records import limit_bytes
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import quarantine

@@ -7,8 +7,8 @@ from flower_privsyn.embedding.embedder import (
     SentenceTransformerEmbedder,
     load_embedder,
 )
+from flower_privsyn.embedding.records import RecordStore, StoredRecords, content_key
 from flower_privsyn.embedding.salvage import embed_each
-from flower_privsyn.embedding.store import RecordStore, StoredRecords, content_key
 from flower_privsyn.embedding.tokens import load_tokenizer
 
 __all__ = [

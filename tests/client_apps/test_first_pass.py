@@ -14,7 +14,7 @@ from flower_privsyn.cli import main
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps import first_pass as module
 from flower_privsyn.client_apps.first_pass import FirstPass, first_pass
-from flower_privsyn.embedding import EmbeddingCache
+from flower_privsyn.embedding import EmbeddingCache, RecordStore
 from flower_privsyn.embedding.company import probe_texts
 from flower_privsyn.errors import ConfigError, DataError, FederationError
 from flower_privsyn.host.progress import NullProgress
@@ -145,8 +145,10 @@ def test_in_processes(tmp_path: Path) -> None:
             processes=processes,
         )
         assert (done.samples, done.embedded) == (1300, 1300)
-        (entry,) = (cache / "records").glob("[0-9a-f]*")
-        results.append((entry.name, np.load(entry / "records.npy")))
+        (entry,) = (cache / "records").glob("*.arrow")
+        stored = RecordStore(cache).find(entry.stem)
+        assert stored is not None
+        results.append((entry.name, stored.records))
     assert results[0][0] == results[1][0]
     np.testing.assert_array_equal(results[0][1], results[1][1])
 

@@ -3,21 +3,19 @@
 A node's records are the same from round to round, but the process that answers need not be: Ray
 hands a node to whichever actor is free, and a deployed node answers every message in a new process.
 Kept in memory, each of them would load, cut and embed the text anew and hold a copy of its own.
-Here the records are two files, mapped read-only: all processes of the machine share the pages.
+Here the records are one Arrow file, mapped read-only: all processes of the machine share the pages.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,21 +31,18 @@ logger = logging.getLogger("flower_privsyn.embedding")
 
 _DEFAULT_GIB = 32.0
 _VERSION = 1
-_RECORDS, _OWNERS, _ENTRY = "records.npy", "owners.npy", "entry.json"
+_ENDING = ".arrow"
+_FACTS = b"privsyn"
 # Strings copied at a time for the digest, which depends on it: another number, other names.
 _DIGESTED = 2**16
-_WRITING, _GONE = ".writing-", ".gone-"
-# A writer locks its folder right after making it; whoever looks in between must not take it away.
-_UNLOCKED_SECONDS = 60.0
+# A file that has been in the making for so long has no writer any more.
+_LEFT_SECONDS = 3600.0
 _TICKET_SECONDS = 7 * 24 * 3600.0
-# A mapped file stays open. A process that answers for a thousand small nodes would run out of
-# descriptors, and so few bytes are better copied.
-_COPIED_BYTES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredRecords:
-    """The records of a node's users, mapped from its disk or, where they are few, read from it.
+    """The records of a node's users, mapped from its disk.
 
     Attributes:
         records: float32 (n, d), read-only.
@@ -94,10 +89,10 @@ def content_key(
 class RecordStore:
     """Prepared records under the digest of their content, in a folder of the node's cache.
 
-    Any number of processes may read and write at once. An entry is written into a folder of its
-    own, synced, and renamed to its name as a whole: a process that is killed while writing leaves a
-    folder that nobody reads and the next writer removes. What cannot be read as it was written is
-    removed, with a warning; everything here can be computed again.
+    Any number of processes may read and write at once. An entry is one file, written under another
+    name, synced, and renamed as a whole: a process that is killed while writing leaves a file that
+    nobody reads and a later writer removes. What cannot be read as it was written is removed, with
+    a warning; everything here can be computed again.
 
     Beside the entries lie *tickets*: small files, named by a digest of a run, a node and a request
     (all public), that hold the name of an entry. With one, a second process of that run and node
@@ -108,8 +103,8 @@ class RecordStore:
     GB) and its user ids. When all entries together exceed the limit, those unused for longest go;
     a process that has one mapped keeps it until it lets go.
 
-    Records tell about the text they come from: folders have mode 0700, and nothing in them is meant
-    to leave the node. Not for network file systems, whose mapped pages and locks are another
+    Records tell about the text they come from: folders have mode 0700 and files 0600, and nothing
+    in them is meant to leave the node. Not for network file systems, whose mapped pages are another
     matter.
 
     Args:
@@ -143,37 +138,29 @@ class RecordStore:
 
     def find(self, key: str) -> StoredRecords | None:
         """The entry of a content, or None."""
-        folder = self._folder / key
+        path = self._path(key)
         try:
-            facts = json.loads((folder / _ENTRY).read_text(encoding="utf-8"))
-            stored = StoredRecords(
-                records=_read_array(folder / _RECORDS),
-                owners=_read_array(folder / _OWNERS),
-                user_ids=tuple(facts["user_ids"]),
-                fingerprint=facts["fingerprint"],
-            )
-            _check(stored)
+            stored = _read(path)
         except FileNotFoundError:
-            if folder.is_dir():  # and has lost a file: it would be in the way of a new one
-                self._remove(folder)
             return None
         except OSError as error:
             # Too many open files, no memory, a disk that fails: no fault of the entry's, which
             # other processes may be able to read.
             logger.warning(
-                "the stored records %s cannot be read (%s)", folder, error.strerror or "OSError"
+                "the stored records %s cannot be read (%s)", path, error.strerror or "OSError"
             )
             return None
-        except (EOFError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, NotImplementedError) as error:
             logger.warning(
                 "the stored records %s cannot be read (%s); they are made again",
-                folder,
+                path,
                 type(error).__name__,
             )
-            self._remove(folder)
+            with contextlib.suppress(OSError):
+                path.unlink()
             return None
         with contextlib.suppress(OSError):
-            os.utime(folder)  # what was used last is removed last
+            os.utime(path)  # what was used last is removed last
         return stored
 
     def put(
@@ -185,7 +172,7 @@ class RecordStore:
         user_ids: Sequence[str],
         fingerprint: str,
     ) -> StoredRecords:
-        """Write an entry and map it.
+        """Write an entry, unless there is one, and map it.
 
         Args:
             key: From `content_key`.
@@ -207,27 +194,15 @@ class RecordStore:
             _check(given)
         except ValueError as error:
             raise DataError(f"Records cannot be stored: {error}.") from None
+        if (stored := self.find(key)) is not None:
+            return stored  # another process was faster
         try:
             self._sweep()
-            with self._writing() as folder:
-                _write_array(folder / _RECORDS, given.records)
-                _write_array(folder / _OWNERS, given.owners)
-                facts = {"user_ids": list(given.user_ids), "fingerprint": fingerprint}
-                with (folder / _ENTRY).open("w", encoding="utf-8") as file:
-                    # Pure ASCII: whatever an id is made of comes back as it was.
-                    json.dump(facts, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                _sync(folder)
-                with contextlib.suppress(FileExistsError):
-                    _rename(folder, self._folder / key)  # else another process was faster
-            _sync(self._folder)
+            with replacing(self._path(key), for_the_owner=True) as temporary:
+                _write(temporary, given)
             self._shrink(keep=key)
         except OSError as error:
-            raise DataError(
-                f"The record store {self._folder} cannot be written "
-                f"({error.strerror or type(error).__name__})."
-            ) from None
+            raise self._cannot_be_written(error) from None
         stored = self.find(key)
         if stored is None:
             raise DataError(f"The record store {self._folder} does not keep what is written.")
@@ -245,10 +220,7 @@ class RecordStore:
             with replacing(self._tickets / ticket) as temporary:
                 temporary.write_text(key, encoding="ascii")
         except OSError as error:
-            raise DataError(
-                f"The record store {self._folder} cannot be written "
-                f"({error.strerror or type(error).__name__})."
-            ) from None
+            raise self._cannot_be_written(error) from None
 
     def recall(self, ticket: str) -> StoredRecords | None:
         """The entry of a run, a node and a request, or None."""
@@ -265,51 +237,39 @@ class RecordStore:
 
     # ---- keeping house
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[Path]:
-        """A folder that holds a lock while its writer lives, and is gone afterwards."""
-        folder = Path(tempfile.mkdtemp(prefix=_WRITING, dir=self._folder))  # mode 0700
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield folder
-        finally:
-            os.close(descriptor)
-            shutil.rmtree(folder, ignore_errors=True)
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}{_ENDING}"
+
+    def _cannot_be_written(self, error: OSError) -> DataError:
+        reason = error.strerror or type(error).__name__
+        return DataError(f"The record store {self._folder} cannot be written ({reason}).")
 
     def _sweep(self) -> None:
         """Remove what killed processes left, and tickets of runs that are long over."""
-        for prefix in (_WRITING, _GONE):
-            for folder in self._folder.glob(f"{prefix}*"):
-                if _age(folder) > _UNLOCKED_SECONDS and _unlocked(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-        for ticket in self._tickets.iterdir():
-            if _age(ticket) > _TICKET_SECONDS:
-                ticket.unlink(missing_ok=True)
+        for folder, pattern, seconds in (
+            (self._folder, f".*{_ENDING}.*", _LEFT_SECONDS),
+            (self._tickets, "*", _TICKET_SECONDS),
+        ):
+            for path in folder.glob(pattern):
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime > seconds:
+                        path.unlink()
 
     def _shrink(self, *, keep: str) -> None:
         """Remove entries, those unused for longest first, until the rest is within the limit."""
         entries = []
-        for folder in self._folder.iterdir():
-            if folder.name.startswith(".") or folder == self._tickets:
-                continue
+        for path in self._folder.glob(f"*{_ENDING}"):
             with contextlib.suppress(OSError):
-                size = sum(file.stat().st_size for file in folder.iterdir())
-                entries.append((folder.stat().st_mtime, size, folder))
+                facts = path.stat()
+                entries.append((facts.st_mtime, facts.st_size, path))
         total = sum(size for _, size, _ in entries)
-        for _, size, folder in sorted(entries):
+        for _, size, path in sorted(entries):
             if total <= self._max_bytes:
                 return
-            if folder.name != keep:
-                self._remove(folder)
+            if path != self._path(keep):
+                with contextlib.suppress(OSError):
+                    path.unlink()
                 total -= size
-
-    def _remove(self, folder: Path) -> None:
-        """Take an entry away: under another name first, so that nobody finds half of it."""
-        gone = self._folder / f"{_GONE}{folder.name}-{os.getpid()}-{time.monotonic_ns()}"
-        with contextlib.suppress(OSError):
-            folder.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
 
 
 def limit_bytes() -> int:
@@ -344,58 +304,51 @@ def _check(stored: StoredRecords) -> None:
         raise ValueError(f"owners must be nondecreasing and in range({users})")
 
 
-def _write_array(path: Path, array: NDArray[Any]) -> None:
-    with path.open("wb") as file:
-        np.save(file, array)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(path: Path, stored: StoredRecords) -> None:
+    import pyarrow as pa
+
+    values = pa.array(stored.records.reshape(-1))
+    facts = {"user_ids": list(stored.user_ids), "fingerprint": stored.fingerprint}
+    batch = pa.record_batch(
+        [
+            pa.FixedSizeListArray.from_arrays(values, stored.records.shape[1]),
+            pa.array(stored.owners),
+        ],
+        # Pure ASCII: whatever an id is made of comes back as it was.
+        schema=pa.schema(
+            [
+                ("records", pa.list_(pa.float32(), stored.records.shape[1])),
+                ("owners", pa.int64()),
+            ],
+            metadata={_FACTS: json.dumps(facts)},
+        ),
+    )
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
 
 
-def _read_array(path: Path) -> NDArray[Any]:
-    """Map an array, or read a small one; not writeable."""
-    array: NDArray[Any]
-    if path.stat().st_size <= _COPIED_BYTES:
-        array = np.array(np.load(path))  # owns its memory, which tells it from a mapped one
-    else:
-        array = np.asarray(np.load(path, mmap_mode="r"))
-    array.flags.writeable = False
-    return array
+def _read(path: Path) -> StoredRecords:
+    """Map a file; its pages stay mapped while an array is in use, and the file is closed.
 
+    Raises:
+        OSError: It cannot be opened or mapped.
+        ValueError: It holds something else, or less.
+        KeyError: The same.
+        TypeError: The same.
+    """
+    import pyarrow as pa
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _rename(folder: Path, target: Path) -> None:
-    """Give a folder its name; FileExistsError where there is one by that name."""
-    try:
-        folder.rename(target)
-    except OSError:
-        if target.is_dir():
-            raise FileExistsError(str(target)) from None
-        raise
-
-
-def _age(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _unlocked(folder: Path) -> bool:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+    with pa.memory_map(str(path)) as file:
+        batch = pa.ipc.open_file(file).get_batch(0)
+    facts = json.loads(batch.schema.metadata[_FACTS])
+    rows = batch.column("records")
+    if not pa.types.is_fixed_size_list(rows.type):
+        raise ValueError(f"records must be rows of one length, got {rows.type}")
+    stored = StoredRecords(
+        records=rows.values.to_numpy().reshape(len(rows), rows.type.list_size),
+        owners=batch.column("owners").to_numpy(),
+        user_ids=tuple(facts["user_ids"]),
+        fingerprint=facts["fingerprint"],
+    )
+    _check(stored)
+    return stored
