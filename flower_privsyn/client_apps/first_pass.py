@@ -128,6 +128,43 @@ def first_pass(
                 stored_bytes += found.cohort.records.nbytes + found.cohort.owners.nbytes
             stage.update()
     del everyone
+    embedded = _embed_missing(
+        waiting,
+        embedder,
+        cache,
+        request=request,
+        load_embedder=load_embedder,
+        directory=directory,
+        progress=progress,
+        processes=processes,
+    )
+    with progress.stage("Store the records", len(waiting)) as stage:
+        for node in waiting:
+            made = source.read(node.samples, node.user_ids)
+            kept = source.keep(node.key, made, node.user_ids)
+            stored_bytes += kept.cohort.records.nbytes + kept.cohort.owners.nbytes
+            stage.update()
+    return FirstPass(
+        users=users_counted,
+        samples=sum(len(node.samples) for node in waiting),
+        embedded=embedded,
+        nodes_ready=ready,
+        bytes_on_disk=stored_bytes,
+    )
+
+
+def _embed_missing(
+    waiting: Sequence[_Node],
+    embedder: Embedder,
+    cache: EmbeddingCache,
+    *,
+    request: wire.DataRequest,
+    load_embedder: EmbedderLoader,
+    directory: Path,
+    progress: _Stages,
+    processes: int,
+) -> int:
+    """Embed the texts that the cache lacks; returns how many there were."""
     distinct = list(dict.fromkeys(text for node in waiting for text in node.samples.texts))
     device = device_of(embedder)
     missing = cache.missing(
@@ -156,19 +193,7 @@ def first_pass(
                     embedder.fingerprint,
                 ),
             )
-    with progress.stage("Store the records", len(waiting)) as stage:
-        for node in waiting:
-            made = source.read(node.samples, node.user_ids)
-            kept = source.keep(node.key, made, node.user_ids)
-            stored_bytes += kept.cohort.records.nbytes + kept.cohort.owners.nbytes
-            stage.update()
-    return FirstPass(
-        users=users_counted,
-        samples=sum(len(node.samples) for node in waiting),
-        embedded=len(missing),
-        nodes_ready=ready,
-        bytes_on_disk=stored_bytes,
-    )
+    return len(missing)
 
 
 def _embed_in_processes(

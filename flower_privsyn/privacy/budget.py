@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flower_privsyn.errors import ConfigError
@@ -59,48 +61,17 @@ def budget_report(
     counts = sorted({1, 2, 3, rounds})
     counts = [count for count in counts if count <= rounds]
 
+    plan = _Plan(delta, rounds, sampling, relation, max_nodes_per_user)
     multipliers: dict[str, float | None] = {}
     released: dict[str, float | None] = {}
     seen: dict[str, Any] = {}
     by_count: dict[str, dict[str, float | None]] = {str(count): {} for count in counts}
     for name in _ACCOUNTANTS:
-        supported = accounting.supports(
-            sampling, relation, accountant=name, max_nodes_per_user=max_nodes_per_user
-        )
-        multiplier = noise_multiplier
-        if supported and epsilon is not None:
-            multiplier = calibrate_noise_multiplier(
-                epsilon=epsilon,
-                delta=delta,
-                rounds=rounds,
-                sampling=sampling,
-                accountant=name,
-                relation=relation,
-                max_nodes_per_user=max_nodes_per_user,
-            )
-        multipliers[name] = multiplier
-        if multiplier is None:
-            released[name] = seen[name] = None
-            for count in counts:
-                by_count[str(count)][name] = None
-            continue
-        release = Release(
-            noise_multiplier=multiplier,
-            sampling=sampling,
-            relation=relation,
-            max_nodes_per_user=max_nodes_per_user,
-        )
-        released[name] = (
-            _finite(accounting.release_epsilon({release: rounds}, delta=delta, accountant=name))
-            if supported
-            else None
-        )
-        per_count = accounting.by_participations(
-            release, delta=delta, accountant=name, participations=counts
-        )
+        multipliers[name] = plan.multiplier(name, epsilon, noise_multiplier)
+        released[name], per_count = plan.epsilons(name, multipliers[name], counts)
         for count, value in per_count.items():
-            by_count[str(count)][name] = _finite(value)
-        seen[name] = _finite(per_count[rounds])
+            by_count[str(count)][name] = value
+        seen[name] = per_count[rounds]
     return {
         "noise_multiplier": multipliers,
         "epsilon_release": released,
@@ -115,6 +86,67 @@ def budget_report(
             "max_nodes_per_user": max_nodes_per_user,
         },
     }
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is asked of each accountant."""
+
+    delta: float
+    rounds: int
+    sampling: Sampling
+    relation: NeighboringRelation
+    max_nodes_per_user: int
+
+    def supported_by(self, accountant: str) -> bool:
+        """Whether the accountant knows what such releases cost."""
+        return accounting.supports(
+            self.sampling,
+            self.relation,
+            accountant=accountant,
+            max_nodes_per_user=self.max_nodes_per_user,
+        )
+
+    def multiplier(
+        self, accountant: str, epsilon: float | None, given: float | None
+    ) -> float | None:
+        """The noise multiplier of an epsilon; the given one where none is asked for."""
+        if epsilon is None or not self.supported_by(accountant):
+            return given
+        return calibrate_noise_multiplier(
+            epsilon=epsilon,
+            delta=self.delta,
+            rounds=self.rounds,
+            sampling=self.sampling,
+            accountant=accountant,
+            relation=self.relation,
+            max_nodes_per_user=self.max_nodes_per_user,
+        )
+
+    def epsilons(
+        self, accountant: str, multiplier: float | None, counts: Sequence[int]
+    ) -> tuple[float | None, dict[int, float | None]]:
+        """Epsilon of the releases, and of a user who is known to be in so many of them."""
+        if multiplier is None:
+            return None, dict.fromkeys(counts)
+        release = Release(
+            noise_multiplier=multiplier,
+            sampling=self.sampling,
+            relation=self.relation,
+            max_nodes_per_user=self.max_nodes_per_user,
+        )
+        released = None
+        if self.supported_by(accountant):
+            released = accounting.release_epsilon(
+                {release: self.rounds}, delta=self.delta, accountant=accountant
+            )
+        per_count = accounting.by_participations(
+            release, delta=self.delta, accountant=accountant, participations=counts
+        )
+        return (
+            None if released is None else _finite(released),
+            {count: _finite(value) for count, value in per_count.items()},
+        )
 
 
 def _finite(value: float) -> float | None:
