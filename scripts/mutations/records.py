@@ -9,6 +9,8 @@ CUT = "flower_privsyn/data/cut.py"
 CUT_TESTS = "tests/data/test_cut.py"
 HANDLERS = "flower_privsyn/client_apps/handlers.py"
 RECORDS = "flower_privsyn/client_apps/records.py"
+STORE = "flower_privsyn/embedding/records.py"
+STORE_TESTS = "tests/embedding/test_records.py"
 KNOWN = "flower_privsyn/queries/known.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -109,5 +111,29 @@ MUTATIONS: tuple[Mutation, ...] = (
         "probe=quarantine.PROBE\n    )\n",
         after="    found = token_ids(self.tokenizer, samples.texts)\n",
         tests=(f"{TESTS}::TestTokens",),
+    ),
+    Mutation(
+        name="anybody on the machine reads the records",
+        file=STORE,
+        function="RecordStore.put",
+        before="replacing(self._path(key), for_the_owner=True)",
+        after="replacing(self._path(key))",
+        tests=(f"{STORE_TESTS}::TestEntries",),
+    ),
+    Mutation(
+        name="an entry that is there is written again",
+        file=STORE,
+        function="RecordStore.put",
+        before="    if (stored := self.find(key)) is not None:\n",
+        after="    if (stored := self.find(key)) is not None and not stored:\n",
+        tests=(f"{STORE_TESTS}::TestProcesses",),
+    ),
+    Mutation(
+        name="a file of something else passes for records",
+        file=STORE,
+        function="_read",
+        before="    _check(stored)\n",
+        after="",
+        tests=(f"{STORE_TESTS}::TestEntries",),
     ),
 )
