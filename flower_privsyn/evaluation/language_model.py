@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.result import NotPrivate
-from flower_privsyn.training.causal import first_token, text_window, token_rows
+from flower_privsyn.training.tokens import first_token, text_window, token_rows
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -5,11 +5,10 @@ and generated text and of released, noised scores.
 """
 
 from flower_privsyn.training.preference import (
-    PreferencePair,
-    PreferenceTraining,
     TrainingReport,
     train_preferences,
 )
+from flower_privsyn.training.preference_settings import PreferencePair, PreferenceTraining
 
 __all__ = [
     "PreferencePair",

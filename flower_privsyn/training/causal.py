@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.metadata
 import json
 import math
 import shutil
@@ -41,7 +40,9 @@ from flower_privsyn.models.pretrained import (
     shorten,
 )
 from flower_privsyn.training import storage
+from flower_privsyn.training.fingerprint import library_versions, weight_files
 from flower_privsyn.training.retokenize import retokenized
+from flower_privsyn.training.tokens import first_token, text_window, token_rows
 
 #: Seconds between checkpoints: what is lost in a crash is at most this.
 CHECKPOINT_SECONDS = 60.0
@@ -289,44 +290,6 @@ def fine_tune(
     return report
 
 
-def first_token(tokenizer: Any) -> int:
-    """What stands before a text: the beginning token, else the end token, else the class token.
-
-    Raises:
-        ModelError: The tokenizer has none of them.
-    """
-    for name in ("bos_token_id", "eos_token_id", "cls_token_id"):
-        token = getattr(tokenizer, name, None)
-        if token is not None:
-            return int(token)
-    raise ModelError(
-        "the model's tokenizer has no token to begin a text with (bos_token, eos_token or "
-        "cls_token)"
-    )
-
-
-def text_window(network: Any, max_tokens: int) -> int:
-    """`max_tokens`, or what the model's context holds besides the first token."""
-    config = network.config.get_text_config()
-    context = getattr(config, "max_position_embeddings", None)
-    bounded = isinstance(context, int) and context > 1
-    return min(max_tokens, context - 1) if bounded else max_tokens  # type: ignore[operator]
-
-
-def token_rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of each text, without any that the tokenizer would add."""
-    if not texts:
-        return []
-    rows: list[list[int]] = tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,  # no line about texts beyond the context: they are split
-    )["input_ids"]
-    return rows
-
-
 def training_rows(
     tokenizer: Any, texts: Sequence[str], *, settings: CausalTraining, window: int, seed: int
 ) -> list[list[int]]:
@@ -374,13 +337,7 @@ def _train(
     built: Path,
 ) -> FineTuning:
     """Load, train from the checkpoint if there is one, and write the model to `built`."""
-    try:
-        torch: Any = importlib.import_module("torch")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"fine-tuning needs PyTorch and Transformers ({shorten(error)}): "
-            "pip install 'flower-privsyn[server]'"
-        ) from error
+    torch = _torch()
     device = choose_device(None if settings.device == "auto" else settings.device)
     network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=str(device))
     network.requires_grad_(True).train()
@@ -404,6 +361,62 @@ def _train(
         network.load_state_dict(state["network"])
         optimiser.load_state_dict(state["optimiser"])
         losses = list(state["losses"])
+    _take_steps(
+        torch,
+        network,
+        optimiser,
+        rows,
+        losses,
+        settings=settings,
+        seed=seed,
+        total=total,
+        device=device,
+        partial=partial,
+        progress=progress,
+    )
+    network.eval().requires_grad_(False)
+    if not all(bool(parameter.isfinite().all()) for parameter in network.parameters()):
+        raise TrainingError("the trained weights are not finite: lower learning_rate")
+    with quiet_transformers():
+        network.save_pretrained(built)
+        tokenizer.save_pretrained(built)
+    tail = losses[-max(1, total // 10) :]
+    return FineTuning(
+        steps=total,
+        epochs=total / per_epoch,
+        rows=len(rows),
+        tokens=sum(len(row) - 1 for row in rows),
+        first_loss=losses[0],
+        loss=sum(tail) / len(tail),
+        losses=tuple(losses),
+    )
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"fine-tuning needs PyTorch and Transformers ({shorten(error)}): "
+            "pip install 'flower-privsyn[server]'"
+        ) from error
+
+
+def _take_steps(
+    torch: Any,
+    network: Any,
+    optimiser: Any,
+    rows: Sequence[Sequence[int]],
+    losses: list[float],
+    *,
+    settings: CausalTraining,
+    seed: int,
+    total: int,
+    device: Any,
+    partial: Path,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Take the steps that are left, adding the loss of each; write checkpoints to `partial`."""
     bfloat16 = settings.precision == "bfloat16" or (
         settings.precision == "auto" and device.type == "cuda"
     )
@@ -439,22 +452,6 @@ def _train(
                 saved = time.monotonic()
             if progress is not None:
                 progress(len(losses), total)
-    network.eval().requires_grad_(False)
-    if not all(bool(parameter.isfinite().all()) for parameter in network.parameters()):
-        raise TrainingError("the trained weights are not finite: lower learning_rate")
-    with quiet_transformers():
-        network.save_pretrained(built)
-        tokenizer.save_pretrained(built)
-    tail = losses[-max(1, total // 10) :]
-    return FineTuning(
-        steps=total,
-        epochs=total / per_epoch,
-        rows=len(rows),
-        tokens=sum(len(row) - 1 for row in rows),
-        first_loss=losses[0],
-        loss=sum(tail) / len(tail),
-        losses=tuple(losses),
-    )
 
 
 def _step(
@@ -552,28 +549,13 @@ def _fingerprint(
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    # Hashing gigabytes of weights takes longer than a small training: sizes and times stand for
-    # them, as in make.
-    folder = Path(resolved)
-    files = sorted(folder.glob("*")) if folder.is_dir() else []
-    versions = {}
-    for name in ("torch", "transformers"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = ""
     return {
         "kind": "causal",
-        "model": [
-            [file.name, file.stat().st_size, file.stat().st_mtime_ns]
-            for file in files
-            if file.is_file()
-        ]
-        or resolved,
+        "model": weight_files(resolved),
         "texts": digest.hexdigest(),
         "settings": asdict(settings),
         "seed": seed,
-        "versions": versions,
+        "versions": library_versions("torch", "transformers"),
     }
 
 

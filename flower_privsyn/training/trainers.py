@@ -19,7 +19,7 @@ from datasets import Dataset
 from flower_privsyn.errors import ConfigError, ModelError, TrainingError
 from flower_privsyn.models.pretrained import shorten
 from flower_privsyn.training.encoding import EncodedPair
-from flower_privsyn.training.preference import PreferenceTraining
+from flower_privsyn.training.preference_settings import PreferenceTraining
 from flower_privsyn.training.storage import mark_complete, write_adapter
 
 peft: Any = importlib.import_module("peft")
@@ -311,13 +311,55 @@ def build_trainer(
         A `transformers.Trainer`.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
+    options = _options(settings, folder=folder, seed=seed, bfloat16=bfloat16, on_cpu=on_cpu)
+    collator = Collator(
+        padding=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        with_positions=accepts(model, "position_ids"),
+        chosen_only=settings.loss == "sft",
+    )
+    columns = {
+        "prompt": [pair.prompt for pair in pairs],
+        "chosen": [pair.chosen for pair in pairs],
+        "rejected": [pair.rejected for pair in pairs],
+    }
+    arguments: dict[str, Any] = {
+        "model": model,
+        "data_collator": collator,
+        "train_dataset": Dataset.from_dict(columns),
+        "processing_class": tokenizer,
+        "callbacks": [
+            _Watch(num_pairs=len(pairs), batch_size=settings.batch_size, progress=progress)
+        ],
+    }
+    trainer: Any
+    if settings.loss == "sft":
+        if settings.gradient_checkpointing:
+            model.enable_input_require_grads()  # TRL does so itself
+        trainer = SupervisedTrainer(
+            args=_one_device(transformers.TrainingArguments(**options)), **arguments
+        )
+    else:
+        trainer = _preference_trainer(
+            model,
+            settings=settings,
+            options=options,
+            arguments=arguments,
+            fused=not on_cpu if fused is None else fused,
+        )
+    trainer.remove_callback(transformers.PrinterCallback)  # it prints every step's figures
+    return trainer
+
+
+def _options(
+    settings: PreferenceTraining, *, folder: Path, seed: int, bfloat16: bool, on_cpu: bool
+) -> dict[str, Any]:
+    """What both trainers are told, in the words of `transformers.TrainingArguments`."""
     micro = next(
         size
         for size in range(min(settings.micro_batch_size, settings.batch_size), 0, -1)
         if settings.batch_size % size == 0
     )
-    supervised = settings.loss == "sft"
-    options: dict[str, Any] = {
+    return {
         "output_dir": str(folder),
         "use_cpu": on_cpu,
         "bf16": bfloat16,
@@ -344,49 +386,30 @@ def build_trainer(
         "save_strategy": "no",  # by the clock instead
         "save_total_limit": 2,
     }
-    collator = Collator(
-        padding=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-        with_positions=accepts(model, "position_ids"),
-        chosen_only=supervised,
+
+
+def _preference_trainer(
+    model: Any,
+    *,
+    settings: PreferenceTraining,
+    options: dict[str, Any],
+    arguments: dict[str, Any],
+    fused: bool,
+) -> PreferenceTrainer:
+    """Make the trainer for DPO and IPO, its reference as the settings say."""
+    config = trl.DPOConfig(
+        loss_type=[_LOSS_TYPES[settings.loss]],
+        beta=settings.beta,
+        max_length=None,  # too long pairs are left out by name, not cut
+        disable_dropout=False,  # done for the model, but not for the adapter, before
+        **options,
     )
-    columns = {
-        "prompt": [pair.prompt for pair in pairs],
-        "chosen": [pair.chosen for pair in pairs],
-        "rejected": [pair.rejected for pair in pairs],
-    }
-    arguments: dict[str, Any] = {
-        "model": model,
-        "data_collator": collator,
-        "train_dataset": Dataset.from_dict(columns),
-        "processing_class": tokenizer,
-        "callbacks": [
-            _Watch(num_pairs=len(pairs), batch_size=settings.batch_size, progress=progress)
-        ],
-    }
-    trainer: Any
-    if supervised:
-        if settings.gradient_checkpointing:
-            model.enable_input_require_grads()  # TRL does so itself
-        trainer = SupervisedTrainer(
-            args=_one_device(transformers.TrainingArguments(**options)), **arguments
-        )
-    else:
-        config = trl.DPOConfig(
-            loss_type=[_LOSS_TYPES[settings.loss]],
-            beta=settings.beta,
-            max_length=None,  # too long pairs are left out by name, not cut
-            disable_dropout=False,  # done for the model, but not for the adapter, before
-            **options,
-        )
-        trainer = PreferenceTrainer(
-            fused=not on_cpu if fused is None else fused, args=_one_device(config), **arguments
-        )
-        if settings.reference == "base" and "ref" in model.peft_config:
-            model.delete_adapter("ref")
-        _silence_dropout(model, "ref")
-        if settings.precompute_reference:
-            trainer.precompute_reference()
-    trainer.remove_callback(transformers.PrinterCallback)  # it prints every step's figures
+    trainer = PreferenceTrainer(fused=fused, args=_one_device(config), **arguments)
+    if settings.reference == "base" and "ref" in model.peft_config:
+        model.delete_adapter("ref")
+    _silence_dropout(model, "ref")
+    if settings.precompute_reference:
+        trainer.precompute_reference()
     return trainer
 
 

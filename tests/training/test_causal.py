@@ -17,10 +17,9 @@ from flower_privsyn.training import causal
 from flower_privsyn.training.causal import (
     CausalTraining,
     fine_tune,
-    first_token,
-    text_window,
     training_rows,
 )
+from flower_privsyn.training.tokens import first_token, text_window
 
 
 def quick(**changes: Any) -> CausalTraining:

@@ -1,0 +1,46 @@
+"""Texts as the tokens that a causal language model reads, in training and in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flower_privsyn.errors import ModelError
+
+
+def first_token(tokenizer: Any) -> int:
+    """What stands before a text: the beginning token, else the end token, else the class token.
+
+    Raises:
+        ModelError: The tokenizer has none of them.
+    """
+    for name in ("bos_token_id", "eos_token_id", "cls_token_id"):
+        token = getattr(tokenizer, name, None)
+        if token is not None:
+            return int(token)
+    raise ModelError(
+        "the model's tokenizer has no token to begin a text with (bos_token, eos_token or "
+        "cls_token)"
+    )
+
+
+def text_window(network: Any, max_tokens: int) -> int:
+    """`max_tokens`, or what the model's context holds besides the first token."""
+    config = network.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
+    bounded = isinstance(context, int) and context > 1
+    return min(max_tokens, context - 1) if bounded else max_tokens  # type: ignore[operator]
+
+
+def token_rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of each text, without any that the tokenizer would add."""
+    if not texts:
+        return []
+    rows: list[list[int]] = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,  # no line about texts beyond the context: they are split
+    )["input_ids"]
+    return rows
