@@ -4,10 +4,7 @@ What is exported here runs at the server and sees no private text: preferences a
 and generated text and of released, noised scores.
 """
 
-from flower_privsyn.training.preference import (
-    TrainingReport,
-    train_preferences,
-)
+from flower_privsyn.training.preference import TrainingReport, train_preferences
 from flower_privsyn.training.preference_settings import PreferencePair, PreferenceTraining
 
 __all__ = [

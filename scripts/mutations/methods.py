@@ -329,7 +329,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a resumed fine-tuning draws another dropout",
         file="flower_privsyn/training/causal.py",
-        function="_train",
+        function="_take_steps",
         before="            torch.manual_seed(_mixed(seed, step))\n",
         after="            if step == 0:\n                torch.manual_seed(_mixed(seed, step))\n",
         tests=(
