@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any
 
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.report.figures import MARKS, PALETTE, Chart, Cloud, Level, Series
+from flower_privsyn.report.figures import Chart, Cloud, Level, Series, by_round
+from flower_privsyn.report.methods import looks, title
 from flower_privsyn.report.numbers import (
     Fact,
     Look,
@@ -31,16 +32,13 @@ from flower_privsyn.report.numbers import (
     mapping,
     number,
     seconds_text,
-    shortened,
     thinned,
     time_text,
     whole,
-    writable,
 )
-from flower_privsyn.strategies.catalogue import compared
 
-#: Points of a cloud, and characters of the name of a method.
-_CLOUD, _TITLE = 350, 60
+#: Points of a cloud.
+_CLOUD = 350
 
 #: Figures of quality: name, title of the axis with its unit, decimals.
 _QUALITY = {
@@ -87,31 +85,6 @@ def read_document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise DataError(f"{path} holds no comparison: it is not a JSON object")
     return document
-
-
-def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """A colour and a mark for each method: its own where it has one, else one nobody else has.
-
-    Args:
-        methods: names.
-    """
-    known = {
-        name: Look(method.colour, method.mark)
-        for name, method in compared().items()
-        if method.colour is not None and method.mark is not None
-    }
-    taken = set(known.values())
-    marks = list(MARKS)
-    free = (
-        Look((place + shift) % PALETTE, marks[(place + 3) % len(marks)])
-        for shift in range(PALETTE)
-        for place in range(PALETTE * len(marks))
-    )
-    found = {}
-    for name in dict.fromkeys(methods):
-        found[name] = known.get(name) or next((f for f in free if f not in taken), Look(7, "wedge"))
-        taken.add(found[name])
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +151,7 @@ class ComparisonFacts:
         self.lines.sort(key=lambda line: (line.epsilon, self.order[line.method]))
         self.looks = looks(self.methods)
         given = mapping(document.get("titles"))
-        self.titles = {name: _title(name, given.get(name)) for name in self.methods}
+        self.titles = {name: title(name, given.get(name)) for name in self.methods}
         stamp = str(document.get("stamp") or STAMP)
         # The stamp is ours to give: a document that lost it is stamped all the same.
         self.stamp = stamp if STAMP in stamp else f"{STAMP}; {stamp}"
@@ -255,7 +228,7 @@ class ComparisonFacts:
         Args:
             name: "next_token_accuracy" or "frechet"; some line has it.
         """
-        title, axis, decimals = _QUALITY[name]
+        what, axis, decimals = _QUALITY[name]
         lines = self.known(name)
         grouped: dict[str, list[Line]] = {}
         for line in sorted(lines, key=lambda line: self.order[line.method]):
@@ -267,7 +240,7 @@ class ComparisonFacts:
             for line in lines
         ]
         return Chart(
-            title=f"{title} against ε",
+            title=f"{what} against ε",
             description=f"{self.stamp}. {'; '.join(told)}",
             x="epsilon",
             x_title="ε of what is released (logarithmic axis)",
@@ -329,7 +302,7 @@ class ComparisonFacts:
     def by_bytes(self) -> dict[str, Chart]:
         """Accuracy against bytes uploaded: a chart for each budget, by what it is called."""
         name = "next_token_accuracy"
-        title, axis, decimals = _QUALITY[name]
+        what, axis, decimals = _QUALITY[name]
         found = {}
         for budget in sorted({line.epsilon for line in self.sent}):
             here = [line for line in self.sent if line.epsilon == budget]
@@ -339,7 +312,7 @@ class ComparisonFacts:
                 for line in here
             ]
             found[f"ε = {epsilon_text(budget)}"] = Chart(
-                title=f"{title} against bytes uploaded, ε = {epsilon_text(budget)}",
+                title=f"{what} against bytes uploaded, ε = {epsilon_text(budget)}",
                 description=f"{self.stamp}. {'; '.join(told)}",
                 x="bytes",
                 x_title="Uploaded by one user in the whole run (bytes, logarithmic axis)",
@@ -463,11 +436,12 @@ class ComparisonFacts:
     # ---------------------------------------------------------------- budget
 
     @cached_property
-    def _spending(self) -> dict[str, dict[float, list[_Point]]]:
+    def _spending(self) -> dict[str, dict[float, list[tuple[int, float]]]]:
         """What was spent until each round: public, from the ledgers; by method and budget."""
-        found: dict[str, dict[float, list[_Point]]] = {}
+        found: dict[str, dict[float, list[tuple[int, float]]]] = {}
         for cell in self.cells:
-            spent, budget = _points(cell.get("spent")), _epsilon(cell.get("epsilon"))
+            spent = [(int(n), e) for n, e in _points(cell.get("spent"))]
+            budget = _epsilon(cell.get("epsilon"))
             if spent and budget and math.isfinite(budget):
                 by = found.setdefault(str(cell.get("method")), {})
                 # Seeds of one budget spend the same; of unlike ones the longest is shown.
@@ -479,27 +453,17 @@ class ComparisonFacts:
         """A chart of the epsilon spent by each method, by its title."""
         found = {}
         for name, by in self._spending.items():
-            found[self.titles[name]] = Chart(
+            told = [
+                f"budget {epsilon_text(budget)}: {number(spent[-1][1])} after "
+                f"{counted(len(spent), 'release')}"
+                for budget, spent in by.items()
+            ]
+            found[self.titles[name]] = by_round(
+                [(f"ε = {epsilon_text(e)}", self.looks[name], spent) for e, spent in by.items()],
+                steps=True,
                 title=f"ε spent by {self.titles[name]}",
-                description="; ".join(
-                    f"budget {epsilon_text(budget)}: {number(spent[-1][1])} after "
-                    f"{counted(len(spent), 'release')}"
-                    for budget, spent in by.items()
-                ),
-                x="round",
-                x_title="Round",
+                description="; ".join(told),
                 y_title="ε of what is released, all rounds until then",
-                series=tuple(
-                    Series(
-                        name=f"ε = {epsilon_text(budget)}",
-                        look=self.looks[name],
-                        x=[n for n, _ in spent],
-                        y=[e for _, e in spent],
-                        tips=[f"round {n:.0f}: ε = {number(e)}" for n, e in spent],
-                        line="steps",
-                    )
-                    for budget, spent in by.items()
-                ),
             )
         return found
 
@@ -507,7 +471,7 @@ class ComparisonFacts:
     def spending_rows(self) -> list[Row]:
         """Method, budget, round and epsilon."""
         return [
-            (self.titles[name], epsilon_text(budget), f"{n:.0f}", number(e))
+            (self.titles[name], epsilon_text(budget), str(n), number(e))
             for name, by in self._spending.items()
             for budget, spent in by.items()
             for n, e in spent
@@ -577,13 +541,6 @@ class ComparisonFacts:
         seed = cell.get("seed")
         budget = epsilon_text(_epsilon(cell.get("epsilon")))
         return self.titles[str(cell.get("method"))], budget, None if seed is None else str(seed)
-
-
-def _title(name: str, given: Any) -> str:
-    """What a method is called; a name from a file may hold anything."""
-    known = compared().get(name)
-    title = given or (name if known is None else known.title)
-    return shortened(" ".join(writable(str(title)).split()), _TITLE)
 
 
 def _seeds(line: Line) -> str | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from flower_privsyn.report.numbers import Look, bytes_text, epsilon_text
+from flower_privsyn.report.numbers import Look, bytes_text, epsilon_text, number
 from flower_privsyn.report.svg import INK, MUTED, PAPER, colour, drawing, embedded
 
 if TYPE_CHECKING:
@@ -119,6 +119,35 @@ class Chart:
     levels: tuple[Level, ...] = ()
 
 
+def by_round(
+    lines: Sequence[tuple[str, Look, Sequence[tuple[int, float]]]],
+    *,
+    steps: bool = False,
+    x_title: str = "Round",
+    **parts: Any,
+) -> Chart:
+    """A chart over rounds.
+
+    Args:
+        lines: name, look, and round and figure of every point.
+        steps: whether they are steps, which begin at 0.
+        x_title: of the horizontal axis.
+        parts: what else a `Chart` has.
+    """
+    series = tuple(
+        Series(
+            name=name,
+            look=look,
+            x=[n for n, _ in points],
+            y=[value for _, value in points],
+            tips=[f"round {n}: {number(value)}" for n, value in points],
+            line="steps" if steps else "straight",
+        )
+        for name, look, points in lines
+    )
+    return Chart(x="round", x_title=x_title, series=series, **parts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cloud:
     """Clouds of points in a plane with one unit in both directions.
@@ -187,30 +216,30 @@ def clouds(shown: Sequence[Cloud], identifier: str) -> list[Markup]:
         unit = max((x[1] - x[0]) / box.width, (y[1] - y[0]) / box.height) / 2
         axes.set_xlim(sum(x) / 2 - unit * box.width, sum(x) / 2 + unit * box.width)
         axes.set_ylim(sum(y) / 2 - unit * box.height, sum(y) / 2 + unit * box.height)
-        for points, number, size, opacity in cloud.layers:
+        for points, shade, size, opacity in cloud.layers:
             held = [p for p in points if x[0] <= p[0] <= x[1] and y[0] <= p[1] <= y[1]]
             # A line of no length with round ends is a dot: all of a layer are one short element.
             twice = np.repeat(np.array(held).reshape(-1, 2), 2, axis=0)
             path = Path(twice, [Path.MOVETO, Path.LINETO] * len(held))
             dots = PathPatch(path, facecolor="none", linewidth=size, alpha=opacity)
-            dots.set(edgecolor=colour(number), capstyle="round")
+            dots.set(edgecolor=colour(shade), capstyle="round")
             axes.add_patch(dots)
         axes.plot(*zip(*cloud.path, strict=True), color=colour(cloud.marks[-1][1].colour))
         tips = {}
-        for number, (there, look, tip) in enumerate(cloud.marks):
-            tips[f"tip-{number}"] = tip
-            axes.plot(*there, gid=f"tip-{number}", **_marked(look, size=10))
+        for n, (there, look, tip) in enumerate(cloud.marks):
+            tips[f"tip-{n}"] = tip
+            axes.plot(*there, gid=f"tip-{n}", **_marked(look, size=10))
         name = f"{identifier}-{place}"
         drawn.append(embedded(figure, cloud.title, cloud.description, name, tips))
     return drawn
 
 
 @cache
-def sign(number: int, mark: str = "circle", size: float = 11, opacity: float = 1) -> Markup:
+def sign(shade: int, mark: str = "circle", size: float = 11, opacity: float = 1) -> Markup:
     """A mark alone, to stand before a name in a line of text.
 
     Args:
-        number: of its colour.
+        shade: number of its colour.
         mark: its shape.
         size: in pixels, of 16.
         opacity: in (0, 1].
@@ -221,7 +250,7 @@ def sign(number: int, mark: str = "circle", size: float = 11, opacity: float = 1
         figure = Figure(figsize=(16 / 72, 16 / 72))
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
-        axes.plot(0, 0, alpha=opacity, **_marked(Look(number, mark), size=size))
+        axes.plot(0, 0, alpha=opacity, **_marked(Look(shade, mark), size=size))
         return embedded(figure)
 
 
@@ -286,17 +315,17 @@ def _chart(
     _set_ticks(chart, axes)
     _make_room(axes, right=names.width)
     tips: dict[str, str] = {}
-    for number, level in enumerate(chart.levels):
+    for n, level in enumerate(chart.levels):
         if level.error:
             low, high = level.y - level.error, level.y + level.error
             axes.axhspan(low, high, facecolor=INK, alpha=0.08)
-        tips[f"level-{number}"] = level.tip
-        dashes = _DASHES[number % len(_DASHES)]
+        tips[f"level-{n}"] = level.tip
+        dashes = _DASHES[n % len(_DASHES)]
         line = axes.axhline(level.y, color=MUTED, linewidth=1.5, dashes=dashes)
-        line.set_gid(f"level-{number}")
+        line.set_gid(f"level-{n}")
     anchors: list[tuple[float, float, Look | None]] = []
-    for number, (series, shift) in enumerate(zip(chart.series, _shifts(chart, axes), strict=True)):
-        end = _draw_series(axes, series, shift, f"series-{number}", tips)
+    for n, (series, shift) in enumerate(zip(chart.series, _shifts(chart, axes), strict=True)):
+        end = _draw_series(axes, series, shift, f"series-{n}", tips)
         if series.name:
             anchors.append((*end, series.look))
     edge = axes.get_window_extent().x1
@@ -340,15 +369,14 @@ def _shifts(chart: Chart, axes: Axes) -> list[float]:
         room = [0.8 * (after - before) for before, after in itertools.pairwise(places)]
         room += [2 * (places[0] - frame.x0), 2 * (frame.x1 - places[-1])]
         step = min(12.0, min(room) / count)
-        return [(number - (count - 1) / 2) * step for number in range(count)]
+        return [(n - (count - 1) / 2) * step for n in range(count)]
     taken: list[_Point] = []
     shifts = [0.0] * count
-    for number in sorted(range(count), key=lambda n: (chart.series[n].x[-1], n)):
-        series = chart.series[number]
-        start, y = across((series.x[-1], series.y[-1]))
-        while any(math.hypot(start + shifts[number] - a, y - b) < _MARK + 2 for a, b in taken):
-            shifts[number] += 1.0
-        taken.append((start + shifts[number], y))
+    for n in sorted(range(count), key=lambda n: (chart.series[n].x[-1], n)):
+        start, y = across((chart.series[n].x[-1], chart.series[n].y[-1]))
+        while any(math.hypot(start + shifts[n] - a, y - b) < _MARK + 2 for a, b in taken):
+            shifts[n] += 1.0
+        taken.append((start + shifts[n], y))
     return shifts
 
 
@@ -430,7 +458,7 @@ def _axes(
     figure = Figure(figsize=(width / 72, height / 72))
     axes = figure.add_axes((0, 0, 1, 1))
     below, above = (
-        "\n".join(textwrap.wrap(title, int(room / 7)))
+        "\n".join(textwrap.wrap(title, int(room / 6.6)))
         for title, room in zip(titles, (width - right - 50, width), strict=True)
     )
     axes.set_xlabel(below)

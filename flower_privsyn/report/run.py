@@ -7,7 +7,7 @@ private text outside the budget; its page says so at the top and at every figure
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.report.figures import Chart, Cloud, Level, Series
+from flower_privsyn.report.figures import Chart, Cloud, Level, by_round
 from flower_privsyn.report.numbers import (
     Fact,
     Look,
@@ -192,22 +192,21 @@ class RunFacts:
     @property
     def spending(self) -> Chart:
         """Both epsilons by round, and the budget."""
-        return Chart(
+        levels = []
+        if self.budget is not None:
+            tip = f"budget: {number(self.budget)}"
+            levels.append(Level(name="budget", y=self.budget, tip=tip))
+        looks = (_RELEASE, _SERVER)
+        return by_round(
+            [(n, look, line) for (n, line), look in zip(self.epsilons, looks, strict=False)],
+            steps=True,
             title="ε spent by each round",
             description="; ".join(
                 f"{name}: {number(line[-1][1])} after round {line[-1][0]}"
                 for name, line in self.epsilons
             ),
-            x="round",
-            x_title="Round",
             y_title="ε, all rounds until then (no unit)",
-            series=tuple(
-                _by_round(name, look, line, line_kind="steps")
-                for (name, line), look in zip(self.epsilons, (_RELEASE, _SERVER), strict=False)
-            ),
-            levels=()
-            if self.budget is None
-            else (Level(name="budget", y=self.budget, tip=f"budget: {number(self.budget)}"),),
+            levels=tuple(levels),
         )
 
     @property
@@ -360,13 +359,12 @@ class RunFacts:
         """The distances by round."""
         values = list(self.distances.items())
         (first, before), (last, after) = values[0], values[-1]
-        return Chart(
+        return by_round(
+            [("", _RELEASE, values)],
             title=f"Squared distance to {self.distance_to}",
             description=f"{number(before)} in round {first}, {number(after)} in round {last}.",
-            x="round",
             x_title="Round of refinement" if "refine" in self.config else "Round",
             y_title=f"Squared distance (MMD) to {self.distance_to}, no unit",
-            series=(_by_round("", _RELEASE, values),),
         )
 
     # ---------------------------------------------------------------- training
@@ -390,17 +388,15 @@ class RunFacts:
     def norm_chart(self) -> Chart:
         """The released update of each round beside the noise in it."""
         last = self.norms[-1]
-        return Chart(
+        return by_round(
+            [
+                ("released update", _RELEASE, [(n, u) for n, u, _, _ in self.norms]),
+                ("noise in it", _CENTRE, [(n, z) for n, _, z, _ in self.norms]),
+            ],
             title="Released updates beside their noise",
             description=f"In the last round the update has norm {number(last[1])}, the noise in it "
             f"{number(last[2])}.",
-            x="round",
-            x_title="Round",
             y_title="Euclidean norm of the average over users (units of the weights)",
-            series=(
-                _by_round("released update", _RELEASE, [(n, u) for n, u, _, _ in self.norms]),
-                _by_round("noise in it", _CENTRE, [(n, z) for n, _, z, _ in self.norms]),
-            ),
         )
 
     @property
@@ -448,16 +444,3 @@ class RunFacts:
     def versions(self) -> list[Fact]:
         """Of the libraries the run used."""
         return [(str(n), str(v)) for n, v in mapping(self.run.document.get("versions")).items()]
-
-
-def _by_round(
-    name: str, look: Look, values: Sequence[tuple[int, float]], *, line_kind: Any = "straight"
-) -> Series:
-    return Series(
-        name=name,
-        look=look,
-        x=[n for n, _ in values],
-        y=[value for _, value in values],
-        tips=[f"round {n}: {number(value)}" for n, value in values],
-        line=line_kind,
-    )

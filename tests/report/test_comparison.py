@@ -12,7 +12,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.report.comparison import looks
+from flower_privsyn.report.methods import looks
 from flower_privsyn.report.pages import comparison_page
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies.catalogue import compared
