@@ -1,0 +1,95 @@
+"""The pages of the documentation: links lead somewhere, and code names what is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+#: Pages whose links lead into the repository.
+PAGES = [
+    page.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/*.md", "examples/*/README.md", "baselines/*/README.md")
+    for page in sorted(ROOT.glob(pattern))
+]
+
+_FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+def text_of(page: Path) -> str:
+    """What stands on a page around its blocks of code and its code within lines."""
+    return re.sub(r"`[^`\n]+`", "`code`", _FENCED.sub("", page.read_text(encoding="utf-8")))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = _HEADING.findall(_FENCED.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path, root: Path = ROOT) -> Iterator[str]:
+    """Links of a page to files that are not there, or to headings that are not on it."""
+    for link in _LINK.findall(text_of(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        inside = target.resolve().is_relative_to(root)
+        if not inside or not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_relative_link_leads_somewhere(page: str) -> None:
+    assert list(broken_links(ROOT / page)) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# What `is` there?\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Here\n[a](there.md) [b](there.md#what-is-there) [c](#here) [d](https://example.org)\n"
+        "[e\nf](gone.md) [g](there.md#nothing) [![h](gone.png)](there.md) [i](../outside.md)\n"
+        "`[j](code.md)`\n```\n[k](code.md)\n```\n"
+    )
+    assert list(broken_links(page, tmp_path)) == [
+        "gone.md",
+        "there.md#nothing",
+        "gone.png",
+        "../outside.md",
+    ]
+
+
+def test_the_list_of_pages_names_each_once() -> None:
+    listed = [link for link in _LINK.findall(text_of(DOCS / "README.md")) if "/" not in link]
+    assert sorted(listed) == sorted(
+        page.name for page in DOCS.glob("*.md") if page.stem != "README"
+    )
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/existing_federation.md"])
+def test_code_imports_what_the_package_has(page: str) -> None:
+    blocks = [
+        code
+        for language, code in _FENCED.findall((ROOT / page).read_text(encoding="utf-8"))
+        if language == "python"
+    ]
+    imported = [
+        (node.module, alias.name)
+        for block in blocks
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    ]
+    assert imported
+    for module, name in imported:
+        assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
