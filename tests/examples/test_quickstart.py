@@ -1,4 +1,4 @@
-"""The quickstart itself, as printed in the README; minutes long."""
+"""The quickstart itself, as printed in docs/quickstart.md; minutes long."""
 
 from __future__ import annotations
 
