@@ -105,7 +105,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a day beyond the calendar takes everybody along",
-        file="flower_privsyn/data/load.py",
+        file="flower_privsyn/data/columns.py",
         function="_days",
         before="    known &= (days >=",
         after="    known | (days >=",
@@ -113,7 +113,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a deeply nested line is nobody's",
-        file="flower_privsyn/data/load.py",
+        file="flower_privsyn/data/json_lines.py",
         function="_parse_line",
         before="    except RecursionError:\n        return flat_json.outermost(line)\n",
         after="    except RecursionError:\n        return None\n",
@@ -129,7 +129,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a line of nobody's drops a user from the roster",
-        file="flower_privsyn/data/load.py",
+        file="flower_privsyn/data/json_lines.py",
         function="_parse_by_line",
         before='                raise bad("not a JSON object, so nobody knows whose it is")\n',
         after="                continue\n",

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flower_privsyn.data import Users, load_users
-from flower_privsyn.data import load as module
+from flower_privsyn.data import Users, json_lines, load_users
 from flower_privsyn.data.flat_json import outermost
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
 from flower_privsyn.privacy import quarantine
@@ -83,7 +82,7 @@ def test_json_lines_the_fast_and_the_slow_way_agree(
     ]
     path = write_lines(tmp_path / "u.jsonl", rows)
     fast = load_users(path)
-    monkeypatch.setattr(module, "_parse_fast", lambda data, columns: None)
+    monkeypatch.setattr(json_lines, "_parse_fast", lambda data, columns: None)
     slow = load_users(path)
     assert (fast.user_ids, fast.texts, fast.dates) == (slow.user_ids, slow.texts, slow.dates)
     assert (fast.owners == slow.owners).all()
