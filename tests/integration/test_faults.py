@@ -78,6 +78,7 @@ def test_a_round_of_crashes_and_nonsense(app: Path, tmp_path: Path) -> None:
     ] == pytest.approx(3.0, rel=0.01)
 
 
+@pytest.mark.slow  # tests/messages/test_window.py has late replies without Flower's processes
 @pytest.mark.timeout(600)
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="the process that is late is the only one")
 def test_a_node_that_answers_in_the_next_round(app: Path, tmp_path: Path) -> None:

@@ -240,6 +240,7 @@ def test_a_node_that_fails_says_nothing_about_its_text(app: Path, tmp_path: Path
             assert b"dear diary" not in path.read_bytes(), path
 
 
+@pytest.mark.slow  # as tests/host/test_launch.py kills, and TestResume of the engine resumes
 @pytest.mark.timeout(600)
 def test_killed_in_a_round_and_resumed(app: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"

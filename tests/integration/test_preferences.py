@@ -95,6 +95,7 @@ def loopback(public: str, run: Path) -> None:
     ).start(LoopbackGrid(app, num_nodes=6))
 
 
+@pytest.mark.slow  # what differs from private evolution under Ray runs in one process above
 @pytest.mark.timeout(600)
 def test_two_nodes_of_three_users_under_ray(tmp_path: Path) -> None:
     folder = write_app(tmp_path / "app")
