@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app
@@ -20,7 +20,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.node import NodePolicy
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism, quarantine
+from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import (
     Broadcast,
     Cohort,
@@ -39,35 +39,7 @@ from flower_privsyn.testing import (
     hash_embedder,
     random_cohort,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextLengths(Query):
-    """How many of a user's documents have so many characters."""
-
-    name: ClassVar[str] = "text_lengths"
-    reads: ClassVar[Reads] = "text"
-
-    bins: int = 4
-    width: int = 10
-
-    @property
-    def clip_norm(self) -> float:
-        return 3.0
-
-    def check(self, broadcast: Broadcast, *, dimension: int) -> None:
-        if broadcast:
-            raise ValueError("text_lengths is asked about nothing but text")
-
-    def answer_length(self, broadcast: Broadcast) -> int:
-        return self.bins
-
-    def statistic(self, cohort: Cohort, broadcast: Broadcast) -> np.ndarray[Any, Any]:
-        counts = np.zeros((cohort.num_users, self.bins))
-        lengths = np.array([len(text) for text in cohort.records], dtype=np.int64)
-        places = np.minimum(lengths // self.width, self.bins - 1)
-        np.add.at(counts, (cohort.owners, places), 1.0)
-        return counts
+from tests.support.text_lengths import REQUEST, TextLengths, ask_node, load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,66 +68,8 @@ class Picky(TextLengths):
         return super().statistic(cohort, broadcast)
 
 
-REQUEST = wire.DataRequest(
-    embedding_model="",
-    embedding_precision="float32",
-    max_tokens=3,
-    max_samples=0,
-    newer_than="",
-    held_out_fraction=0.0,
-    seed=0,
-    reads="text",
-)
-
-
-def load(where: Context) -> Users:
-    rows = [
-        ("a", "short"),
-        ("a", "a text of some words, longer"),
-        ("b", "x" * 99),
-        ("c", ""),
-        ("d", "nul\0"),
-    ]
-    rows += [("e", "12345678901")] * 5
-    return Users.from_rows(rows)
-
-
 def no_embedder(name: str, precision: str) -> HashEmbedder:
     raise AssertionError("an embedder was asked for")
-
-
-def ask_node(
-    app: ClientApp,
-    query: Query,
-    data: wire.DataRequest = REQUEST,
-    *,
-    broadcast: Broadcast | None = None,
-    node: dict[str, Any] | None = None,
-    is_simulation: bool = True,
-) -> tuple[Message, Message]:
-    """A node's replies to the roll call and to a question."""
-    grid = LoopbackGrid(
-        app, num_nodes=1, node_configs=[node or {}], is_simulation=is_simulation, run_id=2**40
-    )
-    ask = wire.Ask(
-        round_number=1,
-        query=query,
-        broadcast=broadcast or {},
-        data=data,
-        sampling=FullParticipation(),
-        sampling_key=bytes(32),
-        mechanism=GaussianMechanism(noise_multiplier=5.0, l2_sensitivity=query.clip_norm),
-        num_rounds=1,
-    )
-    record = wire.broadcast_record(ask.broadcast, precision="float16")
-    plan = wire.Plan(queries=(query.name,))
-    (prepared,) = grid.send_and_receive(
-        [Message(wire.pack_prepare(data, plan=plan), 1, wire.PREPARE)]
-    )
-    (answered,) = grid.send_and_receive(
-        [Message(wire.pack_ask(ask, record), 1, wire.message_type(query))]
-    )
-    return prepared, answered
 
 
 @pytest.fixture(autouse=True)
@@ -222,7 +136,7 @@ import sys
 from pathlib import Path
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.testing import flower_identity
-from tests.client_apps.test_reads import TextLengths, ask_node, load
+from tests.support.text_lengths import TextLengths, ask_node, load
 with flower_identity():
     app = create_client_app(load, cache_directory=Path({str(tmp_path)!r}), queries=[TextLengths])
     _, answered = ask_node(app, TextLengths())
@@ -439,7 +353,7 @@ class TestPackages:
         known._offered.cache_clear()
 
     def test_a_package_offers_a_question(self, install: Any, tmp_path: Path) -> None:
-        install("lengths", text_lengths=f"{__name__}:TextLengths")
+        install("lengths", text_lengths=f"{TextLengths.__module__}:TextLengths")
         app = create_client_app(load, cache_directory=tmp_path)
         _, answered = ask_node(app, TextLengths())
         assert answered.has_content()
