@@ -157,7 +157,7 @@ def run_in_process(run_dir: Path, cache: Path, settings: dict[str, Any]) -> tupl
     """
     sys.path.insert(0, str(APP))
     from scale_app.client_app import embedder
-    from scale_app.server_app import OWN_KEYS, Questions
+    from scale_app.server_app import OWN_KEYS, Asking, Questions
 
     from flower_privsyn.client_apps import create_client_app
     from flower_privsyn.data import load_users
@@ -183,7 +183,7 @@ def run_in_process(run_dir: Path, cache: Path, settings: dict[str, Any]) -> tupl
     )
     started = time.time()
     with Watch(os.getpid()) as watch, flower_identity():
-        Questions(config, own).start(LoopbackGrid(app, num_nodes=config.num_nodes))
+        Asking(config, Questions(config, own)).start(LoopbackGrid(app, num_nodes=config.num_nodes))
     return watch, time.time() - started
 
 

@@ -31,7 +31,7 @@ def ask(
     """The benchmark's app, strategy and nodes, without Flower's processes."""
     monkeypatch.syspath_prepend(str(scale.APP))
     from scale_app.client_app import embedder
-    from scale_app.server_app import OWN_KEYS, Questions
+    from scale_app.server_app import OWN_KEYS, Asking, Questions
 
     population = tmp_path / f"{users}.parquet"
     if not population.exists():
@@ -49,7 +49,7 @@ def ask(
         num_nodes=nodes,
         run_config={"data": str(population)},
     )
-    Questions(config, own).start(grid)
+    Asking(config, Questions(config, own)).start(grid)
     return run_dir, grid
 
 

@@ -31,7 +31,8 @@ from flower_privsyn.client_apps.policy import charge_of, guard_of
 from flower_privsyn.client_apps.recipe import dealt, users_of_node
 from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError, PrivsynError
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import RandomSource, SecureRandom, quarantine
+from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy.grid import to_grid
 from flower_privsyn.queries import QUERIES, Query
 from flower_privsyn.queries.known import KnownQuery, known_queries
 
@@ -45,7 +46,6 @@ def create_client_app(
     cache_directory: str | Path | None = None,
     trainer: Trainer | None = None,
     queries: Sequence[type[Query]] = (),
-    random: RandomSource | None = None,
 ) -> ClientApp:
     """Build the ClientApp that serves every strategy of this package.
 
@@ -61,7 +61,6 @@ def create_client_app(
         queries: classes of your own questions, answered beside the bundled ones and those that
             installed packages offer as entry points of the group "flower_privsyn.queries". Outside
             a simulation the owner of a node allows them by name (docs/node_policy.md).
-        random: source of noise shares; only tests pass one.
 
     Returns:
         A ClientApp that answers `query.prepare` and `query.<name>` of every known query. To serve
@@ -78,7 +77,6 @@ def create_client_app(
         cache_directory=cache_directory,
         trainer=trainer,
         queries=queries,
-        random=random,
     )
     return app
 
@@ -91,7 +89,6 @@ def add_handlers(
     cache_directory: str | Path | None = None,
     trainer: Trainer | None = None,
     queries: Sequence[type[Query]] = (),
-    random: RandomSource | None = None,
 ) -> None:
     """Add this package's handlers to an existing ClientApp; arguments as `create_client_app`."""
     users = NodeUsers(
@@ -100,7 +97,7 @@ def add_handlers(
         cache_directory=Path(cache_directory) if cache_directory else None,
         trainer=trainer,
     )
-    node = _Node(users, known_queries(QUERIES, queries), random or SecureRandom())
+    node = _Node(users, known_queries(QUERIES, queries))
 
     @app.query("prepare")
     def prepare(message: Message, context: Context) -> Message:
@@ -158,15 +155,11 @@ class _Node:
     Args:
         users: of the nodes that this process answers for.
         queries: what they can be asked, by name.
-        random: source of noise shares.
     """
 
-    def __init__(
-        self, users: NodeUsers, queries: Mapping[str, KnownQuery], random: RandomSource
-    ) -> None:
+    def __init__(self, users: NodeUsers, queries: Mapping[str, KnownQuery]) -> None:
         self.users = users
         self.queries = queries
-        self._random = random
 
     def prepare(self, message: Message, context: Context) -> Message:
         """Load the node's text and what answers are made with; report the roster."""
@@ -226,16 +219,9 @@ class _Node:
         chosen = chosen_users(ask, prepared.user_ids)
         num_users = int(chosen.sum())
         total = sum_of(ask, prepared.records, chosen)
-        if ask.noise == "shares":
-            total = ask.mechanism.share(
-                total,
-                num_shares=num_users,
-                of=ask.shares_required,
-                random=self._random,
-            )
         # On the node's disk before anything leaves; what never leaves stays charged.
         guard.charge(charge)
-        answer = wire.Answer(total=total, num_users=num_users)
+        answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)
         return wire.reply(wire.pack_answer(answer), message)
 
 

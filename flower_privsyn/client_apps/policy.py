@@ -39,8 +39,6 @@ def charge_of(ask: wire.Ask, message: Message, context: Context, guard: NodeGuar
         mechanism=ask.mechanism,
         relation=ask.relation,
         sampling=ask.sampling,
-        noise=ask.noise,
-        shares_required=ask.shares_required,
         correlation=ask.correlation,
         max_nodes_per_user=ask.data.max_nodes_per_user,
         coins=_coins(ask),

@@ -28,7 +28,7 @@ from flower_privsyn.data import Samples
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
-from flower_privsyn.privacy import RandomSource, quarantine
+from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import Cohort, ModelDelta, Query, TrainableModel
 from flower_privsyn.training.local import LocalModel
 
@@ -40,7 +40,6 @@ def create_training_app(
     cache_directory: str | Path | None = None,
     device: str | None = None,
     queries: Sequence[type[Query]] = (),
-    random: RandomSource | None = None,
 ) -> ClientApp:
     """Build the ClientApp that serves every strategy of this package, those that train included.
 
@@ -51,7 +50,6 @@ def create_training_app(
         device: where models are trained, as PyTorch names it; None takes the first accelerator,
             else the CPU.
         queries: as for `create_client_app`.
-        random: source of noise shares; only tests pass one.
     """
     return create_client_app(
         load,
@@ -59,7 +57,6 @@ def create_training_app(
         cache_directory=cache_directory,
         trainer=LocalTraining(device=device),
         queries=queries,
-        random=random,
     )
 
 

@@ -24,8 +24,9 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_privsyn.data import Cut
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages.shared_array import SharedArray, content_digest
-from flower_privsyn.node import Plan
+from flower_privsyn.node import Announcement
 from flower_privsyn.privacy import (
     Correlation,
     CyclicSampling,
@@ -36,7 +37,7 @@ from flower_privsyn.privacy import (
     mechanism_from_dict,
     participation_of,
 )
-from flower_privsyn.privacy.grid import STEPS
+from flower_privsyn.privacy.grid import from_grid, to_grid
 from flower_privsyn.queries import READS, Broadcast, Query, Reads, TrainableModel
 
 PROTOCOL = 2
@@ -179,8 +180,6 @@ class Ask:
         num_rounds: rounds of the whole run.
         relation: neighbouring relation that the run claims.
         correlation: for correlated noise, the rounds that this one belongs to.
-        noise: "central" (the server adds it) or "shares" (every user adds a share).
-        shares_required: for "shares": how many shares make up the whole variance.
     """
 
     round_number: int
@@ -194,8 +193,6 @@ class Ask:
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
     correlation: Correlation | None = None
     sample_count: int = -1
-    noise: Literal["central", "shares"] = "central"
-    shares_required: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,11 +200,11 @@ class Answer:
     """A node's reply: the sum over its users, and how many they were.
 
     Attributes:
-        total: (m,) float64.
+        total: (m,) int64, in steps of the grid (`flower_privsyn.privacy.grid`).
         num_users: users of the roster that took part, those without text included.
     """
 
-    total: npt.NDArray[np.float64]
+    total: npt.NDArray[np.int64]
     num_users: int
 
 
@@ -231,7 +228,7 @@ class Traffic:
     bytes_up: int
 
 
-def pack_prepare(data: DataRequest, *, plan: Plan | None = None) -> RecordDict:
+def pack_prepare(data: DataRequest, *, plan: Announcement | None = None) -> RecordDict:
     """Request of the preparation phase: load, embed, report the roster.
 
     Args:
@@ -239,7 +236,7 @@ def pack_prepare(data: DataRequest, *, plan: Plan | None = None) -> RecordDict:
         plan: what the run may ask and what it costs, so that a node that does not know a question,
             or whose owner does not allow it, says so before anything is spent.
     """
-    plan = plan or Plan()
+    plan = plan or Announcement()
     record = _request_record(data)
     record["queries"] = list(plan.queries)
     record["num-rounds"] = plan.num_rounds
@@ -252,7 +249,7 @@ def pack_prepare(data: DataRequest, *, plan: Plan | None = None) -> RecordDict:
     return RecordDict({_REQUEST: record})
 
 
-def unpack_prepare(message: Message) -> tuple[DataRequest, Plan]:
+def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
     """Read a preparation request on a node: how to make records, and what will be asked."""
     record = _config(message, _REQUEST)
     data, queries = _data_request(record), record.get("queries")
@@ -261,7 +258,7 @@ def unpack_prepare(message: Message) -> tuple[DataRequest, Plan]:
     try:
         multiplier = json.loads(str(record["noise-multiplier"]))
         sampling = json.loads(str(record["sampling"]))
-        plan = Plan(
+        plan = Announcement(
             queries=tuple(map(str, queries)),
             num_rounds=int(record["num-rounds"]),  # type: ignore[arg-type]
             clip_norm=float(record["clip-norm"]),  # type: ignore[arg-type]
@@ -355,12 +352,10 @@ def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
     record["sampling"] = json.dumps(ask.sampling.to_dict())
     record["sampling-key"] = ask.sampling_key
     record["sample-count"] = ask.sample_count
-    record["noise"] = ask.noise
     record["mechanism"] = json.dumps(ask.mechanism.to_dict())
     record["num-rounds"] = ask.num_rounds
     record["relation"] = ask.relation.value
     record["correlation"] = json.dumps(ask.correlation.to_dict() if ask.correlation else None)
-    record["shares-required"] = ask.shares_required
     return RecordDict(
         {_REQUEST: record, _QUERY: ConfigRecord(ask.query.to_wire()), _BROADCAST: broadcast}  # type: ignore[arg-type]
     )
@@ -374,9 +369,6 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
         raise WireError(f"the request lacks {_BROADCAST}")
     if record.get("query") != query_class.name:
         raise WireError("the request's query differs from its message type")
-    noise = record.get("noise")
-    if noise not in ("central", "shares"):
-        raise WireError("the request's noise placement is unknown")
     try:
         ask = Ask(
             round_number=int(record["round"]),  # type: ignore[arg-type]
@@ -386,12 +378,10 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
             sampling=Sampling.from_dict(json.loads(str(record["sampling"]))),
             sampling_key=bytes(record["sampling-key"]),  # type: ignore[arg-type]
             sample_count=int(record["sample-count"]),  # type: ignore[arg-type]
-            noise=noise,  # type: ignore[arg-type]
             mechanism=mechanism_from_dict(json.loads(str(record["mechanism"]))),
             num_rounds=int(record["num-rounds"]),  # type: ignore[arg-type]
             relation=NeighboringRelation(str(record["relation"])),
             correlation=_correlation(str(record["correlation"])),
-            shares_required=int(record["shares-required"]),  # type: ignore[arg-type]
         )
         _check_claim(ask)
     except (KeyError, TypeError, ValueError) as error:
@@ -423,13 +413,9 @@ def _check_claim(ask: Ask) -> None:
         0 <= ask.sample_count <= sampling.sample_size
     ):
         raise WireError("the request draws more users than the whole cohort has")
-    if (ask.noise == "shares") != (ask.shares_required > 0):
-        raise WireError("the request asks for noise shares without saying of how many")
     if ask.correlation is not None:
         ask.correlation.step(ask.round_number)
         pattern = ask.correlation.participation
-        if ask.noise != "central":
-            raise WireError("the request asks for shares of correlated noise")
         if participation_of(sampling, rounds=pattern.rounds) != pattern:
             raise WireError("the request's sampling is not what its correlation is accounted for")
 
@@ -453,7 +439,7 @@ def _plain_bytes(record: Any) -> bytes:
 def pack_answer(answer: Answer) -> RecordDict:
     """A node's reply of one round: the sum and the head-count, nothing else."""
     arrays = ArrayRecord()
-    arrays["total"] = Array(np.ascontiguousarray(answer.total, dtype=np.float64))
+    arrays["total"] = Array(from_grid(answer.total))
     return RecordDict({_ANSWER: arrays, _COHORT: ConfigRecord({"num_users": answer.num_users})})
 
 
@@ -468,7 +454,7 @@ def traffic(ask: Ask, broadcast: ArrayRecord) -> Traffic:
         broadcast: `ask.broadcast` made by `broadcast_record`.
     """
     length = ask.query.answer_length(ask.broadcast)
-    answer = Answer(total=np.zeros(length), num_users=1)
+    answer = Answer(total=np.zeros(length, dtype=np.int64), num_users=1)
     return Traffic(
         floats_down=sum(array.size for array in ask.broadcast.values() if array.dtype.kind == "f"),
         floats_up=length,
@@ -520,9 +506,11 @@ def unpack_answer(message: Message, *, length: int, roster_users: int, bound: fl
         raise WireError("not finite")
     if len(total) and float(np.abs(total).max()) > bound * num_users * (1 + 1e-9):
         raise WireError("outside the bound of its head-count")
-    if not np.array_equal(np.rint(total * STEPS), total * STEPS):
-        raise WireError("off the grid")
-    return Answer(total=total, num_users=num_users)
+    try:
+        steps = to_grid("an answer", total)
+    except ConfigError as error:
+        raise WireError("off the grid") from error
+    return Answer(total=steps, num_users=num_users)
 
 
 def error_reply(code: ClientErrorCode, message: Message) -> Message:

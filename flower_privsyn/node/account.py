@@ -60,8 +60,6 @@ class Charge:
             `clip_norm`.
         relation: Neighbouring relation that the run claims; not used by the account.
         sampling: How this node's users are drawn.
-        noise: "central", added by the server, or "shares", of which the node adds its part.
-        shares_required: For "shares": how many make up the noise of `mechanism`; else 0.
         correlation: For correlated noise, the rounds that this one belongs to.
         max_nodes_per_user: On how many nodes one user may be, as the run says; its noise is for
             that many answers.
@@ -80,8 +78,6 @@ class Charge:
     mechanism: GaussianMechanism
     relation: NeighboringRelation
     sampling: Sampling
-    noise: str = "central"
-    shares_required: int = 0
     correlation: Correlation | None = None
     max_nodes_per_user: int = 1
     coins: str = ""
@@ -89,7 +85,7 @@ class Charge:
     @property
     def trust(self) -> str:
         """Who must keep their word for the noise to be what the charge says."""
-        return "server" if self.noise == "central" else "server, with single replies"
+        return "server"
 
     @property
     def key(self) -> _Key:
@@ -118,8 +114,6 @@ class Charge:
             **self.mechanism.to_dict(),
             "relation": self.relation.value,
             "sampling": self.sampling.to_dict(),
-            "noise": self.noise,
-            "shares_required": self.shares_required,
             "max_nodes_per_user": self.max_nodes_per_user,
             "coins": self.coins,
             "trust": self.trust,
@@ -153,8 +147,6 @@ class Charge:
             mechanism=mechanism_from_dict(line),
             relation=NeighboringRelation(line["relation"]),
             sampling=Sampling.from_dict(line["sampling"]),
-            noise=str(line["noise"]),
-            shares_required=int(line["shares_required"]),
             correlation=correlation,
             max_nodes_per_user=int(line["max_nodes_per_user"]),
             coins=str(line.get("coins", "")),
@@ -206,11 +198,8 @@ class NodeAccount:
         return any(charge.key == (server, "stream", stream) for charge in self.charges)
 
     def answered(self, charge: Charge) -> bool:
-        """Whether this very question was charged before and its answer can only be the same.
-
-        A node's share of the noise is drawn anew for every answer, so that of "shares" cannot.
-        """
-        return charge.noise == "central" and any(
+        """Whether this very question was charged before and its answer can only be the same."""
+        return any(
             (old.server, old.run, old.node, old.partition, old.question)
             == (charge.server, charge.run, charge.node, charge.partition, charge.question)
             for old in self.charges

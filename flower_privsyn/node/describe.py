@@ -54,9 +54,7 @@ def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:
 
 
 def _trust(charge: Charge) -> str:
-    kind = "central" if charge.noise == "central" else f"shares of {charge.shares_required}"
-    who, *with_what = charge.trust.split(", ")
-    return " ".join([f"{kind}, {who} trusted", *with_what])
+    return f"central, {charge.trust} trusted"
 
 
 def _sampling(charge: Charge) -> str:

@@ -32,7 +32,7 @@ _told: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Announcement:
     """What a run says of itself before it asks anything; a request of nothing by default.
 
     Attributes:
@@ -177,7 +177,7 @@ class NodeGuard:
             )
         return str(folder)
 
-    def check_plan(self, plan: Plan, run: int, *, max_nodes_per_user: int = 1) -> None:
+    def check_plan(self, plan: Announcement, run: int, *, max_nodes_per_user: int = 1) -> None:
         """Refuse a run that this node would refuse later, before anything is spent.
 
         Args:

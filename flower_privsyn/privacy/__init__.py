@@ -26,6 +26,7 @@ from flower_privsyn.privacy.factorisation import (
 from flower_privsyn.privacy.ledger import PrivacyLedger
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
 from flower_privsyn.privacy.participation import Participation
+from flower_privsyn.privacy.plan import Phase, Plan
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.rows import squared_norms
@@ -57,6 +58,8 @@ __all__ = [
     "NeighboringRelation",
     "PLDAccountant",
     "Participation",
+    "Phase",
+    "Plan",
     "PoissonSampling",
     "PrivacyLedger",
     "RDPAccountant",

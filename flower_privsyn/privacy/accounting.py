@@ -113,6 +113,11 @@ class Release:
         return isinstance(self.sampling, PoissonSampling) and self.sampling.rate < 1.0
 
 
+def accounted(noise_multiplier: float) -> float:
+    """A noise multiplier as a release has it: what is next to no noise counts as none."""
+    return 0.0 if noise_multiplier < LEAST_MULTIPLIER else noise_multiplier
+
+
 Releases: TypeAlias = Sequence[Release] | Mapping[Release, int]
 
 # What a release costs, with everything that costs the same made equal: (kind, effective noise

@@ -28,10 +28,6 @@ LARGEST_SUM = 2.0**23
 LARGEST_NOISE = 2.0**28
 """Largest standard deviation of noise: fourteen of them and the largest sum fit 62 bits."""
 
-LEAST_SHARE = 2.0**-20
-"""Smallest standard deviation of one share of noise, 2^10 steps: shares are rounded one by one, and
-below this their roundings would be a part of the noise that counts."""
-
 
 def to_grid(key: str, values: NDArray[Any]) -> NDArray[np.int64]:
     """Return values as whole numbers of steps.

@@ -6,24 +6,25 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
 from flower_privsyn.privacy import _checks, accounting, ledger_file
-from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.correlated_noise import Correlation
+from flower_privsyn.privacy.ledger_book import LedgerBook
 from flower_privsyn.privacy.ledger_chain import VERSION, damaged, refuse_cut
 from flower_privsyn.privacy.ledger_chain import header as header_of
 from flower_privsyn.privacy.ledger_file import LedgerFile
-from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
+from flower_privsyn.privacy.ledger_lines import PlannedRelease
+from flower_privsyn.privacy.mechanisms import GaussianMechanism
 from flower_privsyn.privacy.relation import NeighboringRelation
-from flower_privsyn.privacy.sampling import FixedSizeSampling, Sampling, participation_of
-
-# The accountants and the calibration are deterministic; the room is for other platforms.
-_BUDGET_TOLERANCE = 1e-6
+from flower_privsyn.privacy.sampling import (
+    FixedSizeSampling,
+    Sampling,
+    participation_of,
+)
 
 
 class _Unset:
@@ -33,110 +34,7 @@ class _Unset:
 _UNSET: Final = _Unset()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Planned:
-    """What a started line says about the release to come."""
-
-    round: int
-    query: str
-    mechanism: GaussianMechanism
-    relation: NeighboringRelation
-    sampling: Sampling
-    planned_users: int
-    noise: str
-    shares_required: int | None
-    secure_randomness: bool
-    correlation: Correlation | None = None
-    max_nodes_per_user: int = 1
-
-    @property
-    def private(self) -> bool:
-        return self.secure_randomness and self.mechanism.noise_multiplier > 0.0
-
-    def release(self, num_users: int) -> Release:
-        multiplier = self.mechanism.noise_multiplier
-        if self.shares_required is not None:
-            # Every user who is missing takes a share of the noise along.
-            multiplier *= math.sqrt(min(1.0, num_users / self.shares_required))
-        if self.correlation is not None:
-            multiplier = self.correlation.noise_multiplier(multiplier)
-        return self.with_multiplier(multiplier)
-
-    def server_release(self, num_users: int) -> Release:
-        """The release as the server sees it, which sees every reply before the sum."""
-        multiplier = self.release(num_users).noise_multiplier
-        if self.shares_required is not None:
-            multiplier = self.mechanism.share_noise_multiplier(of=self.shares_required)
-        return self.with_multiplier(multiplier)
-
-    def with_multiplier(self, multiplier: float) -> Release:
-        """This release with another noise multiplier; what is next to no noise counts as none."""
-        if multiplier < accounting.LEAST_MULTIPLIER:
-            multiplier = 0.0
-        return Release(
-            noise_multiplier=multiplier,
-            sampling=self.sampling,
-            relation=self.relation,
-            max_nodes_per_user=self.max_nodes_per_user,
-        )
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "round": self.round,
-            "query": self.query,
-            **self.mechanism.to_dict(),
-            "relation": self.relation.value,
-            "sampling": self.sampling.to_dict(),
-            "max_nodes_per_user": self.max_nodes_per_user,
-            "planned_users": self.planned_users,
-            "noise": self.noise,
-            "shares_required": self.shares_required,
-            "secure_randomness": self.secure_randomness,
-            **({} if self.correlation is None else {"stream": self.correlation.stream}),
-        }
-
-    @staticmethod
-    def from_line(line: Mapping[str, Any], streams: Mapping[str, _Stream]) -> _Planned:
-        shares, correlation = line["shares_required"], None
-        if "correlation" in line:
-            correlation = Correlation.from_dict(line["correlation"])
-        elif "stream" in line:
-            correlation = streams[line["stream"]].first.correlation
-        return _Planned(
-            round=_checks.whole("round", line["round"], low=0),
-            query=str(line["query"]),
-            mechanism=mechanism_from_dict(line),
-            relation=NeighboringRelation(line["relation"]),
-            sampling=Sampling.from_dict(line["sampling"]),
-            max_nodes_per_user=_checks.whole(
-                "max_nodes_per_user", line.get("max_nodes_per_user", 1), low=1
-            ),
-            planned_users=_checks.whole("planned_users", line["planned_users"], low=1),
-            noise=str(line["noise"]),
-            shares_required=None if shares is None else _checks.whole("shares", shares, low=1),
-            secure_randomness=bool(line["secure_randomness"]),
-            correlation=correlation,
-        )
-
-
-@dataclass(kw_only=True)
-class _Stream:
-    """Rounds whose noise is correlated: they cost once, all together.
-
-    Attributes:
-        first: the first round that was started.
-        started: every round that was, discarded ones included.
-        charged: the round whose charge covers all others; None before.
-        released: the last round that was charged and not interrupted; None before.
-    """
-
-    first: _Planned
-    started: list[int] = field(default_factory=list)
-    charged: int | None = None
-    released: int | None = None
-
-
-class PrivacyLedger:
+class PrivacyLedger(LedgerBook):
     """An append-only file with one line per release, and the budget it keeps.
 
     A round takes two lines. :meth:`begin` writes what is about to be asked, before any user is
@@ -170,16 +68,7 @@ class PrivacyLedger:
     def __init__(self, file: LedgerFile, header: Mapping[str, Any]) -> None:
         self._file = file
         self._path = file.path
-        self._delta = float(header["delta"])
-        budget = header["epsilon_budget"]
-        self._epsilon_budget = None if budget is None else float(budget)
-        self._accountant = str(header["accountant"])
-        self._pending: dict[int, _Planned] = {}
-        self._streams: dict[str, _Stream] = {}
-        self._lines: list[dict[str, Any]] = []
-        self._charged = Counter[Release]()
-        self._charged_to_server = Counter[Release]()
-        self._private = True
+        super().__init__(header)
 
     # Opening and closing ------------------------------------------------------------------------
 
@@ -326,8 +215,6 @@ class PrivacyLedger:
         sampling: Sampling,
         planned_users: int,
         relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-        noise: str = "central",
-        shares_required: int | None = None,
         secure_randomness: bool = True,
         correlation: Correlation | None = None,
         max_nodes_per_user: int = 1,
@@ -344,9 +231,6 @@ class PrivacyLedger:
             planned_users: Users expected to answer, at least 1: what an interrupted round is
                 charged with.
             relation: Which collections of users are neighbours; the same for the whole ledger.
-            noise: "central" when the noise is added to the raw sum in the server's memory,
-                "shares" when every user's answer carries a share of it.
-            shares_required: For "shares", how many shares make up the noise of ``mechanism``.
             secure_randomness: False when the noise comes from a seeded source; the release is
                 then recorded as not private and the epsilons as null. The budget still counts it.
             correlation: For correlated noise, the rounds that this one belongs to. The noise
@@ -365,38 +249,27 @@ class PrivacyLedger:
                 or the file cannot be written; of correlated rounds, it was started before, or the
                 noise, the sampling or the correlation is another one than in the first.
         """
-        if noise not in ("central", "shares"):
-            raise ConfigError(f'noise must be "central" or "shares", got {noise!r}.')
-        if (noise == "shares") != (shares_required is not None):
-            raise ConfigError(
-                'shares_required must be given for noise "shares" and only then, got '
-                f"{shares_required!r} for noise {noise!r}."
-            )
-        planned = _Planned(
+        planned = PlannedRelease(
             round=_checks.whole("round", round, low=0),
             query=query,
             mechanism=mechanism,
             relation=relation,
             sampling=sampling,
             planned_users=_checks.whole("planned_users", planned_users, low=1),
-            noise=noise,
-            shares_required=None
-            if shares_required is None
-            else _checks.whole("shares_required", shares_required, low=1),
             secure_randomness=secure_randomness,
             correlation=correlation,
             max_nodes_per_user=_checks.whole("max_nodes_per_user", max_nodes_per_user, low=1),
         )
         if planned.round in self._pending:
             raise LedgerError(f"Round {planned.round} is already started in {self._path}.")
-        for other in (*self._charged, *(p.release(p.planned_users) for p in self._open_rounds)):
+        for other in (*self._charged, *(planned.release() for planned in self._open_rounds)):
             if other.relation is not relation:
                 raise LedgerError(
                     f"{self._path} composes {other.relation.value} releases; round "
                     f"{planned.round} cannot add a {relation.value} one."
                 )
         self._check_stream(planned)
-        self._check_budget(planned, planned.planned_users)
+        self._check_budget(planned)
         description = planned.describe()
         if correlation is not None and correlation.stream not in self._streams:
             description["correlation"] = correlation.to_dict()
@@ -409,27 +282,21 @@ class PrivacyLedger:
         *,
         round: int,  # noqa: A002 - the word of the field
         num_users: int,
-        used: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Record a release; the noisy sum may be used once this returns.
 
         Args:
             round: A started round.
-            num_users: Users whose answers are in the sum, at least 0. With noise in shares and
-                fewer users than shares required, the release carries less noise and is recorded
-                and charged with the smaller noise multiplier.
-            used: False for a sum in shares that too few users answered for and that nobody will
-                see but the server, which saw the shares: it is charged as planned, more than
-                anybody else learns, and against the server as every round is, by single shares.
+            num_users: Users whose answers are in the sum, at least 0.
             extra: JSON-able facts to keep in the line under ``extra``. No data of users.
 
         Returns:
             The line written.
 
         Raises:
-            BudgetExceededError: Missing shares made the release cost more than is left; nothing
-                was written and the sum must not be used.
+            BudgetExceededError: The release would cost more than is left; nothing was written and
+                the sum must not be used.
             ConfigError: ``num_users`` is not a whole number of at least 0.
             LedgerError: The round is not started, more users answered than the sampling allows,
                 or the file cannot be written.
@@ -444,11 +311,7 @@ class PrivacyLedger:
                 f"Round {round} has the answers of {num_users} users where its sampling allows "
                 f"{most}; the release is refused."
             )
-        if not used:
-            extra = {**(extra or {}), "used": False}
-            carried = max(num_users, planned.shares_required or 0)
-            return self._charge(planned, num_users, carried=carried, interrupted=False, extra=extra)
-        self._check_budget(planned, num_users)
+        self._check_budget(planned)
         return self._charge(planned, num_users, interrupted=False, extra=extra)
 
     def discard(
@@ -460,11 +323,9 @@ class PrivacyLedger:
     ) -> dict[str, Any]:
         """Close a started round at no cost: its sum was deleted and nothing depends on it.
 
-        Only for central noise, where the raw sum never left the memory of the server. With noise
-        in shares the server has seen every answer, and the round must be charged, unless nobody
-        answered. The reason may depend on counts only: a decision that looks at the sum is itself
-        a release. Where the cohort is secret, the counts are as well: only full participation and
-        turns allow it.
+        The raw sum never left the memory of the server. The reason may depend on counts only: a
+        decision that looks at the sum is itself a release. Where the cohort is secret, the counts
+        are as well: only full participation and turns allow it.
 
         Args:
             round: A started round.
@@ -476,19 +337,14 @@ class PrivacyLedger:
 
         Raises:
             ConfigError: ``num_users`` is not a whole number of at least 0.
-            LedgerError: The round is not started, has a secret cohort, or has noise in shares and
-                answers, or the file cannot be written.
+            LedgerError: The round is not started or has a secret cohort, or the file cannot be
+                written.
         """
         planned = self._started(round)
         if planned.sampling.hides_cohort:
             raise LedgerError(
                 f"Round {round} has a secret cohort: that it was discarded would tell who was "
                 "drawn, so it can only be charged."
-            )
-        if planned.noise != "central" and num_users != 0:
-            raise LedgerError(
-                f"Round {round} carries noise in shares: its answers were seen and it cannot be "
-                "discarded, only charged."
             )
         line = self._write(
             {
@@ -514,219 +370,19 @@ class PrivacyLedger:
         """The SHA-256 of the last line, 64 hexadecimal digits, for files that are written next."""
         return self._file.digest
 
-    @property
-    def delta(self) -> float:
-        """The delta of every epsilon."""
-        return self._delta
-
-    @property
-    def epsilon_budget(self) -> float | None:
-        """The most that all releases together may cost; None for no limit."""
-        return self._epsilon_budget
-
-    @property
-    def accountant(self) -> str:
-        """The name of the accountant, "pld" or "rdp"."""
-        return self._accountant
-
-    @property
-    def private(self) -> bool:
-        """Whether every release carried noise from a secure source."""
-        return self._private
-
-    @property
-    def epsilon_release(self) -> float | None:
-        """Epsilon so far for who does not know the cohorts; None when not private."""
-        return self._epsilon(self._charged) if self._private else None
-
-    @property
-    def epsilon_known_cohorts(self) -> float | None:
-        """Epsilon so far of a user in every cohort, when it is known; None when not private."""
-        if not self._private:
-            return None
-        value = accounting.known_cohorts_epsilon(
-            self._charged_to_server, delta=self._delta, accountant=self._accountant
-        )
-        return value if math.isfinite(value) else None
-
-    @property
-    def releases(self) -> tuple[dict[str, Any], ...]:
-        """The release lines so far, oldest first."""
-        return tuple(dict(line) for line in self._lines)
-
-    @property
-    def num_releases(self) -> int:
-        """The number of releases charged, interrupted ones included."""
-        return len(self._lines)
-
-    @property
-    def rounds_charged(self) -> tuple[int, ...]:
-        """The round of every release charged, oldest first; a repeated round stands twice."""
-        return tuple(int(line["round"]) for line in self._lines)
-
-    @property
-    def rounds_started(self) -> tuple[int, ...]:
-        """The rounds that are started and neither charged nor discarded."""
-        return tuple(self._pending)
-
-    @property
-    def correlations(self) -> dict[Correlation, float]:
-        """The correlations of the rounds so far, each with the noise multiplier of its rounds.
-
-        In the order of their first rounds.
-        """
-        return {
-            stream.first.correlation: stream.first.mechanism.noise_multiplier
-            for stream in self._streams.values()
-            if stream.first.correlation is not None
-        }
-
-    def last_started(self, correlation: Correlation) -> int | None:
-        """Return the last of correlated rounds that was started, whatever became of it, or None.
-
-        None of the rounds up to it can be started any more.
-        """
-        stream = self._streams.get(correlation.stream)
-        return None if stream is None else max(stream.started)
-
-    def last_released(self, correlation: Correlation) -> int | None:
-        """Return the last of correlated rounds that was charged and not interrupted, or None.
-
-        Its sum may be known, so the noise of the rounds to come must take it up.
-        """
-        stream = self._streams.get(correlation.stream)
-        return None if stream is None else stream.released
-
-    def allows(
-        self,
-        count: int,
-        *,
-        mechanism: GaussianMechanism,
-        sampling: Sampling,
-        relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-        max_nodes_per_user: int = 1,
-    ) -> bool:
-        """Say whether the budget allows so many more such releases; always without a budget.
-
-        Args:
-            count: How many, at least 0.
-            mechanism: The noise of each.
-            sampling: How each cohort is drawn.
-            relation: Which collections of users are neighbours.
-            max_nodes_per_user: On how many nodes one user may be, at least 1.
-
-        Raises:
-            ConfigError: The relation is another one than before.
-        """
-        if self._epsilon_budget is None:
-            return True
-        release = Release(
-            noise_multiplier=mechanism.noise_multiplier,
-            sampling=sampling,
-            relation=relation,
-            max_nodes_per_user=max_nodes_per_user,
-        )
-        cost = self._epsilon(self._committed() + Counter({release: count}))
-        return cost is not None and self._within_budget(cost)
-
-    def remaining(
-        self,
-        *,
-        mechanism: GaussianMechanism,
-        sampling: Sampling,
-        relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-        max_nodes_per_user: int = 1,
-    ) -> int | None:
-        """Return how many more such releases the budget allows; None without a budget.
-
-        Args:
-            mechanism: The noise of each.
-            sampling: How each cohort is drawn.
-            relation: Which collections of users are neighbours.
-            max_nodes_per_user: On how many nodes one user may be, at least 1.
-
-        Returns:
-            The number, at least 0; counting stops at 2^20.
-
-        Raises:
-            ConfigError: The relation is another one than before.
-        """
-        if self._epsilon_budget is None:
-            return None
-
-        def fits(count: int) -> bool:
-            return self.allows(
-                count,
-                mechanism=mechanism,
-                sampling=sampling,
-                relation=relation,
-                max_nodes_per_user=max_nodes_per_user,
-            )
-
-        low, high = 0, 1
-        while high <= 2**20 and fits(high):
-            low, high = high, 2 * high
-        if low == 2**20:
-            return low
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
-
     # Inside -------------------------------------------------------------------------------------
 
-    @property
-    def _open_rounds(self) -> tuple[_Planned, ...]:
-        return tuple(self._pending.values())
-
-    def _started(self, number: int) -> _Planned:
+    def _started(self, number: int) -> PlannedRelease:
         if number not in self._pending:
             raise LedgerError(f"Round {number} is not started in {self._path}.")
         return self._pending[number]
 
-    def _epsilon(self, releases: Mapping[Release, int]) -> float | None:
-        value = accounting.release_epsilon(releases, delta=self._delta, accountant=self._accountant)
-        return value if math.isfinite(value) else None
-
-    def _within_budget(self, cost: float) -> bool:
-        return self._epsilon_budget is None or cost <= self._epsilon_budget * (
-            1.0 + _BUDGET_TOLERANCE
-        )
-
-    def _committed(self, *, without: int | None = None) -> Counter[Release]:
-        """Return what was charged plus every started round, but for one."""
-        total = Counter(self._charged)
-        for planned in self._open_rounds:
-            # Several uncharged rounds of one stream at once would each count: too much, never
-            # too little.
-            if planned.round != without and not self._is_covered(planned):
-                total[planned.release(planned.planned_users)] += 1
-        return total
-
-    def _is_covered(self, planned: _Planned) -> bool:
-        """Say whether another round of the same stream was charged for this one."""
-        if planned.correlation is None:
-            return False
-        stream = self._streams.get(planned.correlation.stream)
-        return stream is not None and stream.charged is not None
-
-    def _start(self, planned: _Planned) -> None:
-        self._pending[planned.round] = planned
-        if planned.correlation is not None:
-            stream = self._streams.setdefault(planned.correlation.stream, _Stream(first=planned))
-            stream.started.append(planned.round)
-
-    def _check_stream(self, planned: _Planned) -> None:
+    def _check_stream(self, planned: PlannedRelease) -> None:
         """Refuse a round of correlated noise that is not what the others were charged as."""
         correlation = planned.correlation
         if correlation is None:
             return
         correlation.step(planned.round)
-        if planned.noise != "central":
-            raise ConfigError(
-                f'noise must be "central" for correlated noise, got "{planned.noise}": nobody '
-                "could take back noise that is known to the users alone."
-            )
         allowed = participation_of(planned.sampling, rounds=correlation.participation.rounds)
         if allowed != correlation.participation:
             raise ConfigError(
@@ -754,13 +410,13 @@ class PrivacyLedger:
                 f"correlated rounds are accounted for in {self._path}."
             )
 
-    def _check_budget(self, planned: _Planned, num_users: int) -> None:
+    def _check_budget(self, planned: PlannedRelease) -> None:
         if self._epsilon_budget is None:
             return
         if self._is_covered(planned):
             return
         total = self._committed(without=planned.round)
-        total[planned.release(num_users)] += 1
+        total[planned.release()] += 1
         cost = self._epsilon(total)
         if cost is None or not self._within_budget(cost):
             shown = "infinity" if cost is None else f"{cost:.6g}"
@@ -771,33 +427,28 @@ class PrivacyLedger:
 
     def _charge(
         self,
-        planned: _Planned,
+        planned: PlannedRelease,
         num_users: int,
         *,
         interrupted: bool,
         extra: Mapping[str, Any] | None,
-        carried: int | None = None,
     ) -> dict[str, Any]:
-        release = planned.release(num_users if carried is None else carried)
-        seen = planned.server_release(num_users)
-        cost = 0 if self._is_covered(planned) else 1
-        charged = self._charged + Counter({release: cost})
-        charged_to_server = self._charged_to_server + Counter({seen: cost})
+        release = planned.release()
+        charged = self._charged + Counter({release: 0 if self._is_covered(planned) else 1})
         private = planned.private and release.noise_multiplier > 0.0
         epsilon_release = epsilon_known_cohorts = None
         if self._private and private:
             epsilon_release = self._epsilon(charged)
-            server = accounting.known_cohorts_epsilon(
-                charged_to_server, delta=self._delta, accountant=self._accountant
+            known = accounting.known_cohorts_epsilon(
+                charged, delta=self._delta, accountant=self._accountant
             )
-            epsilon_known_cohorts = server if math.isfinite(server) else None
+            epsilon_known_cohorts = known if math.isfinite(known) else None
         line: dict[str, Any] = {
             "event": "release",
             "round": planned.round,
             "query": planned.query,
             "mechanism": planned.mechanism.name,
             "noise_multiplier": release.noise_multiplier,
-            "server_noise_multiplier": seen.noise_multiplier,
             "l2_sensitivity": planned.mechanism.l2_sensitivity,
             "relation": planned.relation.value,
             "sampling": planned.sampling.to_dict(),
@@ -810,8 +461,6 @@ class PrivacyLedger:
             "epsilon_known_cohorts": epsilon_known_cohorts,
             "accountant": self._accountant,
             "private": private,
-            "noise": planned.noise,
-            "shares_required": planned.shares_required,
             "interrupted": interrupted,
         }
         if planned.correlation is not None:
@@ -822,29 +471,8 @@ class PrivacyLedger:
         if extra is not None:
             line["extra"] = dict(extra)
         line = self._write(line)
-        self._settle(planned, line, release, seen, private)
+        self._settle(planned, line, release, private)
         return dict(line)
-
-    def _settle(
-        self,
-        planned: _Planned,
-        line: dict[str, Any],
-        release: Release,
-        seen: Release,
-        private: bool,
-    ) -> None:
-        del self._pending[planned.round]
-        self._lines.append(line)
-        if not self._is_covered(planned):
-            self._charged[release] += 1
-            self._charged_to_server[seen] += 1
-        if planned.correlation is not None:
-            stream = self._streams[planned.correlation.stream]
-            if stream.charged is None:
-                stream.charged = planned.round
-            if not line["interrupted"]:
-                stream.released = planned.round
-        self._private = self._private and private
 
     def _write(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """Append one line and return when it is on the disk."""
@@ -855,7 +483,7 @@ class PrivacyLedger:
         try:
             event = line["event"]
             if event == "started":
-                planned = _Planned.from_line(line, self._streams)
+                planned = PlannedRelease.from_line(line, self._streams)
                 if planned.round in self._pending:
                     raise damaged(self._path, number, "the round is already started")
                 self._start(planned)
@@ -866,11 +494,9 @@ class PrivacyLedger:
                 if event == "discarded":
                     del self._pending[planned.round]
                 else:
-                    # What was charged, not what was planned: shares may have been missing.
                     release = planned.with_multiplier(line["noise_multiplier"])
-                    seen = planned.with_multiplier(line["server_noise_multiplier"])
                     private = planned.private and release.noise_multiplier > 0.0
-                    self._settle(planned, line, release, seen, private)
+                    self._settle(planned, line, release, private)
             elif event != "repaired" and not (event == "opened" and number == 1):
                 raise damaged(self._path, number, f"unknown event {event!r}")
         except (KeyError, TypeError, ValueError) as error:

@@ -1,8 +1,7 @@
-"""The Gaussian mechanism on a grid, with the noise added once or in shares."""
+"""The Gaussian mechanism on a grid."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import _checks
-from flower_privsyn.privacy.grid import GRID, LARGEST_NOISE, LEAST_SHARE, STEPS, from_grid, to_grid
+from flower_privsyn.privacy.grid import GRID, LARGEST_NOISE, STEPS, from_grid, to_grid
 from flower_privsyn.privacy.randomness import RandomSource
 
 
@@ -94,73 +93,21 @@ class GaussianMechanism:
         Raises:
             ConfigError: ``total`` is no finite real vector on the grid.
         """
-        return from_grid(self._noised(to_grid("total", total), 1.0, random))
+        return from_grid(self.release_steps(to_grid("total", total), random=random))
 
-    def share(
-        self, partial: NDArray[Any], *, num_shares: int, of: int, random: RandomSource
-    ) -> NDArray[np.float64]:
-        """Add a part of the noise to a part of the sum.
-
-        The noise is split into ``of`` shares of variance ``standard_deviation``^2 / ``of``. A
-        node that answers for k users adds k shares; when at least ``of`` shares meet in the total,
-        the total carries at least the noise of :meth:`release`.
-
-        *Formal guarantee.* Only the total over ``of`` shares has this mechanism's guarantee. Every
-        share is rounded by itself; from a standard deviation of 2^10 steps of the grid on, the only
-        ones that are made, the total's law is a wider one than a rounded normal's by the roundings
-        alone, and lattice points in it differ from that by less than a part in 10^300. Who
-        sees one partial sum alone, as the server does without secure aggregation, faces the noise
-        multiplier :meth:`share_noise_multiplier`, which is smaller by sqrt(``of``).
+    def release_steps(self, total: NDArray[np.int64], *, random: RandomSource) -> NDArray[np.int64]:
+        """Add noise to a sum over users in whole steps of the grid, as it is added up.
 
         Args:
-            partial: (m,) multiples of the grid. The sum of the contributions of this node's
-                users.
-            num_shares: Shares to add, at least 0; one for each user in ``partial``.
-            of: Shares that make up the full noise, at least 1: the fewest users whose answers
-                will be released.
+            total: (m,) int64, as `flower_privsyn.privacy.grid.to_grid` returns.
             random: The source of the noise.
 
         Returns:
-            (m,) float64 multiples of the grid, ``partial`` plus N(0, ``standard_deviation``^2
-            ``num_shares`` / ``of``), rounded.
-
-        Raises:
-            ConfigError: ``partial`` is no finite real vector on the grid, a count is out of range,
-                or a share is smaller than 2^-20.
+            (m,) int64 steps.
         """
-        num_shares = _checks.whole("num_shares", num_shares, low=0)
-        of = _checks.whole("of", of, low=1)
-        # A sum of k independent normal shares is one normal draw of k times the variance.
-        part = math.sqrt(num_shares / of)
-        if 0.0 < self.standard_deviation / math.sqrt(of) < LEAST_SHARE:
-            raise ConfigError(
-                f"a share of the noise has standard deviation "
-                f"{self.standard_deviation / math.sqrt(of):g}, and must have {LEAST_SHARE:g}."
-            )
-        return from_grid(self._noised(to_grid("partial", partial), part, random))
-
-    def _noised(
-        self, steps: NDArray[np.int64], part: float, random: RandomSource
-    ) -> NDArray[np.int64]:
-        """Add noise of ``part`` times the standard deviation to whole numbers of steps."""
-        scale = part * self.standard_deviation
-        if scale == 0.0:
-            return steps
-        return steps + random.rounded_normal(scale * STEPS, len(steps))
-
-    def share_noise_multiplier(self, *, of: int) -> float:
-        """Return the noise multiplier faced by an observer of one user's reply.
-
-        Args:
-            of: Shares that make up the full noise, at least 1.
-
-        Returns:
-            ``noise_multiplier`` / sqrt(``of``).
-
-        Raises:
-            ConfigError: ``of`` is not a whole number of at least 1.
-        """
-        return self.noise_multiplier / math.sqrt(_checks.whole("of", of, low=1))
+        if self.standard_deviation == 0.0:
+            return total
+        return total + random.rounded_normal(self.standard_deviation * STEPS, len(total))
 
 
 def mechanism_from_dict(description: Mapping[str, Any]) -> GaussianMechanism:

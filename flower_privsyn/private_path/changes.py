@@ -2,14 +2,95 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.private_path.method import Method
+from flower_privsyn.private_path.resume import all_released, earliest_end
+from flower_privsyn.private_path.settings import NODE_KEYS, PrivateSumConfig
+from flower_privsyn.runs import RunDirectory
+
+logger = logging.getLogger("flwr.privsyn")
 
 #: Where a run is, not what it is.
 _PLACE = frozenset({"resume", "run-dir"})
+
+#: Settings that no longer exist, and what runs had that did not use them.
+_RETIRED: Final = {"noise": "central", "shares-required": 0}
+
+#: Settings of every method that a resumed run may change: no release depends on them.
+_ALWAYS_FREE = _PLACE | {"node-timeout", "round-timeout", "accept-noise"}
+
+
+def changes_of_run(
+    run: RunDirectory, settings: PrivateSumConfig, method: Method, *, strategy: str
+) -> dict[str, tuple[Any, Any]]:
+    """What a resumed run does otherwise; refused where releases depend on it.
+
+    Args:
+        run: its directory.
+        settings: that it is resumed with.
+        method: knows which of its settings are free.
+        strategy: that it is resumed by.
+
+    Raises:
+        ConfigError: a setting differs that may not, or the strategy does.
+    """
+    started_by = run.document.get("strategy") or strategy
+    if started_by != strategy:
+        raise ConfigError(
+            f"the run in {run.path} was started by {started_by} and is resumed by {strategy}: a "
+            "resumed run keeps its strategy"
+        )
+    released = all_released(run, num_rounds=settings.num_rounds)
+    free = _ALWAYS_FREE | method.free_settings(run, all_released=released)
+    if released:
+        free |= NODE_KEYS
+    if settings.num_rounds == earliest_end(run):
+        free |= {"num-rounds"}
+    before = _without_retired(run)
+    return changes_of_resume(
+        # A setting that is younger than the run had its default, whether it knew or not.
+        {**settings.defaults(), **before},
+        # What nodes read is checked where it is known: not of runs of old, nor of settings
+        # that were made in code.
+        {**settings.to_dict(), **{key: before[key] for key in NODE_KEYS & set(before)}}
+        | {key: value for key, value in settings.node_settings if key in before},
+        free=free,
+        run=run.path,
+    )
+
+
+def _without_retired(run: RunDirectory) -> dict[str, Any]:
+    """The settings of a run, without those that no longer exist.
+
+    Raises:
+        ConfigError: the run used one of them.
+    """
+    for key, unused in _RETIRED.items():
+        if run.config.get(key, unused) != unused:
+            raise ConfigError(
+                f"the run in {run.path} was started with {key} = {run.config[key]!r}, which no "
+                "longer exists: it cannot be continued"
+            )
+    return {key: value for key, value in run.config.items() if key not in _RETIRED}
+
+
+def record_changes(
+    run: RunDirectory, changes: Mapping[str, tuple[Any, Any]], *, num_rounds: int
+) -> None:
+    """Keep what is changed, and since when: the run directory says what made its texts."""
+    if not changes:
+        return
+    for key, (before, now) in changes.items():
+        logger.info("%s = %r from now on, in place of %r", key, now, before)
+    if "num-rounds" in changes and num_rounds in run.rounds_with_outcome("released"):
+        # Before the change is recorded: until then the round is done as one among others.
+        run.reopen_round(num_rounds)
+    run.record_changes(dict(changes))
 
 
 def changes_of_resume(

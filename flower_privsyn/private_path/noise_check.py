@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.queries import Query
+from flower_privsyn.host.progress import Progress
+from flower_privsyn.privacy import Plan
+from flower_privsyn.privacy.plan import BoundedQuestion
+from flower_privsyn.private_path.settings import PrivateSumConfig
+
+logger = logging.getLogger("flwr.privsyn")
 
 #: How many standard deviations of the noise the sum of a round must be able to reach.
 LEAST_SIGNAL = 10.0
@@ -35,7 +41,7 @@ class NoiseAgainstUsers:
         """
         return math.inf if self.noise_multiplier == 0 else self.users / self.noise_multiplier
 
-    def describe(self, queries: Sequence[Query]) -> str:
+    def describe(self, queries: Sequence[BoundedQuestion]) -> str:
         """One sentence for the person who started the run.
 
         Args:
@@ -47,7 +53,9 @@ class NoiseAgainstUsers:
             f"agreed, their sum would be {self.signal:.3g} standard deviations of the noise"
         )
 
-    def refuse(self, queries: Sequence[Query], *, spent: str = "nothing was spent") -> None:
+    def refuse(
+        self, queries: Sequence[BoundedQuestion], *, spent: str = "nothing was spent"
+    ) -> None:
         """Stop a run whose releases would be noise.
 
         Args:
@@ -63,6 +71,35 @@ class NoiseAgainstUsers:
                 "whatever they wrote: take more users, a larger epsilon or fewer rounds, or set "
                 f"accept-noise = true to run all the same; {spent}"
             )
+
+
+def check_noise(plan: Plan, settings: PrivateSumConfig, *, progress: Progress, spent: str) -> None:
+    """Set the noise of every phase against the users, in words, and refuse noise alone.
+
+    Args:
+        plan: settled, with the population that there is.
+        settings: the settings.
+        progress: where the sentences are noted.
+        spent: words for what the run has cost.
+
+    Raises:
+        ConfigError: a phase is noise alone, and `accept_noise` is not set.
+    """
+    checks = [
+        NoiseAgainstUsers(
+            users=phase.sampling.expected_users,
+            # Over the clip norm: a user's answer of one node.
+            noise_multiplier=(phase.noise_multiplier or 0.0) * settings.max_nodes_per_user,
+        )
+        for phase in plan.phases
+    ]
+    for phase, against in zip(plan.phases, checks, strict=True):
+        if not settings.accept_noise:
+            against.refuse(phase.asks, spent=spent)
+    for phase, against in zip(plan.phases, checks, strict=True):
+        sentence = against.describe(phase.asks)
+        logger.info("%s", sentence)
+        progress.note(sentence)
 
 
 def _count(users: float) -> str:

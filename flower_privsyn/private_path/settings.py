@@ -18,9 +18,11 @@ from flower_privsyn.privacy import (
     FixedSizeSampling,
     FullParticipation,
     NeighboringRelation,
+    Phase,
     PoissonSampling,
     Sampling,
 )
+from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.private_path.attendance import default_least_users
 
 logger = logging.getLogger("flwr.privsyn")
@@ -87,14 +89,10 @@ class PrivateSumConfig:
             itself, so the noise grows by this factor. In a deployment nobody can check it.
         relation: neighbouring relation, "zero-out" (default), "add-remove" or "replace-one".
         accountant: "pld" (default) or "rdp" (as in the papers).
-        noise: "central": the server adds the noise to the sum. "shares": every user adds a share,
-            so that the sum needs no trusted server once it is securely aggregated.
-        shares_required: users whose shares make up the full noise, >= 1, for "shares"; a round
-            with fewer is discarded.
         min_users: rounds answered by fewer users are discarded; 0 discards those that nobody
             answered. None, in a run configuration a negative number: half of the users expected
-            in a round; with `noise = "shares"` as many as `shares_required`. Under Poisson
-            and fixed-size sampling there is none: who was drawn is secret.
+            in a round. Under Poisson and fixed-size sampling there is none: who was drawn is
+            secret.
         accept_noise: run also where the noise of a round drowns what all of its users together
             could say: without it such a run stops before anything is spent.
         embedding_model: sentence-transformers name, or path.
@@ -130,8 +128,6 @@ class PrivateSumConfig:
     max_nodes_per_user: int = 1
     relation: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
     accountant: Literal["pld", "rdp"] = "pld"
-    noise: Literal["central", "shares"] = "central"
-    shares_required: int = 0
     min_users: int | None = None
     accept_noise: bool = False
     embedding_model: str = "all-MiniLM-L6-v2"
@@ -170,7 +166,6 @@ class PrivateSumConfig:
             check_integer(key.replace("_", "-"), getattr(self, key), low=1)
         for key in (
             "num_users",
-            "shares_required",
             "sample_size",
             "max_samples",
             "seed",
@@ -193,17 +188,6 @@ class PrivateSumConfig:
         check_integer("max-nodes-per-user", self.max_nodes_per_user, low=1)
         check_choice("relation", self.relation, [r.value for r in NeighboringRelation])
         check_choice("accountant", self.accountant, ("pld", "rdp"))
-        check_choice("noise", self.noise, ("central", "shares"))
-        if (self.noise == "shares") != (self.shares_required > 0):
-            raise ConfigError(
-                f'shares-required >= 1 and noise = "shares" go together, got shares-required = '
-                f'{self.shares_required} and noise = "{self.noise}"'
-            )
-        if self.noise == "shares" and self.sampling in ("poisson", "fixed-size"):
-            raise ConfigError(
-                f'noise = "shares" needs sampling = "full", got "{self.sampling}": how many shares '
-                "are in a round, and so its noise, would depend on who was drawn"
-            )
         self._check_accounting()
         check_choice("embedding-precision", self.embedding_precision, ("float32", "bfloat16"))
         check_choice("broadcast-precision", self.broadcast_precision, ("float16", "float32"))
@@ -340,6 +324,21 @@ class PrivateSumConfig:
             return FixedSizeSampling(sample_size=self.sample_size, population=population)
         return FullParticipation(population=population)
 
+    def phase(self, population: int, *, asks: tuple[BoundedQuestion, ...]) -> Phase:
+        """All rounds as one phase, as these settings have them.
+
+        Args:
+            population: users on the roster, or the fewest there must be.
+            asks: what the rounds ask.
+        """
+        return Phase(
+            name="rounds",
+            rounds=self.num_rounds,
+            sampling=self.sampling_of(population),
+            asks=asks,
+            noise_multiplier=self.noise_multiplier,
+        )
+
     def required_users(self, sampling: Sampling) -> int:
         """Users whose answers a round needs to be released; 0 where the cohort is secret.
 
@@ -351,8 +350,6 @@ class PrivateSumConfig:
         """
         if sampling.hides_cohort:
             return 0
-        if self.noise == "shares":
-            return max(self.min_users or 0, self.shares_required)
         if self.min_users is None:
             return default_least_users(sampling)
         if self.min_users > sampling.expected_users:

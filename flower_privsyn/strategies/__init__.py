@@ -10,7 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
+    from flower_privsyn.private_path.engine import PrivateSumStrategy
+    from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+    from flower_privsyn.private_path.release import ReleasedSum
     from flower_privsyn.private_path.settings import CLIENT_KEYS, PrivateSumConfig
     from flower_privsyn.strategies.by_name import STRATEGIES, configuration_of, strategy_of
     from flower_privsyn.strategies.catalogue import CatalogueEntry, Paper
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
         FederatedTraining,
         FederatedTrainingConfig,
     )
-    from flower_privsyn.strategies.parts.preference_rounds import (
+    from flower_privsyn.strategies.parts.preferences import (
         PreferenceConfig,
         PreferenceTrainer,
     )
@@ -41,17 +43,21 @@ _HOMES = {
     "FederatedTrainingConfig": "strategies.parts.federated_training",
     "KernelSketch": "strategies.kernel_sketch",
     "KernelSketchConfig": "strategies.kernel_sketch",
+    "Method": "private_path.method",
     "POPri": "strategies.popri",
     "POPriConfig": "strategies.popri",
     "Paper": "strategies.catalogue",
-    "PreferenceConfig": "strategies.parts.preference_rounds",
-    "PreferenceTrainer": "strategies.parts.preference_rounds",
+    "PreferenceConfig": "strategies.parts.preferences",
+    "PreferenceTrainer": "strategies.parts.preferences",
     "PrivateEvolution": "strategies.private_evolution",
     "PrivateEvolutionConfig": "strategies.private_evolution",
     "PrivateSumConfig": "private_path.settings",
     "PrivateSumStrategy": "private_path.engine",
-    "ReleasedSum": "private_path.engine",
+    "Question": "private_path.method",
+    "RecordSource": "private_path.method",
+    "ReleasedSum": "private_path.release",
     "Sketch": "strategies.parts.sketch",
+    "Workplace": "private_path.method",
     "configuration_of": "strategies.by_name",
     "strategy_of": "strategies.by_name",
 }
@@ -68,6 +74,7 @@ __all__ = [
     "FederatedTrainingConfig",
     "KernelSketch",
     "KernelSketchConfig",
+    "Method",
     "POPri",
     "POPriConfig",
     "Paper",
@@ -77,8 +84,11 @@ __all__ = [
     "PrivateEvolutionConfig",
     "PrivateSumConfig",
     "PrivateSumStrategy",
+    "Question",
+    "RecordSource",
     "ReleasedSum",
     "Sketch",
+    "Workplace",
     "configuration_of",
     "strategy_of",
 ]

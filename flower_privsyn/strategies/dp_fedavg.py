@@ -12,7 +12,7 @@ Algorithm 1 of McMahan et al., step by step:
     the whole update is clipped to norm C (FlatClip)            `ModelDelta`, `Query.contribution`
     sum with equal weights over q W, never over who answered    `ModelDelta.mean_update`
     Gaussian noise z C                                          `PrivateSumStrategy`
-    the server's step                                           `FederatedTraining.update`
+    the server's step                                           `FederatedTraining.following`
 Andrew et al.: the bit beside the update, and C for the next round   `following_clip_norm`
 """
 
@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, final
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import RandomSource
-from flower_privsyn.private_path.engine import ReleasedSum
+from flower_privsyn.privacy import Plan, RandomSource
+from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import check_number
 from flower_privsyn.queries import ModelDelta, next_clip_norm
 from flower_privsyn.strategies.parts.federated_training import (
@@ -139,7 +140,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
 
 
 @final
-class DPFedAvg(FederatedTraining):
+class DPFedAvg(PrivateSumStrategy):
     """Train a language model on the users' own text by averaging clipped, noised updates.
 
     Example:
@@ -168,7 +169,18 @@ class DPFedAvg(FederatedTraining):
     """
 
     def __init__(self, config: DPFedAvgConfig, *, random: RandomSource | None = None) -> None:
-        super().__init__(config, random=random)
+        super().__init__(config, AveragedTraining(config), random=random)
+
+
+class AveragedTraining(FederatedTraining):
+    """The server's half of `DPFedAvg`: average updates, and a clip norm that may follow them.
+
+    Args:
+        config: the settings.
+    """
+
+    def __init__(self, config: DPFedAvgConfig) -> None:
+        super().__init__(config)
         self.config = config
 
     def following_clip_norm(self, query: ModelDelta, release: ReleasedSum) -> float:
@@ -181,29 +193,27 @@ class DPFedAvg(FederatedTraining):
             return query.clip_to
         following = next_clip_norm(
             query.clip_to,
-            query.fraction_within(release.values, self.expected_users),
+            query.fraction_within(release.values, release.expected_users),
             quantile=self.config.clip_quantile,
             learning_rate=self.config.clip_learning_rate,
         )
-        return min(following, self.largest_bound * math.sqrt(1.0 - query.bit_share**2))
+        return min(following, release.largest_clip_norm * math.sqrt(1.0 - query.bit_share**2))
 
     def observed(self, query: ModelDelta, release: ReleasedSum) -> dict[str, float]:
         """The estimated fraction of updates within the clip norm."""
         if not query.bit_share:
             return {}
-        return {"fraction_within": query.fraction_within(release.values, self.expected_users)}
+        return {"fraction_within": query.fraction_within(release.values, release.expected_users)}
 
-    def summary(self) -> None:
-        """Log what the run will spend, and how update and bit share it."""
-        super().summary()
-        query = self.query
-        if query.bit_share:
-            # Over the clip norm of one node, which is what the split is about.
-            multiplier = self.noise_multiplier * self.config.max_nodes_per_user
-            updates, bits = query.noise_split(multiplier)
-            logger.info(
-                "\tadaptive clipping: noise multiplier %.5g on the updates, standard deviation "
-                "%.5g on the count of updates within the clip norm",
-                updates,
-                bits,
-            )
+    def describe(self, plan: Plan) -> list[str]:
+        """How update and bit share the noise."""
+        query = self.config.question(self.config.clip_norm)
+        if not query.bit_share:
+            return []
+        # Over the clip norm of one node, which is what the split is about.
+        multiplier = (plan.phases[0].noise_multiplier or 0.0) * self.config.max_nodes_per_user
+        updates, bits = query.noise_split(multiplier)
+        return [
+            f"adaptive clipping: noise multiplier {updates:.5g} on the updates, standard deviation "
+            f"{bits:.5g} on the count of updates within the clip norm"
+        ]

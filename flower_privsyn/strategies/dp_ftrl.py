@@ -12,7 +12,7 @@ Algorithm 1 of Kairouz et al., for users instead of records:
     a fixed order of the users, a cohort a round                `CyclicSampling`
     the gradient, clipped to norm C                             `ModelDelta`, as in DP-FedAvg
     AddToTree, GetSum: the running total plus tree noise        `TreeAggregation`
-    theta_t from the noisy total of all rounds                  `FederatedTraining.update`, which
+    theta_t from the noisy total of all rounds                  `FederatedTraining.following`, which
                                                                 adds up noisy rounds: the same sum
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal, Self, final
 
 from flower_privsyn.errors import ConfigError
@@ -31,10 +31,14 @@ from flower_privsyn.privacy import (
     CyclicSampling,
     Factorisation,
     Participation,
+    Phase,
+    Plan,
     RandomSource,
     Sampling,
     TreeAggregation,
+    participation_of,
 )
+from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.settings import check_choice, check_integer, check_number
 from flower_privsyn.strategies.parts.federated_training import (
     FederatedTraining,
@@ -115,11 +119,6 @@ class DPFTRLConfig(FederatedTrainingConfig):
             check_integer(key.replace("_", "-"), getattr(self, key), low=0)
         check_number("noise-buffers", self.noise_buffers, low=0, high=5)
         check_choice("correlation", self.correlation, CORRELATIONS)
-        if self.noise != "central":
-            raise ConfigError(
-                f'noise = "{self.noise}" cannot be correlated over rounds: use noise = "central", '
-                "or DP-FedAvg"
-            )
         self._refuse_unused("noise-buffers", self.noise_buffers, ("blt",))
         self._refuse_unused("noise-bands", self.noise_bands, ("banded", "banded-square-root"))
         self._refuse_unused("tree-restart", self.tree_restart, ("tree", "tree-honaker"))
@@ -255,7 +254,7 @@ class DPFTRLConfig(FederatedTrainingConfig):
 
 
 @final
-class DPFTRL(FederatedTraining):
+class DPFTRL(PrivateSumStrategy):
     """Train a language model on the users' own text, with noise that later rounds take back.
 
     Unlike `DPFedAvg` with Poisson sampling it needs no secret about who takes part: its epsilon
@@ -294,28 +293,37 @@ class DPFTRL(FederatedTraining):
     """
 
     def __init__(self, config: DPFTRLConfig, *, random: RandomSource | None = None) -> None:
-        super().__init__(config, random=random)
+        super().__init__(config, CorrelatedTraining(config), random=random)
+
+
+class CorrelatedTraining(FederatedTraining):
+    """The server's half of `DPFTRL`: average updates under noise that later rounds take back.
+
+    Args:
+        config: the settings.
+    """
+
+    def __init__(self, config: DPFTRLConfig) -> None:
+        super().__init__(config)
         self.config = config
 
-    def factorisation(self, participation: Participation) -> Factorisation:
-        """The matrix of the settings."""
-        return self.config.factorisation(participation)
+    def phases(self, population: int) -> tuple[Phase, ...]:
+        """All rounds under the matrix of the settings."""
+        phase = self.config.phase(population, asks=self.queries)
+        participation = participation_of(phase.sampling, rounds=phase.rounds)
+        return (replace(phase, factorisation=self.config.factorisation(participation)),)
 
-    def summary(self) -> None:
-        """Log what the run will spend, and what the correlation does."""
-        super().summary()
-        correlation = self.correlation
-        if correlation is None:
-            return
-        matrix, participation = correlation.factorisation, correlation.participation
-        logger.info(
-            "\t%s noise, %d vectors kept (%.3g MB); a user takes part at most %d times, %d rounds "
-            "apart at least; sensitivity %.5g, noise multiplier of all rounds together %.5g",
-            self.config.correlation,
-            matrix.buffers,
-            matrix.buffers * self.model.dimension * 8 / 1e6,
-            participation.most,
-            participation.min_separation,
-            correlation.sensitivity,
-            correlation.noise_multiplier(self.noise_multiplier),
-        )
+    def describe(self, plan: Plan) -> list[str]:
+        """What the correlation does."""
+        (phase,) = plan.phases
+        matrix = phase.factorisation
+        if matrix is None or phase.noise_multiplier is None:
+            return []
+        participation = participation_of(phase.sampling, rounds=phase.rounds)
+        return [
+            f"{self.config.correlation} noise, {matrix.buffers} vectors kept "
+            f"({matrix.buffers * self.model.dimension * 8 / 1e6:.3g} MB); a user takes part at "
+            f"most {participation.most} times, {participation.min_separation} rounds apart at "
+            f"least; sensitivity {phase.sensitivity:.5g}, noise multiplier of all rounds together "
+            f"{phase.noise_multiplier / phase.sensitivity:.5g}"
+        ]

@@ -24,28 +24,33 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.files import located
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import check_choice, check_integer, check_number
-from flower_privsyn.queries import Broadcast, KernelMean
+from flower_privsyn.queries import KernelMean, Query
 from flower_privsyn.runs import RESEARCH_STAMP
+from flower_privsyn.runs.rounds import Rounds
+from flower_privsyn.strategies.parts.judge import best, stops, validation_sketch
 from flower_privsyn.strategies.parts.population import Population
-from flower_privsyn.strategies.parts.preference_rounds import (
+from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
+from flower_privsyn.strategies.parts.preferences import (
     FREE_SETTINGS,
     MEMORY_SETTINGS,
     WRITING_SETTINGS,
     PreferenceConfig,
-    PreferenceRounds,
     PreferenceTrainer,
-    PublicSide,
-    best,
 )
+from flower_privsyn.strategies.parts.public_side import PublicSide
 from flower_privsyn.strategies.parts.sketch import Sketch, sketch_query
+from flower_privsyn.strategies.parts.variation import mask_filling
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import TextGenerator, Variation
+    from flower_privsyn.host.progress import Progress
+    from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -155,9 +160,6 @@ class KernelSketch(PrivateSumStrategy):
         random: source of noise and coins; only tests pass one.
     """
 
-    changeable = PrivateSumStrategy.changeable | MEMORY_SETTINGS | FREE_SETTINGS
-    changeable_once_released = WRITING_SETTINGS
-
     def __init__(
         self,
         config: KernelSketchConfig,
@@ -168,8 +170,37 @@ class KernelSketch(PrivateSumStrategy):
         trainer: PreferenceTrainer | None = None,
         random: RandomSource | None = None,
     ) -> None:
-        super().__init__(config, random=random)
+        method = SketchRefinement(
+            config, embedder=embedder, generator=generator, variation=variation, trainer=trainer
+        )
+        super().__init__(config, method, random=random)
+
+
+class SketchRefinement(Method):
+    """The server's half of `KernelSketch`: texts refined against a released kernel mean.
+
+    Args:
+        config: the settings.
+        embedder: in place of `config.embedding_model`.
+        generator: in place of `config.generator`.
+        variation: in place of mask-filling with `config.variation_model`.
+        trainer: in place of `flower_privsyn.training.train_preferences`.
+    """
+
+    changeable = MEMORY_SETTINGS | FREE_SETTINGS
+    changeable_once_released = WRITING_SETTINGS
+
+    def __init__(
+        self,
+        config: KernelSketchConfig,
+        *,
+        embedder: Embedder | None = None,
+        generator: TextGenerator | None = None,
+        variation: Variation | None = None,
+        trainer: PreferenceTrainer | None = None,
+    ) -> None:
         self.config = config
+        self._place: Workplace | None = None
         self._embedder = embedder
         self._generator = generator
         self._variation = variation
@@ -184,9 +215,19 @@ class KernelSketch(PrivateSumStrategy):
         )
 
     @property
-    def query(self) -> KernelMean:
-        """The kernel mean; its bandwidth is settled by `check`."""
-        return self._kernel
+    def queries(self) -> tuple[Query, ...]:
+        """The kernel mean; its bandwidth is settled by `prepare`."""
+        return (self._kernel,)
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory; available from `prepare` on."""
+        return self._need_place().run
+
+    @property
+    def progress(self) -> Progress:
+        """Where long work reports its steps; available from `prepare` on."""
+        return self._need_place().progress
 
     @property
     def stamp(self) -> str | None:
@@ -200,18 +241,18 @@ class KernelSketch(PrivateSumStrategy):
             raise RuntimeError("the strategy has not been started")
         return self._rounds
 
-    def free_settings(self, *, all_released: bool) -> frozenset[str]:
+    def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
         """With the releases made, the refinement is free to be another until it has begun."""
-        free = super().free_settings(all_released=all_released)
-        if all_released and not (self.run.path / "refinement").exists():
+        free = super().free_settings(run, all_released=all_released)
+        if all_released and not (run.path / "refinement").exists():
             free |= _REFINEMENT_SETTINGS
         return free
 
     # ------------------------------------------------------------------ the release
 
-    def check(self) -> None:
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the models and the public text, and settle the kernel."""
-        config = self.config
+        config, self._place = self.config, place
         public = self._public = PublicSide.load(
             config,
             embedder=self._embedder,
@@ -219,16 +260,7 @@ class KernelSketch(PrivateSumStrategy):
             check_training=config.needs_training and self._trainer is None,
         )
         if config.refine == "evolution" and self._variation is None:
-            from flower_privsyn.generation import MaskFill
-
-            self._variation = MaskFill(
-                located(config.variation_model),
-                mask_fraction=config.mask_fraction,
-                num_steps=config.mask_steps,
-                temperature=config.temperature,
-                top_p=config.top_p,
-                max_tokens=config.max_tokens,
-            )
+            self._variation = mask_filling(config)
         self._rounds = PreferenceRounds(
             config,
             public,
@@ -239,31 +271,30 @@ class KernelSketch(PrivateSumStrategy):
         self._rounds.rehearse(training=config.needs_training)
         self._kernel = sketch_query(self.run.path, config, public=public, progress=self.progress)
         if config.checkpoint == "validation":
-            self._validation = self._rounds.validation_sketch(self._kernel)
+            self._validation = validation_sketch(
+                config, public, query=self._kernel, progress=self.progress
+            )
+        return (public.source,)
 
-    def embedder_identity(self) -> tuple[str, int]:
-        """Fingerprint and dimension of the embedding model."""
-        embedder = self._need_public().embedder
-        return embedder.fingerprint, embedder.dimension
-
-    def first_broadcast(self) -> Broadcast:
+    def first(self) -> Question:
         """The length of the embeddings: all else the users need is in the query."""
-        return self._kernel.broadcast(self._need_public().embedder.dimension)
+        dimension = self._need_public().embedder.dimension
+        return Question(self._kernel, self._kernel.broadcast(dimension))
 
-    def update(
+    def following(
         self,
-        release: ReleasedSum,  # noqa: ARG002 - it is kept by the base class
+        release: ReleasedSum,  # noqa: ARG002 - it is on the disk, and read when all are there
         *,
         last: bool,
-    ) -> Broadcast | None:
-        """Nothing: the release is on disk, and is read when all are there."""
-        return None if last else self.first_broadcast()
+    ) -> Question | None:
+        """The same question again."""
+        return None if last else self.first()
 
-    def restore(self, round_number: int) -> Broadcast:  # noqa: ARG002
+    def restore(self, round_number: int) -> Question:  # noqa: ARG002
         """The same question in every round."""
-        return self.first_broadcast()
+        return self.first()
 
-    def keep(self, round_number: int) -> None:
+    def carry_over(self, round_number: int) -> None:
         """Nothing: what a round sends does not depend on the ones before."""
 
     def sketch(self) -> Sketch | None:
@@ -274,10 +305,9 @@ class KernelSketch(PrivateSumStrategy):
         """
         releases = []
         for number in self.run.rounds_with_outcome("released"):
-            release = self._stored_release(number)
+            release = self._need_place().released(number)
             if release is not None:
-                users = self.expected_users if release.num_users is None else release.num_users
-                releases.append((release.values, float(users), release.noise_std))
+                releases.append((release.values, float(release.users), release.noise_std))
         return Sketch.combine(self._kernel, releases)
 
     # ------------------------------------------------------------------ refinement
@@ -303,7 +333,7 @@ class KernelSketch(PrivateSumStrategy):
         for number in range(1, config.refinement_rounds + 1):
             candidates = rounds.candidates(number)
             distances[number] = judge.squared_mmd(candidates.embeddings)
-            if rounds.stops(distances):
+            if stops(distances, patience=config.patience):
                 last = number - 1
                 logger.info(
                     "refinement ends before round %d: the responses have not come nearer for %d "
@@ -361,7 +391,7 @@ class KernelSketch(PrivateSumStrategy):
                 raise RuntimeError("survivors are stored with their embeddings")
             distances[number] = judge.squared_mmd(survivors.embeddings)
             logger.info("refinement round %d: squared distance %.6f", number, distances[number])
-            if self.rounds.stops(distances):
+            if stops(distances, patience=config.patience):
                 break
         chosen = max(distances) if config.checkpoint == "last" else best(distances)
         survivors = evolution.survivors(chosen)
@@ -429,6 +459,11 @@ class KernelSketch(PrivateSumStrategy):
         with self.progress.stage(f"Refinement round {number}: embed", len(texts)) as stage:
             return embedder.embed(texts, progress=stage.update)
 
+    def _need_place(self) -> Workplace:
+        if self._place is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._place
+
     def _need_public(self) -> PublicSide:
         if self._public is None:
             raise RuntimeError("the strategy has not been started")
@@ -485,4 +520,4 @@ class SketchEvolution:
         return pool.take(np.flatnonzero(survived))
 
     def _file(self, number: int) -> Path:
-        return self._folder / f"{number:04d}" / "population.parquet"
+        return Rounds(self._folder).files(number).population

@@ -9,7 +9,7 @@ Papers:
 Algorithm 1 of POPri, step by step:
     K prompts of random public samples, J responses to each by the current generator
                                                                  `PreferenceRounds.candidates`
-    the server sends the embeddings of the responses             `_ask`
+    the server sends the embeddings of the responses             `_preferences`
     each user: mean cosine similarity to its texts, clipped      `MeanSimilarity`
     sum, Gaussian noise                                          `PrivateSumStrategy`
     per prompt: chosen = rank 1, rejected = rank l               `rank_pairs`
@@ -28,10 +28,11 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import check_choice
 from flower_privsyn.queries import (
-    Broadcast,
     KernelMean,
     MeanSimilarity,
     Query,
@@ -39,21 +40,22 @@ from flower_privsyn.queries import (
     project_scores,
 )
 from flower_privsyn.runs import RESEARCH_STAMP
-from flower_privsyn.strategies.parts.preference_rounds import (
+from flower_privsyn.strategies.parts.judge import best, stops, validation_sketch
+from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
+from flower_privsyn.strategies.parts.preferences import (
     FREE_SETTINGS,
     MEMORY_SETTINGS,
     WRITING_SETTINGS,
     PreferenceConfig,
-    PreferenceRounds,
     PreferenceTrainer,
-    PublicSide,
-    best,
 )
+from flower_privsyn.strategies.parts.public_side import PublicSide
 from flower_privsyn.strategies.parts.sketch import Sketch, sketch_query
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import TextGenerator
+    from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -241,9 +243,6 @@ class POPri(PrivateSumStrategy):
         Hou et al. 2025 (POPri), Algorithm 1.
     """
 
-    changeable = PrivateSumStrategy.changeable | MEMORY_SETTINGS | FREE_SETTINGS
-    changeable_once_released = WRITING_SETTINGS
-
     def __init__(
         self,
         config: POPriConfig,
@@ -253,8 +252,35 @@ class POPri(PrivateSumStrategy):
         trainer: PreferenceTrainer | None = None,
         random: RandomSource | None = None,
     ) -> None:
-        super().__init__(config, random=random)
+        method = PreferencesByScores(
+            config, embedder=embedder, generator=generator, trainer=trainer
+        )
+        super().__init__(config, method, random=random)
+
+
+class PreferencesByScores(Method):
+    """The server's half of `POPri`: pairs of responses, ranked by released scores.
+
+    Args:
+        config: the settings.
+        embedder: in place of `config.embedding_model`.
+        generator: in place of `config.generator`.
+        trainer: in place of `flower_privsyn.training.train_preferences`.
+    """
+
+    changeable = MEMORY_SETTINGS | FREE_SETTINGS
+    changeable_once_released = WRITING_SETTINGS
+
+    def __init__(
+        self,
+        config: POPriConfig,
+        *,
+        embedder: Embedder | None = None,
+        generator: TextGenerator | None = None,
+        trainer: PreferenceTrainer | None = None,
+    ) -> None:
         self.config = config
+        self._place: Workplace | None = None
         self._embedder = embedder
         self._generator = generator
         self._trainer = trainer
@@ -262,15 +288,14 @@ class POPri(PrivateSumStrategy):
         self._rounds: PreferenceRounds | None = None
         self._similarity = config.similarity()
         self._kernel: KernelMean | None = None
-        self._asks_sketch = False
         self._validation: Sketch | None = None
 
     @property
-    def query(self) -> Query:
-        """Mean similarities, or the kernel mean in the round that releases it."""
-        if self._asks_sketch and self._kernel is not None:
-            return self._kernel
-        return self._similarity
+    def run(self) -> RunDirectory:
+        """The run directory; available from `prepare` on."""
+        if self._place is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._place.run
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -291,9 +316,9 @@ class POPri(PrivateSumStrategy):
 
     # ------------------------------------------------------------------ before the first round
 
-    def check(self) -> None:
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the models and the public text, and settle the kernel if there is to be one."""
-        config = self.config
+        config, self._place = self.config, place
         self._public = PublicSide.load(
             config,
             embedder=self._embedder,
@@ -304,45 +329,43 @@ class POPri(PrivateSumStrategy):
             config,
             self._public,
             root=self.run.path / "rounds",
-            progress=self.progress,
+            progress=place.progress,
             trainer=self._trainer,
         )
         self._rounds.rehearse(training=True)
-        if config.checkpoint == "last":
-            return
-        kernel = sketch_query(self.run.path, config, public=self._public, progress=self.progress)
-        if config.checkpoint == "validation":
-            self._validation = self._rounds.validation_sketch(kernel)
-        else:
-            self._kernel = kernel
+        if config.checkpoint != "last":
+            kernel = sketch_query(
+                self.run.path, config, public=self._public, progress=place.progress
+            )
+            if config.checkpoint == "validation":
+                self._validation = validation_sketch(
+                    config, self._public, query=kernel, progress=place.progress
+                )
+            else:
+                self._kernel = kernel
+        return (self._public.source,)
 
-    def embedder_identity(self) -> tuple[str, int]:
-        """Fingerprint and dimension of the embedding model."""
-        embedder = self._need_public().embedder
-        return embedder.fingerprint, embedder.dimension
+    def first(self) -> Question:
+        """Ask for the kernel mean where one is wanted, else about the first candidates."""
+        return self._kernel_mean() if self._kernel is not None else self._preferences(1)
 
-    def first_broadcast(self) -> Broadcast:
-        """Ask for the kernel mean where one is wanted, else send the first candidates."""
-        return self._ask_sketch() if self._kernel is not None else self._ask(1)
-
-    def _ask_sketch(self) -> Broadcast:
+    def _kernel_mean(self) -> Question:
         if self._kernel is None:
             raise RuntimeError("no kernel was settled")
-        self._asks_sketch = True
-        return self._kernel.broadcast(self._need_public().embedder.dimension)
+        dimension = self._need_public().embedder.dimension
+        return Question(self._kernel, self._kernel.broadcast(dimension))
 
-    def _ask(self, number: int) -> Broadcast:
-        """What a round of preferences sends: its candidates, and which prompt each answers."""
-        self._asks_sketch = False
+    def _preferences(self, number: int) -> Question:
+        """A round of preferences: its candidates, and which prompt each answers."""
         candidates = self.rounds.candidates(number)
         broadcast: dict[str, npt.NDArray[Any]] = {"candidates": candidates.embeddings}
         if self.config.centre == "prompt":
             broadcast["prompt"] = candidates.group
-        return broadcast
+        return Question(self._similarity, broadcast)
 
     # ------------------------------------------------------------------ a round
 
-    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
+    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
         """Rank, train, and write the next candidates; or keep the kernel mean.
 
         Returns None before the last round when `patience` has run out: nothing more is asked.
@@ -350,21 +373,23 @@ class POPri(PrivateSumStrategy):
         number = release.round_number
         if not self.rounds.has_candidates(number):
             self._keep_sketch(release)
-            return None if last else self._ask(number + 1)
+            return None if last else self._preferences(number + 1)
         self.rounds.learn(number, self._scores(release))
         if last:
             return None
-        broadcast = self._ask(number + 1)
+        question = self._preferences(number + 1)
         if self.config.patience:
             sketch = self._sketch()
-            if sketch and self.rounds.stops(self.rounds.distances(sketch, number + 1)):
+            if sketch and stops(
+                self.rounds.distances(sketch, number + 1), patience=self.config.patience
+            ):
                 logger.info(
                     "round %d: the responses have not come nearer for %d rounds; no more is asked",
                     number,
                     self.config.patience,
                 )
                 return None
-        return broadcast
+        return question
 
     def _scores(self, release: ReleasedSum) -> npt.NDArray[np.float64]:
         """One score per candidate, up to a positive factor."""
@@ -383,8 +408,7 @@ class POPri(PrivateSumStrategy):
     def _keep_sketch(self, release: ReleasedSum) -> None:
         if self._kernel is None:
             raise RuntimeError("a kernel mean was released that nobody asked for")
-        users = self.expected_users if release.num_users is None else release.num_users
-        sketch = Sketch.combine(self._kernel, [(release.values, users, release.noise_std)])
+        sketch = Sketch.combine(self._kernel, [(release.values, release.users, release.noise_std)])
         if sketch is not None:
             sketch.save(self.run.path)
 
@@ -398,16 +422,16 @@ class POPri(PrivateSumStrategy):
 
     # ------------------------------------------------------------------ resuming
 
-    def restore(self, round_number: int) -> Broadcast:
+    def restore(self, round_number: int) -> Question:
         """The stored candidates of a round; a kernel mean that was lost is asked for again."""
         if self.rounds.has_candidates(round_number):
-            return self._ask(round_number)
-        return self._ask_sketch()
+            return self._preferences(round_number)
+        return self._kernel_mean()
 
-    def keep(self, round_number: int) -> None:
+    def carry_over(self, round_number: int) -> None:
         """The candidates of a lost round stand again in the next one, under their old ids."""
         if self.rounds.has_candidates(round_number):
-            self.rounds.keep(round_number)
+            self.rounds.carry_over(round_number)
 
     def take_back(self, round_number: int) -> None:
         """The round after gets candidates of its own, by the generator as it then is."""

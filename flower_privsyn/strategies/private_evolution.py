@@ -8,13 +8,13 @@ Papers:
     Model APIs 1: Images" (2023), Algorithm 1.
 
 Algorithm 1 of PrE-Text, line by line:
-    1      S_1 <- N_syn random public samples                          `first_broadcast`
+    1      S_1 <- N_syn random public samples                          `first`
     3-5    lookahead: mean embedding of K variations of each sample    `_lookahead`
     6-10   users vote for the nearest sample, votes are summed         `NearestNeighborHistogram`
     11     Gaussian noise                                              `PrivateSumStrategy`
     12     subtract the threshold H, cut at zero                       `_survivors`
     13     draw N_syn survivors with replacement, P ~ histogram        `_survivors`
-    14     S_{t+1} <- Variation(survivors)                             `update`
+    14     S_{t+1} <- Variation(survivors)                             `following`
 Algorithm 2: Expand(all survivors of all rounds)                       `finish`
 """
 
@@ -33,19 +33,25 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import (
     PrivateSumConfig,
     check_choice,
     check_integer,
     check_number,
 )
-from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
+from flower_privsyn.queries import NearestNeighborHistogram, Query
+from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.strategies.parts.variation import mask_filling
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import Expand, TextGenerator, Variation
+    from flower_privsyn.host.progress import Progress
+    from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -199,18 +205,6 @@ class PrivateEvolution(PrivateSumStrategy):
         Hou et al. 2024 (PrE-Text), Algorithms 1 and 2.
     """
 
-    # Nothing but the expansion after the last release reads these.
-    changeable = PrivateSumStrategy.changeable | {
-        "generator",
-        "generator-api-key-env",
-        "prompt",
-        "expand-samples",
-        "max-new-tokens",
-        "output",
-        "survivor-weights",
-    }
-    changeable_once_released = frozenset({"temperature", "top-p"})
-
     def __init__(
         self,
         config: PrivateEvolutionConfig,
@@ -220,31 +214,80 @@ class PrivateEvolution(PrivateSumStrategy):
         generator: TextGenerator | None = None,
         random: RandomSource | None = None,
     ) -> None:
-        super().__init__(config, random=random)
+        method = EvolutionByVotes(
+            config, embedder=embedder, variation=variation, generator=generator
+        )
+        super().__init__(config, method, random=random)
+
+
+class EvolutionByVotes(Method):
+    """The server's half of `PrivateEvolution`: a population of texts, chosen by released votes.
+
+    Args:
+        config: the settings.
+        embedder: in place of `config.embedding_model`.
+        variation: in place of mask-filling with `config.variation_model`.
+        generator: in place of `config.generator`.
+    """
+
+    # Nothing but the expansion after the last release reads these.
+    changeable = frozenset(
+        {
+            "generator",
+            "generator-api-key-env",
+            "prompt",
+            "expand-samples",
+            "max-new-tokens",
+            "output",
+            "survivor-weights",
+        }
+    )
+    changeable_once_released = frozenset({"temperature", "top-p"})
+
+    def __init__(
+        self,
+        config: PrivateEvolutionConfig,
+        *,
+        embedder: Embedder | None = None,
+        variation: Variation | None = None,
+        generator: TextGenerator | None = None,
+    ) -> None:
         self.config = config
         self._query = config.histogram()
         self._embedder = embedder
         self._variation = variation
         self._generator = generator
+        self._place: Workplace | None = None
         self._population: Population | None = None
         self._seeds: list[str] = []
 
     @property
-    def query(self) -> NearestNeighborHistogram:
+    def queries(self) -> tuple[Query, ...]:
         """Nearest-neighbour votes."""
-        return self._query
+        return (self._query,)
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory; available from `prepare` on."""
+        return _need(self._place).run
+
+    @property
+    def progress(self) -> Progress:
+        """Where long work reports its steps; available from `prepare` on."""
+        return _need(self._place).progress
 
     # ------------------------------------------------------------------ before the first round
 
-    def check(self) -> None:
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the models and the public text."""
+        self._place = place
         from flower_privsyn.data import public_texts
         from flower_privsyn.embedding import (
             default_cache_directory,
             load_embedder,
             require_company,
         )
-        from flower_privsyn.generation import MaskFill, load_generator
+        from flower_privsyn.generation import load_generator
 
         config = self.config
         if self._embedder is None:
@@ -253,14 +296,7 @@ class PrivateEvolution(PrivateSumStrategy):
             )
         require_company(self._embedder, default_cache_directory())
         if self._variation is None:
-            self._variation = MaskFill(
-                located(config.variation_model),
-                mask_fraction=config.mask_fraction,
-                num_steps=config.mask_steps,
-                temperature=config.temperature,
-                top_p=config.top_p,
-                max_tokens=config.max_tokens,
-            )
+            self._variation = mask_filling(config)
         if config.output != "survivors" and self._generator is None:
             self._generator = load_generator(
                 located(config.generator), api_key_env=config.generator_api_key_env
@@ -280,24 +316,24 @@ class PrivateEvolution(PrivateSumStrategy):
             # The generator is needed after the last release: it must not be missing then.
             with self.progress.stage("Try the generator", total=None):
                 self._expansion().rehearse(self._seeds)
+        return (
+            RecordSource(
+                fingerprint=self._embedder.fingerprint, dimension=self._embedder.dimension
+            ),
+        )
 
-    def embedder_identity(self) -> tuple[str, int]:
-        """Fingerprint and dimension of the embedding model."""
-        embedder = _need(self._embedder)
-        return embedder.fingerprint, embedder.dimension
-
-    def first_broadcast(self) -> Broadcast:
+    def first(self) -> Question:
         """Line 1: random public samples, drawn without replacement."""
         chooser = np.random.default_rng([self.config.seed, 1])
         drawn = chooser.choice(len(self._seeds), size=self.config.num_candidates, replace=False)
         population = Population.create(
             [self._seeds[i] for i in drawn], round_number=1, source="public"
         )
-        return self._set_candidates(population, round_number=1)
+        return self._question(self._set_candidates(population, round_number=1))
 
     # ------------------------------------------------------------------ a round
 
-    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
+    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
         """Lines 12 to 14: choose survivors, keep them, vary them."""
         number = release.round_number
         population = self._current(number)
@@ -322,7 +358,10 @@ class PrivateEvolution(PrivateSumStrategy):
             source="variation",
             parents=[(parent,) for parent in parents.ids],
         )
-        return self._set_candidates(following, round_number=number + 1)
+        return self._question(self._set_candidates(following, round_number=number + 1))
+
+    def _question(self, population: Population) -> Question:
+        return Question(self._query, {"candidates": _need(population.embeddings)})
 
     def _survivors(self, release: ReleasedSum) -> npt.NDArray[np.int64]:
         """How often each candidate survives, (m,) integers that sum to `num_candidates`.
@@ -344,12 +383,12 @@ class PrivateEvolution(PrivateSumStrategy):
         drawn = chooser.choice(m, size=config.num_candidates, replace=True, p=above / total)
         return np.bincount(drawn, minlength=m)
 
-    def _set_candidates(self, population: Population, *, round_number: int) -> Broadcast:
-        """Embed a population, store it as the candidates of a round, and return what is sent."""
+    def _set_candidates(self, population: Population, *, round_number: int) -> Population:
+        """Embed a population, and store it as the candidates of a round."""
         population = population.with_embeddings(self._lookahead(population, round_number))
         population.to_parquet(self._population_file(round_number))
         self._population = population
-        return {"candidates": _need(population.embeddings)}
+        return population
 
     def _lookahead(self, population: Population, round_number: int) -> npt.NDArray[np.float32]:
         """Lines 3 to 5: the mean embedding of K variations, or of the text itself for K = 0."""
@@ -373,11 +412,11 @@ class PrivateEvolution(PrivateSumStrategy):
 
     # ------------------------------------------------------------------ resuming
 
-    def restore(self, round_number: int) -> Broadcast:
+    def restore(self, round_number: int) -> Question:
         """The stored candidates of a round."""
-        return {"candidates": _need(self._current(round_number).embeddings)}
+        return self._question(self._current(round_number))
 
-    def keep(self, round_number: int) -> None:
+    def carry_over(self, round_number: int) -> None:
         """The candidates of a lost round stand again in the next one, under their old ids."""
         population = self._current(round_number)
         population.to_parquet(self._population_file(round_number + 1))
@@ -491,7 +530,7 @@ class PrivateEvolution(PrivateSumStrategy):
     # ------------------------------------------------------------------ small things
 
     def _population_file(self, round_number: int) -> Path:
-        return self.run.round_dir(round_number) / "population.parquet"
+        return RoundFiles(self.run.round_dir(round_number)).population
 
     def _seed_of(self, round_number: int, purpose: int) -> int:
         """A seed of public randomness, different for every round and purpose."""

@@ -692,7 +692,7 @@ def _sketch_question(name: str, query: KernelMean, candidates: Candidates) -> Qu
 def rank_within_prompts(scores: Float64, size: int, rejected_rank: int) -> tuple[Int64, Int64]:
     """Indices of the candidates of rank 1 and `rejected_rank` of every prompt, (K,) each.
 
-    Ties go to the lower index, as in `strategies.parts.preference_rounds.rank_pairs`.
+    Ties go to the lower index, as in `strategies.parts.ranking.rank_pairs`.
     """
     order = np.argsort(-scores.reshape(-1, size), axis=1, kind="stable")
     first = np.arange(len(order)) * size

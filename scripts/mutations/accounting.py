@@ -13,14 +13,6 @@ FTRL_TESTS = "tests/strategies/test_dp_ftrl.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
-        name="noise share without the square root",
-        file=f"{PRIVACY}/mechanisms.py",
-        function="GaussianMechanism.share",
-        before="part = math.sqrt(num_shares / of)",
-        after="part = num_shares / of",
-        tests=("tests/privacy/test_mechanisms.py", f"{SUM_TESTS}::TestNoise"),
-    ),
-    Mutation(
         name="fixed-size sampling accounted as Poisson",
         file=f"{PRIVACY}/accounting.py",
         function="_cost",
@@ -111,8 +103,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="every correlated round is covered, the first as well",
-        file=f"{PRIVACY}/ledger.py",
-        function="PrivacyLedger._is_covered",
+        file=f"{PRIVACY}/ledger_book.py",
+        function="LedgerBook._is_covered",
         before="    return stream is not None and stream.charged is not None\n",
         after="    return True\n",
         tests=(f"{CORRELATED}::test_the_first_round_pays_for_all", f"{FTRL_TESTS}::TestNoise"),

@@ -31,9 +31,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the summary says how long the end took",
         file=STRATEGY,
         function="PrivateSumStrategy.start",
-        before="            self._run.mark_finished(summary)\n",
-        after='            summary["seconds"] = clock.seconds() - self._round_started\n'
-        "            self._run.mark_finished(summary)\n",
+        before="            run.mark_finished(summary)\n",
+        after=(
+            '            summary["seconds"] = clock.seconds()\n'
+            "            run.mark_finished(summary)\n"
+        ),
         tests=(EVOLUTION,),
     ),
     Mutation(

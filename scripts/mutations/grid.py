@@ -14,46 +14,50 @@ RUN_TESTS = (
     "tests/strategies/test_dp_fedavg.py",
 )
 
+#: Where the noise is added to a sum.
+_ADDED = "    return total + random.rounded_normal(self.standard_deviation * STEPS, len(total))\n"
+
 #: Two normal variates from 106 random bits.
 _FLOATS = """
-    pairs = (len(steps) + 1) // 2
+    pairs = (len(total) + 1) // 2
     bits = random.uint64(2 * pairs) >> np.uint64(11)
     radius = np.sqrt(-2.0 * np.log((bits[:pairs].astype(np.float64) + 1.0) * 2.0**-53))
     angle = (2.0 * np.pi * 2.0**-53) * bits[pairs:].astype(np.float64)
-    draws = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[: len(steps)]
+    draws = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[: len(total)]
 """
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="noise of floats, not rounded",
         file=f"{PRIVACY}/mechanisms.py",
-        function="GaussianMechanism._noised",
-        before="    return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
-        after=_FLOATS + "    return (steps * GRID + scale * draws) * STEPS\n",
+        function="GaussianMechanism.release_steps",
+        before=_ADDED,
+        after=_FLOATS + "    return (total * GRID + self.standard_deviation * draws) * STEPS\n",
         tests=(f"{GRID_TESTS}::test_no_release_says_that_the_canary_is_there",),
     ),
     Mutation(
         name="noise of floats, not rounded, in the bins of a histogram",
         file=f"{PRIVACY}/mechanisms.py",
-        function="GaussianMechanism._noised",
-        before="    return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
-        after=_FLOATS + "    return (steps * GRID + scale * draws) * STEPS\n",
+        function="GaussianMechanism.release_steps",
+        before=_ADDED,
+        after=_FLOATS + "    return (total * GRID + self.standard_deviation * draws) * STEPS\n",
         tests=(f"{GRID_TESTS}::test_raw_bins_are_read_no_better_than_an_ideal_gaussian_allows",),
     ),
     Mutation(
         name="noise of floats, not rounded, in the files of runs",
         file=f"{PRIVACY}/mechanisms.py",
-        function="GaussianMechanism._noised",
-        before="    return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
-        after=_FLOATS + "    return (steps * GRID + scale * draws) * STEPS\n",
+        function="GaussianMechanism.release_steps",
+        before=_ADDED,
+        after=_FLOATS + "    return (total * GRID + self.standard_deviation * draws) * STEPS\n",
         tests=RUN_TESTS,
     ),
     Mutation(
         name="noise of floats, rounded",
         file=f"{PRIVACY}/mechanisms.py",
-        function="GaussianMechanism._noised",
-        before="    return steps + random.rounded_normal(scale * STEPS, len(steps))\n",
-        after=_FLOATS + "    return steps + np.rint(scale * STEPS * draws).astype(np.int64)\n",
+        function="GaussianMechanism.release_steps",
+        before=_ADDED,
+        after=_FLOATS + "    scale = self.standard_deviation * STEPS\n"
+        "    return total + np.rint(scale * draws).astype(np.int64)\n",
         tests=(GRID_TESTS,),
     ),
     Mutation(
@@ -92,14 +96,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="an answer off the grid is added up",
         file="flower_privsyn/messages/wire.py",
         function="unpack_answer",
-        before="    if not np.array_equal(np.rint(total * STEPS), total * STEPS):\n",
-        after="    if False:\n",
+        before='        steps = to_grid("an answer", total)\n',
+        after="        steps = np.rint(total * 2.0**30).astype(np.int64)\n",
         tests=("tests/private_path/test_engine.py::TestMisbehavingNodes",),
     ),
     Mutation(
         name="sums beyond what is exact",
-        file="flower_privsyn/private_path/engine.py",
-        function="_refuse_off_the_grid",
+        file="flower_privsyn/private_path/asked.py",
+        function="refuse_off_the_grid",
         before="    if largest > LARGEST_SUM:\n",
         after="    if False:\n",
         tests=("tests/private_path/test_engine.py::TestTheGrid",),
@@ -113,26 +117,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/private_path/test_engine.py::TestTheGrid",),
     ),
     Mutation(
-        name="shares that the rounding eats",
-        file=f"{PRIVACY}/mechanisms.py",
-        function="GaussianMechanism.share",
-        before="    if 0.0 < self.standard_deviation / math.sqrt(of) < LEAST_SHARE:\n",
-        after="    if False:\n",
-        tests=("tests/privacy/test_mechanisms.py",),
-    ),
-    Mutation(
-        name="a round of shares that nobody uses ends the budget",
-        file=f"{PRIVACY}/ledger.py",
-        function="PrivacyLedger.charge",
-        before="    if not used:\n",
-        after="    if False:\n",
-        tests=("tests/private_path/test_engine.py::TestNoise",),
-    ),
-    Mutation(
         name="the clip norm grows until the run cannot go on",
         file="flower_privsyn/strategies/dp_fedavg.py",
-        function="DPFedAvg.following_clip_norm",
-        before="return min(following, self.largest_bound * math.sqrt(1.0 - query.bit_share**2))\n",
+        function="AveragedTraining.following_clip_norm",
+        before="return min("
+        "following, release.largest_clip_norm * math.sqrt(1.0 - query.bit_share**2))\n",
         after="return following\n",
         tests=("tests/strategies/test_dp_fedavg.py",),
     ),

@@ -135,7 +135,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the rejected rank counted from zero",
-        file=ROUNDS,
+        file="flower_privsyn/strategies/parts/ranking.py",
         function="rank_pairs",
         before="        other = int(order[min(start + rejected_rank, stop) - 1])\n",
         after="        other = int(order[min(start + rejected_rank, stop - 1)])\n",
@@ -143,7 +143,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="scores looked up by text",
-        file=ROUNDS,
+        file="flower_privsyn/strategies/parts/ranking.py",
         function="rank_pairs",
         before="    order = np.lexsort((-np.asarray(scores, dtype=np.float64), group))\n",
         after="    first = [list(texts).index(text) for text in texts]\n"
@@ -184,7 +184,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the worst checkpoint",
-        file=ROUNDS,
+        file="flower_privsyn/strategies/parts/judge.py",
         function="best",
         before="    return min(distances, key=lambda number: (distances[number], number))\n",
         after="    return max(distances, key=lambda number: (distances[number], number))\n",
@@ -193,15 +193,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a kernel mean that nobody released",
         file="flower_privsyn/strategies/popri.py",
-        function="POPri.first_broadcast",
-        before="    return self._ask_sketch() if self._kernel is not None else self._ask(1)\n",
-        after="    return self._ask(1)\n",
+        function="PreferencesByScores.first",
+        before="    return self._kernel_mean() if self._kernel is not None else "
+        "self._preferences(1)\n",
+        after="    return self._preferences(1)\n",
         tests=(f"{POPRI_TESTS}::TestCheckpointByTheReleasedSketch",),
     ),
     Mutation(
         name="research without a stamp",
         file="flower_privsyn/strategies/popri.py",
-        function="POPri.stamp",
+        function="PreferencesByScores.stamp",
         before="    return RESEARCH_STAMP if self.config.research else None\n",
         after="    return None\n",
         tests=(f"{POPRI_TESTS}::TestResearch",),
@@ -209,7 +210,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="research by the sketch without a stamp",
         file="flower_privsyn/strategies/kernel_sketch.py",
-        function="KernelSketch.stamp",
+        function="SketchRefinement.stamp",
         before="    return RESEARCH_STAMP if self.config.research else None\n",
         after="    return None\n",
         tests=(f"{SKETCH_TESTS}::TestResearch",),
@@ -217,7 +218,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a witness that forgets what is covered",
         file="flower_privsyn/strategies/kernel_sketch.py",
-        function="KernelSketch._scores",
+        function="SketchRefinement._scores",
         before="    return sketch.witness_scores(embeddings, embeddings)\n",
         after="    return sketch.mean_scores(embeddings)\n",
         tests=(f"{SKETCH_TESTS}::TestPreferences",),
@@ -273,8 +274,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="updates are averaged over those who answered",
         file="flower_privsyn/strategies/parts/federated_training.py",
-        function="FederatedTraining.update",
-        before="query.mean_update(release.values, self.expected_users)",
+        function="FederatedTraining.following",
+        before="query.mean_update(release.values, release.expected_users)",
         after="query.mean_update(release.values, release.num_users or 1)",
         tests=("tests/strategies/test_dp_fedavg.py::TestNoise",),
     ),

@@ -6,8 +6,8 @@ from mutation import Mutation
 
 ACCOUNT = "flower_privsyn/node/account.py"
 GUARD = "flower_privsyn/node/guard.py"
-CLIENT = "flower_privsyn/client_apps/handlers.py"
-CHARGE = "flower_privsyn/client_apps/policy.py"
+HANDLERS = "flower_privsyn/client_apps/handlers.py"
+CHARGES = "flower_privsyn/client_apps/policy.py"
 RECIPE = "flower_privsyn/client_apps/recipe.py"
 WIRE = "flower_privsyn/messages/wire.py"
 ACCOUNT_TESTS = "tests/node/test_account.py"
@@ -18,15 +18,19 @@ SERVER_TESTS = "tests/node/test_servers.py"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="an answer leaves before the node has charged it",
-        file=CLIENT,
+        file=HANDLERS,
         function="_Node.answer",
-        before="    guard.charge(charge)\n"
-        "    answer = wire.Answer(total=total, num_users=num_users)\n"
-        "    return wire.reply(wire.pack_answer(answer), message)\n",
-        after="    answer = wire.Answer(total=total, num_users=num_users)\n"
-        "    replied = wire.reply(wire.pack_answer(answer), message)\n"
-        "    guard.charge(charge)\n"
-        "    return replied\n",
+        before=(
+            "    guard.charge(charge)\n"
+            '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'
+            "    return wire.reply(wire.pack_answer(answer), message)\n"
+        ),
+        after=(
+            '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'
+            "    replied = wire.reply(wire.pack_answer(answer), message)\n"
+            "    guard.charge(charge)\n"
+            "    return replied\n"
+        ),
         tests=(f"{SERVER_TESTS}::test_kill_9_between_charge_and_answer_never_counts_less",),
     ),
     Mutation(
@@ -86,14 +90,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="        if streams.get(self.correlation.stream) != self.correlation:\n",
         after="        if self.correlation.stream not in streams:\n",
         tests=(f"{ACCOUNT_TESTS}::TestCorrelatedRounds",),
-    ),
-    Mutation(
-        name="a second share of noise is free",
-        file=ACCOUNT,
-        function="NodeAccount.answered",
-        before='    return charge.noise == "central" and any(\n',
-        after="    return any(\n",
-        tests=(f"{ACCOUNT_TESTS}::TestLimit",),
     ),
     Mutation(
         name="what fitted under another limit is taken to fit under this one",
@@ -201,7 +197,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="an answer is charged without the digest of its sampling key",
-        file=CHARGE,
+        file=CHARGES,
         function="charge_of",
         before="        coins=_coins(ask),\n",
         after="",
@@ -249,7 +245,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the same request is free whatever the node reads by now",
-        file=CHARGE,
+        file=CHARGES,
         function="charge_of",
         before="        question=_question(message, context),\n",
         after="        question=wire.request_digest(message),\n",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-STRATEGY = "flower_privsyn/private_path/engine.py"
+ENGINE = "flower_privsyn/private_path/engine.py"
+ROUNDS = "flower_privsyn/private_path/rounds.py"
+HANDLERS = "flower_privsyn/client_apps/handlers.py"
+NODE_USERS = "flower_privsyn/client_apps/node_users.py"
 SUM_TESTS = "tests/private_path/test_engine.py"
 FTRL_TESTS = "tests/strategies/test_dp_ftrl.py"
 POPRI_TESTS = "tests/strategies/test_popri.py"
@@ -12,87 +15,95 @@ POPRI_TESTS = "tests/strategies/test_popri.py"
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="noise divided by the number of users",
-        file=STRATEGY,
+        file=ENGINE,
         function="PrivateSumStrategy._release",
-        before="        values = mechanism.release(from_grid(total), random=random)\n",
-        after="        values = mechanism.release(from_grid(0 * total), random=random)\n"
-        "        values = from_grid(total) + values / max(1, num_users)\n",
-        tests=(f"{SUM_TESTS}::TestNoise",),
-    ),
-    Mutation(
-        name="one noise share dropped",
-        file="flower_privsyn/client_apps/handlers.py",
-        function="_Node.answer",
-        before="num_shares=num_users,\n            of=",
-        after="num_shares=num_users - 1,\n            of=",
+        before="    values = from_grid("
+        "asked.mechanism.release_steps(collected.total, random=random))\n",
+        after=(
+            "    noise = asked.mechanism.release_steps(0 * collected.total, random=random)\n"
+            "    values = from_grid(collected.total) + from_grid(noise) / max(1, num_users)\n"
+        ),
         tests=(f"{SUM_TESTS}::TestNoise",),
     ),
     Mutation(
         name="the ledger is written after the release is used",
-        file=STRATEGY,
+        file=ENGINE,
         function="PrivateSumStrategy._release",
-        before="    ledger.charge(round=number, num_users=num_users)\n    if settings",
-        after="    self.update(\n"
-        "        ReleasedSum(\n"
-        "            round_number=number, values=total, noise_std=0.0, num_users=num_users\n"
-        "        ),\n"
-        "        last=False,\n"
-        "    )\n"
-        "    ledger.charge(round=number, num_users=num_users)\n"
-        "    if settings",
+        before="    ledger.charge(round=asked.number, num_users=num_users)\n    values = ",
+        after=(
+            "    self.method.following(\n"
+            "        ReleasedSum(\n"
+            "            round_number=asked.number,\n"
+            "            values=from_grid(collected.total),\n"
+            "            noise_std=0.0,\n"
+            "            num_users=num_users,\n"
+            "            expected_users=num_users,\n"
+            "            largest_clip_norm=1.0,\n"
+            "        ),\n"
+            "        last=False,\n"
+            "    )\n"
+            "    ledger.charge(round=asked.number, num_users=num_users)\n"
+            "    values = "
+        ),
         tests=(f"{SUM_TESTS}::TestLedgerComesFirst",),
     ),
     Mutation(
         name="all nodes flip their coins with one key",
-        file=STRATEGY,
-        function="PrivateSumStrategy.configure_train.pack",
+        file=ENGINE,
+        function="PrivateSumStrategy.configure_train.asks",
         before="sampling_key=self._random.uint64(4).tobytes(),\n",
         after='sampling_key=number.to_bytes(32, "big"),\n',
         tests=(f"{SUM_TESTS}::TestSampling",),
     ),
     Mutation(
         name="the noise keeps the first round's clip norm",
-        file=STRATEGY,
+        file=ENGINE,
         function="PrivateSumStrategy.configure_train",
-        before="mechanism = self._mechanism = self._mechanism_of(query, self.noise_multiplier)",
-        after="mechanism = self._mechanism",
+        before="mechanism = self._mechanism_of(question.query, phase)\n",
+        after=(
+            "mechanism = (\n"
+            "        self._asked.mechanism\n"
+            "        if self._asked\n"
+            "        else self._mechanism_of(question.query, phase)\n"
+            "    )\n"
+        ),
         tests=(f"{SUM_TESTS}::TestSampling",),
     ),
     Mutation(
         name="a lost ledger is not noticed",
-        file=STRATEGY,
-        function="PrivateSumStrategy._continue",
-        before="    self._refuse_missing_lines(self._ledger)\n",
+        file=ROUNDS,
+        function="Rounds.go_on",
+        before="    self._refuse_missing_lines(ledger)\n",
         after="",
         tests=(f"{SUM_TESTS}::TestResume",),
     ),
     Mutation(
         name="what was kept for one request answers another",
-        file="flower_privsyn/client_apps/node_users.py",
+        file=NODE_USERS,
         function="NodeUsers.prepared",
-        before="        request,\n    )\n    with self._lock:\n",
-        after="    )\n    with self._lock:\n",
-        tests=("tests/client_apps/test_handlers.py",),
+        before=("        request,\n    )\n"),
+        after="    )\n",
+        tests=("tests/client_apps/test_handlers.py::TestHandlers",),
     ),
     Mutation(
         name="a run that has ended goes on asking",
-        file=STRATEGY,
-        function="PrivateSumStrategy.configure_train",
-        before="    if self._ended:\n        # Flower's loop",
-        after="    if False:\n        # Flower's loop",
+        file=ROUNDS,
+        function="Rounds.finish",
+        before="    return following\n",
+        after="    return following if last else following or self.method.restore(number + 1)\n",
         tests=(f"{POPRI_TESTS}::TestPatience",),
     ),
     Mutation(
         name="a run that had ended asks again when resumed",
-        file=STRATEGY,
-        function="PrivateSumStrategy._continue",
-        before="    if self._rounds_before >= total or ended:\n",
-        after="    if self._rounds_before >= total:\n",
+        file=ROUNDS,
+        function="Rounds.go_on",
+        before="    if reached >= self.total or ended:\n",
+        after="    if reached >= self.total:\n",
         tests=(f"{POPRI_TESTS}::TestPatience",),
     ),
     Mutation(
         name="a lost memory of the noise is not noticed",
-        file=STRATEGY,
+        file=ENGINE,
         function="PrivateSumStrategy._open_noise",
         before="    if released is not None and released > self._noise.last_round:\n",
         after="    if False:\n",
@@ -100,15 +111,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the memory of the noise outlives a run whose last round was lost",
-        file=STRATEGY,
-        function="PrivateSumStrategy.start",
-        before="            self._forget_noise()\n",
+        file=ENGINE,
+        function="PrivateSumStrategy._ask_all",
+        before="    self._forget_noise()\n",
         after="",
         tests=(f"{FTRL_TESTS}::TestRestart",),
     ),
     Mutation(
         name="correlated rounds are released with independent noise",
-        file=STRATEGY,
+        file=ENGINE,
         function="PrivateSumStrategy._release",
         before="        random = self._noise\n",
         after="",
@@ -116,7 +127,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="an exception's text leaves the client",
-        file="flower_privsyn/client_apps/handlers.py",
+        file=HANDLERS,
         function="_guarded",
         before="            exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),\n"
         "        )\n"
@@ -129,17 +140,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a round's communication tells whether anybody took part",
-        file=STRATEGY,
-        function="PrivateSumStrategy.aggregate_train",
-        before="    if self._traffic is not None:\n",
-        after="    if self._traffic is not None and self._asked:\n",
+        file=ENGINE,
+        function="PrivateSumStrategy._release",
+        before="    counts, num_users = collected.counts, collected.num_users\n",
+        after=(
+            "    counts, num_users = collected.counts, collected.num_users\n"
+            "    if not num_users:\n"
+            '        object.__setattr__(asked, "traffic", replace(asked.traffic, bytes_up=0))\n'
+        ),
         tests=(
             "tests/evaluation/test_costs.py::TestCountedInARun::test_what_is_counted_says_nothing_about_who_took_part",
         ),
     ),
     Mutation(
         name="a node's CPU time travels with its answer",
-        file="flower_privsyn/client_apps/handlers.py",
+        file=HANDLERS,
         function="_guarded",
         before="            reply = handler(message, context)\n",
         after="            reply = handler(message, context)\n"
@@ -157,15 +172,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="another strategy goes on with a run",
-        file="flower_privsyn/private_path/engine.py",
-        function="PrivateSumStrategy._changes",
-        before="    if strategy != type(self).__name__:\n",
+        file="flower_privsyn/private_path/changes.py",
+        function="changes_of_run",
+        before="    if started_by != strategy:\n",
         after="    if False:\n",
-        tests=("tests/private_path/test_engine.py",),
+        tests=(f"{SUM_TESTS}::TestResume",),
     ),
     Mutation(
         name="a node answers about another run's file",
-        file="flower_privsyn/client_apps/node_users.py",
+        file=NODE_USERS,
         function="NodeUsers.prepared",
         before="        tuple(sorted((k, v) for k, v in context.run_config.items())),\n",
         after="",

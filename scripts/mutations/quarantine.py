@@ -147,7 +147,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a user on two nodes has the noise of one",
         file="flower_privsyn/private_path/engine.py",
         function="PrivateSumStrategy._mechanism_of",
-        before="l2_sensitivity=self._settings.max_nodes_per_user * query.clip_norm",
+        before="l2_sensitivity=self.config.max_nodes_per_user * query.clip_norm",
         after="l2_sensitivity=query.clip_norm",
         tests=(f"{NODES_RUN}::test_the_noise_is_k_times_that_of_one_node",),
     ),
@@ -169,18 +169,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the budget is calibrated for one node",
-        file="flower_privsyn/private_path/engine.py",
-        function="PrivateSumStrategy._noise_multiplier",
-        before="        max_nodes_per_user=settings.max_nodes_per_user,\n"
-        "    )\n"
-        "    if correlation is not None:",
-        after="    )\n    if correlation is not None:",
+        file="flower_privsyn/private_path/settling.py",
+        function="plan_of",
+        before="        max_nodes_per_user=settings.max_nodes_per_user,\n",
+        after="",
         tests=(f"{NODES_RUN}::test_coins_are_accounted_as_a_mixture",),
     ),
     Mutation(
         name="the ledger forgets on how many nodes a user may be",
-        file="flower_privsyn/privacy/ledger.py",
-        function="_Planned.from_line",
+        file="flower_privsyn/privacy/ledger_lines.py",
+        function="PlannedRelease.from_line",
         before='            "max_nodes_per_user", line.get("max_nodes_per_user", 1), low=1\n',
         after='            "max_nodes_per_user", 1, low=1\n',
         tests=(f"{NODES}::test_the_ledger_states_and_charges_it",),

@@ -126,7 +126,7 @@ def run_all(mutations: Sequence[Mutation]) -> int:
             ROOT,
             folder,
             symlinks=True,
-            ignore=shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "*.safetensors"),
+            ignore=shutil.ignore_patterns(".git", "__pycache__", ".*_cache"),
         )
         every_test = tuple(dict.fromkeys(test for m in mutations for test in m.tests))
         sound = pytest(folder, every_test)

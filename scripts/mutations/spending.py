@@ -5,21 +5,23 @@ from __future__ import annotations
 from mutation import Mutation
 
 TESTS = "tests/private_path/test_spending.py"
-CLIENT = "flower_privsyn/client_apps/handlers.py"
-STRATEGY = "flower_privsyn/private_path/engine.py"
+ENGINE = "flower_privsyn/private_path/engine.py"
+MEETING = "flower_privsyn/private_path/meeting.py"
+ROUNDS = "flower_privsyn/private_path/rounds.py"
+CHANGES = "flower_privsyn/private_path/changes.py"
+RESUME = "flower_privsyn/private_path/resume.py"
 ATTENDANCE = "flower_privsyn/private_path/attendance.py"
 SETTINGS = "flower_privsyn/private_path/settings.py"
 SECRET_TESTS = "tests/private_path/test_secret_cohorts.py"
 CHANGES_TESTS = "tests/private_path/test_changes.py"
-ROUNDS = "flower_privsyn/strategies/parts/preference_rounds.py"
+PREFERENCE_ROUNDS = "flower_privsyn/strategies/parts/preference_rounds.py"
 NOISE = "flower_privsyn/private_path/noise_check.py"
-RESUMPTION = "flower_privsyn/private_path/resumption.py"
-RESUMPTION_TESTS = "tests/private_path/test_resumption.py"
+RESUME_TESTS = "tests/private_path/test_resume.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a node takes part without knowing every question of the run",
-        file=CLIENT,
+        file="flower_privsyn/client_apps/handlers.py",
         function="_Node._asked",
         before="    if unknown:\n        logger.error(",
         after="    if False:\n        logger.error(",
@@ -28,10 +30,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="only the first question is named to the nodes",
         file="flower_privsyn/strategies/popri.py",
-        function="POPri.queries",
+        function="PreferencesByScores.queries",
         before="    return (self._similarity,) if self._kernel is None else "
         "(self._kernel, self._similarity)\n",
-        after="    return (self.query,)\n",
+        after="    return (self._similarity if self._kernel is None else self._kernel,)\n",
         tests=(f"{TESTS}::TestUnknownQuestions",),
     ),
     Mutation(
@@ -76,10 +78,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="who was drawn decides about the length of a run",
-        file=STRATEGY,
-        function="PrivateSumStrategy._recipients",
-        before='        if sampling.method == "poisson" and node not in self._always_asked:\n',
-        after='        if sampling.method == "poisson" and self._roster[node] == 1:\n',
+        file=MEETING,
+        function="Roster.recipients",
+        before='        if sampling.method == "poisson" and node not in always:\n',
+        after='        if sampling.method == "poisson" and self.users[node] == 1:\n',
         tests=(f"{SECRET_TESTS}::test_the_length_of_a_run_does_not_tell_who_was_drawn",),
     ),
     Mutation(
@@ -92,9 +94,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a fixed-size draw decides which nodes answer the roll call",
-        file=STRATEGY,
-        function="PrivateSumStrategy._recipients",
-        before="            if count > 0 or node in self._always_asked\n",
+        file=MEETING,
+        function="Roster.recipients",
+        before="            if count > 0 or node in always\n",
         after="            if count > 0\n",
         tests=(f"{SECRET_TESTS}::test_no_byte_tells_who_was_drawn",),
     ),
@@ -108,10 +110,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a round is open before it is taken back",
-        file=STRATEGY,
-        function="PrivateSumStrategy._take_back",
-        before="        self.take_back(reached)\n        self.run.reopen_round(reached)\n",
-        after="        self.run.reopen_round(reached)\n        self.take_back(reached)\n",
+        file=ROUNDS,
+        function="Rounds._take_back",
+        before="        self.method.take_back(reached)\n        self.run.reopen_round(reached)\n",
+        after="        self.run.reopen_round(reached)\n        self.method.take_back(reached)\n",
         tests=(f"{TESTS}::TestAskingAgain",),
     ),
     Mutation(
@@ -124,7 +126,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="what failed in a secret cohort is counted",
-        file=STRATEGY,
+        file=ENGINE,
         function="PrivateSumStrategy.aggregate_train",
         before="        counts.clear()\n",
         after='        del counts["answers"], counts["missing"]\n',
@@ -132,15 +134,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a discarded round of correlated noise is asked again",
-        file=STRATEGY,
-        function="PrivateSumStrategy._take_back",
-        before="    if self._correlation is not None:\n        return reached\n",
+        file=ROUNDS,
+        function="Rounds._take_back",
+        before="        and plan.at(reached).makes_up\n",
         after="",
         tests=(f"{TESTS}::TestSilence",),
     ),
     Mutation(
         name="candidates of a round taken back stay for the next",
-        file="flower_privsyn/strategies/parts/preference_rounds.py",
+        file=PREFERENCE_ROUNDS,
         function="PreferenceRounds.take_back",
         before="    self._candidates_file(number + 1).unlink(missing_ok=True)\n",
         after="    pass\n",
@@ -148,9 +150,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="public text is the result of a run without a release",
-        file=STRATEGY,
-        function="PrivateSumStrategy.start",
-        before="            self._refuse_to_end_empty_handed()\n",
+        file=ENGINE,
+        function="PrivateSumStrategy._ask_all",
+        before="    rounds.refuse_to_end_empty_handed(ledger, go_on=self._go_on)\n",
         after="",
         tests=(f"{TESTS}::TestSilence",),
     ),
@@ -164,18 +166,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="all users count against the noise, not those of a round",
-        file=STRATEGY,
-        function="PrivateSumStrategy._check_noise",
-        before="NoiseAgainstUsers(users=sampling.expected_users,",
-        after="NoiseAgainstUsers(users=sum(self._roster.values()),",
-        tests=(f"{TESTS}::TestNoiseAgainstUsers",),
-    ),
-    Mutation(
-        name="surplus shares of noise are not counted",
-        file=STRATEGY,
-        function="PrivateSumStrategy._check_noise",
-        before="        multiplier *= float(np.sqrt(shares))\n",
-        after="",
+        file=NOISE,
+        function="check_noise",
+        before="users=phase.sampling.expected_users,",
+        after="users=phase.sampling.population or 1,",
         tests=(f"{TESTS}::TestNoiseAgainstUsers",),
     ),
     Mutation(
@@ -206,7 +200,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the model to train is first loaded after a release",
-        file=ROUNDS,
+        file=PREFERENCE_ROUNDS,
         function="PreferenceRounds.rehearse",
         before="            if training and self._trainer is None and adapter is None:\n",
         after="            if False:\n",
@@ -215,14 +209,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="private evolution does not try its expansion",
         file="flower_privsyn/strategies/private_evolution.py",
-        function="PrivateEvolution.check",
+        function="EvolutionByVotes.prepare",
         before="            self._expansion().rehearse(self._seeds)\n",
         after="            pass\n",
         tests=(f"{CHANGES_TESTS}::TestTriedBeforeTheFirstRound",),
     ),
     Mutation(
         name="what releases to come depend on may change",
-        file="flower_privsyn/private_path/resumption.py",
+        file=RESUME,
         function="all_released",
         before="    return reached >= num_rounds or",
         after="    return reached >= 1 or",
@@ -230,7 +224,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="rounds to be asked again count as released",
-        file="flower_privsyn/private_path/resumption.py",
+        file=RESUME,
         function="all_released",
         before="        while reached in discarded - charged:\n",
         after="        while False:\n",
@@ -238,7 +232,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="another model on a server passes for the same",
-        file="flower_privsyn/private_path/changes.py",
+        file=CHANGES,
         function="_same_model_elsewhere",
         before='    return len(names) == 1 and "" not in names\n',
         after='    return "" not in names\n',
@@ -246,35 +240,35 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="changes of a resumed run are not recorded",
-        file=STRATEGY,
-        function="PrivateSumStrategy._record",
-        before="    self.run.record_changes(changes)\n",
+        file=CHANGES,
+        function="record_changes",
+        before="    run.record_changes(dict(changes))\n",
         after="",
         tests=(f"{CHANGES_TESTS}::TestChanges",),
     ),
     Mutation(
         name="nodes are needed for a result that is paid for",
-        file=STRATEGY,
-        function="PrivateSumStrategy.start",
-        before="        if resume and self._all_released():\n",
-        after="        if resume and not self._all_released() and self._run is None:\n",
-        tests=(f"{RESUMPTION_TESTS}::TestResultWithoutNodes",),
+        file="flower_privsyn/private_path/preparation.py",
+        function="Preparation.get_ready",
+        before="    if resume and all_released(run, num_rounds=settings.num_rounds):\n",
+        after="    if False:\n",
+        tests=(f"{RESUME_TESTS}::TestResultWithoutNodes",),
     ),
     Mutation(
         name="any number of rounds ends a run",
-        file=STRATEGY,
-        function="PrivateSumStrategy._changes",
-        before="    if settings.num_rounds == earliest_end(self.run):\n",
-        after="    if earliest_end(self.run):\n",
-        tests=(f"{RESUMPTION_TESTS}::TestEndingEarly",),
+        file=CHANGES,
+        function="changes_of_run",
+        before="    if settings.num_rounds == earliest_end(run):\n",
+        after="    if earliest_end(run):\n",
+        tests=(f"{RESUME_TESTS}::TestEndingEarly",),
     ),
     Mutation(
         name="correlated rounds are ended before their time",
-        file=RESUMPTION,
+        file=RESUME,
         function="earliest_end",
         before="    if behind == 0 or PrivacyLedger.read(run.ledger_file).correlations:\n",
         after="    if behind == 0:\n",
-        tests=(f"{RESUMPTION_TESTS}::TestEndingEarly",),
+        tests=(f"{RESUME_TESTS}::TestEndingEarly",),
     ),
     Mutation(
         name="a resumed run takes other columns for its users",
@@ -282,22 +276,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="NODE_KEYS",
         before='NODE_KEYS = CLIENT_KEYS - {"ray-address"}\n',
         after='NODE_KEYS = CLIENT_KEYS - {"ray-address", "client-column"}\n',
-        tests=(f"{RESUMPTION_TESTS}::TestUnitOfPrivacy",),
+        tests=(f"{RESUME_TESTS}::TestUnitOfPrivacy",),
     ),
     Mutation(
         name="the data of a run may change while rounds are left",
-        file=STRATEGY,
-        function="PrivateSumStrategy._changes",
+        file=CHANGES,
+        function="changes_of_run",
         before="    if released:\n        free |= NODE_KEYS\n",
         after="    free |= NODE_KEYS\n",
-        tests=(f"{RESUMPTION_TESTS}::TestUnitOfPrivacy",),
+        tests=(f"{RESUME_TESTS}::TestUnitOfPrivacy",),
     ),
     Mutation(
         name="the rounds that are left forget what was spent",
-        file=RESUMPTION,
-        function="multiplier_for_the_rest",
+        file="flower_privsyn/private_path/settling.py",
+        function="_for_the_rest",
         before="    if fits(planned):\n",
         after="    if planned > 0:\n",
-        tests=(f"{RESUMPTION_TESTS}::TestFewerUsers",),
+        tests=(f"{RESUME_TESTS}::TestFewerUsers",),
     ),
 )

@@ -21,6 +21,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.node import NodePolicy
 from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import (
     Broadcast,
     Cohort,
@@ -108,15 +109,15 @@ class TestText:
         )
         answer = wire.unpack_answer(answered, length=4, roster_users=5, bound=3.0)
         # Of five equal texts three count: the norm of what a user adds is at most 3.
-        np.testing.assert_allclose(answer.total, [1.0, 3.0, 1.0, 1.0], atol=1e-8)
+        np.testing.assert_allclose(from_grid(answer.total), [1.0, 3.0, 1.0, 1.0], atol=1e-8)
         assert answer.num_users == 5
         assert not list((tmp_path / "cache").rglob("*.npy"))
 
     def test_at_most_so_many_documents_of_a_user(self, app: ClientApp) -> None:
         _, answered = ask_node(app, TextLengths(), replace(REQUEST, max_samples=1))
         answer = wire.unpack_answer(answered, length=4, roster_users=5, bound=3.0)
-        assert answer.total.sum() == 3.0
-        assert answer.total[1] == 1.0
+        assert from_grid(answer.total).sum() == 3.0
+        assert from_grid(answer.total)[1] == 1.0
 
     def test_a_user_whose_text_breaks_the_question_adds_zero(self, tmp_path: Path) -> None:
         rows = [("a", "fine"), ("b", "boom"), ("c", "as well")]
@@ -127,7 +128,7 @@ class TestText:
         )
         _, answered = ask_node(app, Picky())
         answer = wire.unpack_answer(answered, length=4, roster_users=3, bound=3.0)
-        assert answer.total.tolist() == [2.0, 0.0, 0.0, 0.0]
+        assert from_grid(answer.total).tolist() == [2.0, 0.0, 0.0, 0.0]
         assert answer.num_users == 3
 
     def test_no_model_library_is_imported(self, tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ class TestTokens:
         assert roster.dimension == 3
         answer = wire.unpack_answer(answered, length=3, roster_users=2, bound=3.0)
         np.testing.assert_allclose(
-            answer.total, [1 + 3 / 26**0.5, 1.0, 1 + 15 / 26**0.5], atol=1e-6
+            from_grid(answer.total), [1 + 3 / 26**0.5, 1.0, 1 + 15 / 26**0.5], atol=1e-6
         )
 
     def test_a_tokenizer_that_is_not_there(self, app: ClientApp, tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ class TestRefusals:
 
     def test_one_of_several_questions_may_be_about_something_else(self, app: ClientApp) -> None:
         grid = LoopbackGrid(app, num_nodes=1)
-        plan = wire.Plan(queries=("token_counts", "text_lengths"))
+        plan = wire.Announcement(queries=("token_counts", "text_lengths"))
         (reply,) = grid.send_and_receive(
             [Message(wire.pack_prepare(REQUEST, plan=plan), 1, wire.PREPARE)]
         )
@@ -235,7 +236,7 @@ class TestRefusals:
     def test_an_app_without_the_question(self, tmp_path: Path) -> None:
         app = create_client_app(load, embedder=no_embedder, cache_directory=tmp_path)
         grid = LoopbackGrid(app, num_nodes=1)
-        plan = wire.Plan(queries=("text_lengths",))
+        plan = wire.Announcement(queries=("text_lengths",))
         (reply,) = grid.send_and_receive(
             [Message(wire.pack_prepare(REQUEST, plan=plan), 1, wire.PREPARE)]
         )
@@ -409,4 +410,4 @@ def test_text_and_embeddings_of_one_app(tmp_path: Path) -> None:
     _, counted = ask_node(app, TextLengths())
     assert wire.unpack_answer(voted, length=2, roster_users=5, bound=2.0).total.sum() > 0
     lengths = wire.unpack_answer(counted, length=4, roster_users=5, bound=3.0)
-    np.testing.assert_allclose(lengths.total, [1.0, 3.0, 1.0, 1.0], atol=1e-8)
+    np.testing.assert_allclose(from_grid(lengths.total), [1.0, 3.0, 1.0, 1.0], atol=1e-8)

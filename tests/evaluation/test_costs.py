@@ -164,7 +164,7 @@ class TestCountedInARun:
     @pytest.mark.parametrize("adaptive", [False, True])
     def test_dp_fedavg(self, runs: Runs, lstm: Path, adaptive: bool) -> None:
         grid, strategy = runs.dp_fedavg(lstm, adaptive)
-        parameters = strategy.model.dimension
+        parameters = strategy.method.model.dimension
         assert parameters > 5000
         expected = communication("dp-fedavg", {**strategy.run.config, "num-parameters": parameters})
         assert expected.floats_up == parameters + adaptive

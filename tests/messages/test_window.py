@@ -248,13 +248,6 @@ class TestSilence:
         self, federation: Builder, config: Builder
     ) -> None:
         kept: list[Message] = []
-        late: list[int] = []
-
-        class Counting(Probe):
-            @property
-            def query(self) -> Any:
-                late.append(self._grid._late if self._grid else 0)
-                return super().query
 
         def tamper(request: Message, reply: Message) -> list[Message]:
             if request.metadata.message_type == wire.PREPARE:
@@ -263,7 +256,7 @@ class TestSilence:
             kept.append(reply)
             return replies if len(kept) > 1 else []
 
-        strategy = Counting(
+        strategy = Probe(
             config(
                 sampling="poisson",
                 sampling_rate=0.9,

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_privsyn.messages import wire
-from flower_privsyn.node import Plan
+from flower_privsyn.node import Announcement
 from flower_privsyn.privacy import (
     BandedToeplitz,
     Correlation,
@@ -35,9 +35,7 @@ def message(content: RecordDict, kind: str = "query.nearest_neighbor_histogram")
 class TestRequests:
     def test_a_question_arrives_as_it_was_sent(self) -> None:
         sent = ask(
-            noise="shares",
             mechanism=GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0),
-            shares_required=9,
             sampling=FullParticipation(population=40),
             broadcast={
                 "candidates": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -49,15 +47,15 @@ class TestRequests:
         for name, array in sent.broadcast.items():
             assert np.array_equal(got.broadcast[name], array)
             assert got.broadcast[name].dtype == array.dtype
-        assert (got.query, got.data, got.sampling, got.mechanism, got.shares_required) == (
-            sent.query, sent.data, sent.sampling, sent.mechanism, 9,
+        assert (got.query, got.data, got.sampling, got.mechanism) == (
+            sent.query, sent.data, sent.sampling, sent.mechanism,
         )  # fmt: skip
 
     def test_preparation_arrives(self) -> None:
         assert wire.unpack_prepare(message(wire.pack_prepare(DATA), wire.PREPARE)) == (
-            DATA, Plan(),
+            DATA, Announcement(),
         )  # fmt: skip
-        plan = Plan(
+        plan = Announcement(
             queries=("kernel_mean",),
             num_rounds=7,
             clip_norm=1.5,
@@ -76,7 +74,7 @@ class TestRequests:
          ("relation", "friends"), ("queries", "kernel_mean")],
     )  # fmt: skip
     def test_an_absurd_plan_is_refused(self, key: str, value: object) -> None:
-        content = wire.pack_prepare(DATA, plan=Plan(num_rounds=7))
+        content = wire.pack_prepare(DATA, plan=Announcement(num_rounds=7))
         content.config_records["privsyn.request"][key] = value  # type: ignore[assignment]
         with pytest.raises(wire.WireError):
             wire.unpack_prepare(message(content, wire.PREPARE))
@@ -88,8 +86,6 @@ class TestRequests:
             {"data": replace(DATA, max_nodes_per_user=3)},
             {"data": replace(DATA, max_nodes_per_user=0)},
             {"num_rounds": 3},
-            {"noise": "shares"},
-            {"shares_required": 3},
             {"sampling": FixedSizeSampling(3, population=40)},
             {"sampling": FixedSizeSampling(3, population=40), "sample_count": 4},
             {"sampling": TURNS},
@@ -150,7 +146,6 @@ class TestRequests:
         [
             ("protocol", 1),
             ("query", "similarity"),
-            ("noise", "none"),
             ("sampling", "{}"),
             ("mechanism", '{"mechanism": "laplace"}'),
             ("max-tokens", "many"),

@@ -297,12 +297,6 @@ class TestLimit:
         assert ledger.charge(asked(question="another"), ANY)
         assert ledger.account().epsilon(ANY) == pytest.approx(gaussian([1.0]))
 
-    def test_shares_of_noise_are_drawn_anew_and_charged_anew(self, asked: Asked) -> None:
-        ledger = NodeLedger("people")
-        for _ in range(2):
-            assert ledger.charge(asked(noise="shares", shares_required=5), ANY)
-        assert len(ledger.account().charges) == 2
-
 
 class TestFile:
     def test_is_the_owners_alone_and_reads_back(self, asked: Asked) -> None:
@@ -318,9 +312,8 @@ class TestFile:
     def test_says_of_every_answer_who_is_trusted(self, asked: Asked) -> None:
         ledger = NodeLedger("people")
         ledger.charge(asked(1), ANY)
-        ledger.charge(asked(2, noise="shares", shares_required=9), ANY)
         lines = [json.loads(line) for line in ledger.path.read_text().splitlines()[1:]]
-        assert [line["trust"] for line in lines] == ["server", "server, with single replies"]
+        assert [line["trust"] for line in lines] == ["server"]
 
     def test_does_not_change_the_mode_of_a_folder_that_was_there(
         self, asked: Asked, owner: Path

@@ -50,8 +50,7 @@ def test_a_ledger_shows_runs_and_what_is_left(
     ledger = NodeLedger("people")
     for number in (1, 2):
         ledger.charge(asked(number), ANY)
-    shares = {"noise": "shares", "shares_required": 5, "sampling": PoissonSampling(1.0)}
-    ledger.charge(asked(run=8, server="", **shares), ANY)
+    ledger.charge(asked(run=8, server="", sampling=PoissonSampling(1.0)), ANY)
     NodeLedger("others").charge(asked(), ANY)
     policy = tmp_path / "policy.toml"
     policy.write_text('max-epsilon = 9.0\ndelta = 1e-5\nrelation = "replace-one"')
@@ -60,7 +59,7 @@ def test_a_ledger_shows_runs_and_what_is_left(
     whole = dp_accounting.get_epsilon_gaussian(1.0 / math.sqrt(3), 1e-5)
     for part in (
         'run 7 of server "north"', "2 of 20 rounds: nearest_neighbor_histogram, noise multiplier 2",
-        "noise central, server trusted", "noise shares of 5, server trusted with single replies",
+        "noise central, server trusted",
         f"epsilon {whole:.4g} of 9 at delta 1e-05 (replace-one), {9 - whole:.4g} left",
     ):  # fmt: skip
         assert part in out

@@ -11,10 +11,10 @@ import pytest
 
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.node import (
+    Announcement,
     Charge,
     NodeGuard,
     NodePolicy,
-    Plan,
     find_policy,
     model_digest,
     policy_text,
@@ -133,7 +133,7 @@ class TestQuestions:
     ) -> None:
         charge = asked(**question)
         guard = NodeGuard(NodePolicy(max_epsilon=math.inf, **policy), {"server": charge.server})
-        plan = Plan(
+        plan = Announcement(
             queries=(charge.query,), num_rounds=20, clip_norm=3.0, releases=20,
             noise_multiplier=2.0, sampling=FullParticipation(),
         )  # fmt: skip
@@ -157,7 +157,9 @@ class TestQuestions:
     def test_a_plan_that_does_not_fit_is_refused_before_it_begins(self, asked: Asked) -> None:
         policy = NodePolicy(max_epsilon=4.0)
         guard = NodeGuard(policy, {"server": "north", "dataset": "people"})
-        plan = Plan(num_rounds=20, releases=20, noise_multiplier=6.0, sampling=FullParticipation())
+        plan = Announcement(
+            num_rounds=20, releases=20, noise_multiplier=6.0, sampling=FullParticipation()
+        )
         guard.check_plan(plan, 9)
         for number in (1, 2):
             guard.charge(asked(number))
@@ -177,7 +179,7 @@ class TestQuestions:
         assert cost.ledger is not None
         spent = cost.ledger.account().epsilon(NodePolicy())
         guard = NodeGuard(NodePolicy(max_epsilon=spent), {"server": "north"})
-        plan = Plan(
+        plan = Announcement(
             num_rounds=6, releases=1, noise_multiplier=correlation.noise_multiplier(4.0),
             sampling=FullParticipation(), stream=correlation.stream,
         )  # fmt: skip

@@ -88,13 +88,13 @@ def test_two_runs_at_once_cannot_pass_the_limit_together(
 ) -> None:  # fmt: skip
     """Both fit when they begin; the second finds what the first has spent since."""
     second, grid = run_of("south"), grid_of("south", 2222)
-    begun = second.first_broadcast
+    begun = second.method.first
 
     def meanwhile() -> Any:
         run_of("north").start(grid_of("north", 1111))
         return begun()
 
-    second.first_broadcast = meanwhile
+    second.method.first = meanwhile
     with suppress(FederationError):  # a server may give up where nobody answers
         second.start(grid)
     codes = [reply.error.code for reply in grid.replies if reply.has_error()]

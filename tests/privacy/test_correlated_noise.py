@@ -581,8 +581,6 @@ def test_the_sampling_must_keep_the_pattern(rounds: Rounds) -> None:
     ):
         with pytest.raises(ConfigError, match="lets a user take part in other rounds"):
             rounds.begin(1, sampling=sampling)
-    with pytest.raises(ConfigError, match='noise must be "central" for correlated noise'):
-        rounds.begin(1, noise="shares", shares_required=10)
     assert participation_of(SAMPLING, rounds=ROUNDS) == PATTERN
 
 

@@ -23,10 +23,13 @@ from dp_accounting.rdp import RdpAccountant as LibraryRDP
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
 from flower_privsyn.privacy import (
+    BandedToeplitz,
+    Correlation,
     FixedSizeSampling,
     FullParticipation,
     GaussianMechanism,
     NeighboringRelation,
+    Participation,
     PoissonSampling,
     PrivacyLedger,
     Sampling,
@@ -89,7 +92,6 @@ def test_a_round_is_two_lines_with_everything_an_auditor_needs(tmp_path: Path) -
         "query": "nearest-neighbor-histogram",
         "mechanism": "gaussian",
         "noise_multiplier": 19.3,
-        "server_noise_multiplier": 19.3,
         "l2_sensitivity": 8.0,
         "relation": "zero-out",
         "sampling": {"method": "full", "rate": 1.0, "population": 1000},
@@ -101,8 +103,6 @@ def test_a_round_is_two_lines_with_everything_an_auditor_needs(tmp_path: Path) -
         "epsilon_known_cohorts": pytest.approx(dp_accounting.get_epsilon_gaussian(19.3, DELTA)),
         "accountant": "pld",
         "private": True,
-        "noise": "central",
-        "shares_required": None,
         "interrupted": False,
         "extra": {"candidates": 2048},
         "previous": hashlib.sha256(path.read_bytes().splitlines()[1]).hexdigest(),
@@ -132,7 +132,7 @@ def test_an_independent_recomputation_from_the_lines_gives_the_same_epsilons(
     release_side, server_side = recomputation(accountant, fixed=sampling.method == "fixed-size")
     for line in releases_of(path):
         release_side.compose(event_of(line, accountant))
-        server_side.compose(dp_accounting.GaussianDpEvent(line["server_noise_multiplier"]))
+        server_side.compose(dp_accounting.GaussianDpEvent(line["noise_multiplier"]))
         released = release_side.get_epsilon(line["delta"])
         seen = server_side.get_epsilon(line["delta"])
         assert line["epsilon_release"] == pytest.approx(released, rel=5e-4)
@@ -223,62 +223,38 @@ def test_what_is_not_private_is_stamped_and_taints_the_total(
         assert ledger.epsilon_release is None
 
 
-# Noise in shares --------------------------------------------------------------------------------
-
-
-def test_shares_protect_from_the_outside_and_hardly_from_the_server(tmp_path: Path) -> None:
-    """T = 20, 1,000 users, noise multiplier 19.3: 0.92 outside, 59 against who sees the shares."""
-    path = tmp_path / "ledger.jsonl"
-    with create(path, epsilon_budget=1.0) as ledger:
-        for number in range(20):
-            run_round(ledger, number, 1000, noise="shares", shares_required=1000)
-        assert ledger.epsilon_release == pytest.approx(0.9195, abs=1e-4)
-        assert ledger.epsilon_known_cohorts == pytest.approx(59.24, abs=0.01)
-    last = releases_of(path)[-1]
-    assert last["server_noise_multiplier"] == pytest.approx(19.3 / math.sqrt(1000))
-    assert (last["noise"], last["shares_required"]) == ("shares", 1000)
-
-
-def test_missing_shares_are_charged_as_missing_noise(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    with create(path) as ledger:
-        run_round(ledger, 1, 640, noise="shares", shares_required=1000)
-        run_round(ledger, 2, 1000, noise="shares", shares_required=900)
-    one, two = releases_of(path)
-    assert one["noise_multiplier"] == pytest.approx(19.3 * 0.8)
-    assert one["epsilon_release"] == pytest.approx(
-        dp_accounting.get_epsilon_gaussian(19.3 * 0.8, DELTA)
-    )
-    # More shares than required is more noise; the bound does not count on it.
-    assert two["noise_multiplier"] == 19.3
-
-
-def test_missing_shares_stay_charged_when_the_ledger_is_opened_again(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    sampling = PoissonSampling(0.1, population=1000)
-    with create(path) as ledger:
-        run_round(ledger, 1, 64, noise="shares", shares_required=100, sampling=sampling)
-        released, seen = ledger.epsilon_release, ledger.epsilon_known_cohorts
-    with PrivacyLedger.open(path) as ledger:
-        assert (ledger.epsilon_release, ledger.epsilon_known_cohorts) == (released, seen)
-
-
 def test_next_to_no_noise_counts_as_none(tmp_path: Path) -> None:
-    """One share of a million is no protection against the server; nobody's share is no noise."""
+    """Below a thousandth of the clip norm nothing is hidden, and the accountants have no number."""
     path = tmp_path / "ledger.jsonl"
-    mechanism = GaussianMechanism(noise_multiplier=0.5, l2_sensitivity=1.0)
-    million = {"sampling": FullParticipation(), "shares_required": 1_000_000, "noise": "shares"}
+    mechanism = GaussianMechanism(noise_multiplier=1e-4, l2_sensitivity=1.0)
     with create(path) as ledger:
-        run_round(ledger, 1, 1_000_000, mechanism=mechanism, planned_users=1_000_000, **million)
-        assert ledger.epsilon_release is not None
-        assert ledger.epsilon_known_cohorts is None
-        run_round(ledger, 2, 0, mechanism=mechanism, planned_users=1_000_000, **million)
+        run_round(ledger, 1, 10, mechanism=mechanism, sampling=FullParticipation())
         assert not ledger.private
-    first, second = releases_of(path)
-    assert first["epsilon_known_cohorts"] is None
-    assert (second["private"], second["epsilon_release"]) == (False, None)
+    (line,) = releases_of(path)
+    assert (line["private"], line["epsilon_release"]) == (False, None)
+    assert line["noise_multiplier"] == 0.0
     with PrivacyLedger.open(path) as ledger:
         assert not ledger.private
+
+
+def test_correlated_rounds_are_no_cheaper_for_who_may_not_be_drawn(tmp_path: Path) -> None:
+    """All rounds are one mechanism: a coin that falls in some of them amplifies nothing."""
+    participation = Participation(rounds=4)
+    correlation = Correlation.create(BandedToeplitz.square_root(rounds=4, bands=2), participation)
+    mechanism = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0)
+    with create(tmp_path / "ledger.jsonl") as ledger:
+        run_round(
+            ledger,
+            1,
+            1,
+            mechanism=mechanism,
+            sampling=PoissonSampling(0.01, population=1000),
+            correlation=correlation,
+        )
+        together = 2.0 / correlation.sensitivity
+        assert ledger.epsilon_release == pytest.approx(
+            dp_accounting.get_epsilon_gaussian(together, DELTA)
+        )
 
 
 def test_the_size_of_a_poisson_cohort_stays_out_of_the_file(tmp_path: Path) -> None:
@@ -291,29 +267,6 @@ def test_the_size_of_a_poisson_cohort_stays_out_of_the_file(tmp_path: Path) -> N
     assert (line["num_users"], line["expected_users"]) == (None, 100)
     with PrivacyLedger.open(path) as ledger:
         assert ledger.epsilon_release == released
-
-
-def test_missing_shares_that_break_the_budget_stop_the_release(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    one_round = dp_accounting.get_epsilon_gaussian(19.3, DELTA)
-    with create(path, epsilon_budget=one_round) as ledger:
-        begin(ledger, 1, noise="shares", shares_required=1000)
-        before = path.read_bytes()
-        with pytest.raises(BudgetExceededError, match="Round 1"):
-            ledger.charge(round=1, num_users=900)
-        assert path.read_bytes() == before
-        with pytest.raises(LedgerError, match="cannot be discarded, only charged"):
-            ledger.discard(round=1, num_users=900, reason="too few users")
-
-
-def test_shares_are_described_completely(tmp_path: Path) -> None:
-    with create(tmp_path / "ledger.jsonl") as ledger:
-        with pytest.raises(ConfigError, match="shares_required must be given"):
-            begin(ledger, 1, noise="shares")
-        with pytest.raises(ConfigError, match="shares_required must be given"):
-            begin(ledger, 1, shares_required=5)
-        with pytest.raises(ConfigError, match=r'noise must be "central" or "shares", got .none.'):
-            begin(ledger, 1, noise="none")
 
 
 # The budget -------------------------------------------------------------------------------------

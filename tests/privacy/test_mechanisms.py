@@ -1,4 +1,4 @@
-"""The noise of a release and of shares: its size, its independence, and what is refused."""
+"""The noise of a release: its size, its independence, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import GaussianMechanism, InsecureRandom, SecureRandom
+from flower_privsyn.privacy.grid import from_grid
 
 DRAWS = 1_000_000
 
@@ -45,39 +46,10 @@ def test_the_noise_is_fresh_in_every_call_and_coordinate() -> None:
     random = SecureRandom()
     first = mechanism.release(np.zeros(DRAWS), random=random)
     second = mechanism.release(np.zeros(DRAWS), random=random)
-    third = mechanism.share(np.zeros(DRAWS), num_shares=1, of=1, random=random)
+    third = from_grid(mechanism.release_steps(np.zeros(DRAWS, dtype=np.int64), random=random))
     for left, right in ((first, second), (second, third), (first[:-1], first[1:])):
         assert abs(np.corrcoef(left, right)[0, 1]) < 6.0 / math.sqrt(DRAWS)
         assert (left != right).mean() > 0.999
-
-
-@pytest.mark.parametrize(("num_shares", "of"), [(1, 1000), (7, 100), (100, 100), (150, 100)])
-def test_shares_carry_their_part_of_the_variance(num_shares: int, of: int) -> None:
-    mechanism = GaussianMechanism(noise_multiplier=3.0, l2_sensitivity=2.0)
-    noise = mechanism.share(np.zeros(DRAWS), num_shares=num_shares, of=of, random=InsecureRandom(3))
-    assert_standard_deviation(noise, 6.0 * math.sqrt(num_shares / of))
-
-
-def test_shares_from_unequal_nodes_add_up_to_one_release() -> None:
-    mechanism = GaussianMechanism(noise_multiplier=1.5, l2_sensitivity=4.0)
-    random = InsecureRandom(4)
-    total = sum(
-        mechanism.share(np.ones(DRAWS), num_shares=users, of=20, random=random)
-        for users in (1, 2, 3, 4, 10, 0)
-    )
-    assert_standard_deviation(total - 6.0, 6.0)
-
-
-def test_no_shares_add_no_noise() -> None:
-    mechanism = GaussianMechanism(noise_multiplier=1.5, l2_sensitivity=4.0)
-    partial = np.arange(5.0)
-    noisy = mechanism.share(partial, num_shares=0, of=20, random=SecureRandom())
-    assert (noisy == partial).all()
-
-
-def test_one_share_alone_is_weaker_by_the_root_of_their_number() -> None:
-    mechanism = GaussianMechanism(noise_multiplier=19.3, l2_sensitivity=1.0)
-    assert mechanism.share_noise_multiplier(of=1000) == pytest.approx(19.3 / math.sqrt(1000))
 
 
 def test_zero_noise_returns_the_sum_exactly_and_leaves_the_input_alone() -> None:
@@ -97,8 +69,6 @@ def test_a_sum_that_is_not_finite_is_refused_without_saying_where(bad: float) ->
     total = np.array([1.0, bad, 3.0])
     with pytest.raises(ConfigError, match=r"^total must be finite, got a vector with NaN"):
         mechanism.release(total, random=SecureRandom())
-    with pytest.raises(ConfigError, match=r"^partial must be finite"):
-        mechanism.share(total, num_shares=1, of=1, random=SecureRandom())
 
 
 @pytest.mark.parametrize(
@@ -128,19 +98,3 @@ def test_a_mechanism_names_the_value_that_is_wrong(key: str, value: object) -> N
     arguments = {"noise_multiplier": 1.0, "l2_sensitivity": 1.0, key: value}
     with pytest.raises(ConfigError, match=rf"^{key} must be .*, got {value!r}\.$"):
         GaussianMechanism(**arguments)  # type: ignore[arg-type]
-
-
-def test_shares_too_small_for_the_grid_are_refused() -> None:
-    mechanism = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=2.0**-18)
-    with pytest.raises(ConfigError, match="a share of the noise has standard deviation"):
-        mechanism.share(np.zeros(2), num_shares=1, of=100, random=SecureRandom())
-    assert mechanism.share(np.zeros(2), num_shares=1, of=2, random=SecureRandom()).any()
-
-
-@pytest.mark.parametrize(
-    ("num_shares", "of", "key"), [(-1, 5, "num_shares"), (1, 0, "of"), (1.5, 5, "num_shares")]
-)
-def test_share_counts_are_checked(num_shares: int, of: int, key: str) -> None:
-    mechanism = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0)
-    with pytest.raises(ConfigError, match=rf"^{key} must be a whole number"):
-        mechanism.share(np.zeros(2), num_shares=num_shares, of=of, random=SecureRandom())

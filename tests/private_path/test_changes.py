@@ -19,7 +19,8 @@ from flower_privsyn.errors import (
     RunDirectoryError,
 )
 from flower_privsyn.generation import OpenAIGenerator
-from flower_privsyn.strategies import KernelSketch, KernelSketchConfig, POPri, POPriConfig
+from flower_privsyn.strategies import KernelSketchConfig, POPri, POPriConfig
+from flower_privsyn.strategies.kernel_sketch import SketchRefinement
 from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
 from flower_privsyn.testing import EchoGenerator, HashEmbedder, WordGenerator, train_words
 from tests.support.federation import WORDS, is_rehearsal, make_users, rounds_asked, silent
@@ -310,7 +311,7 @@ class TestChanges:
             strategy.start(federation())
             return strategy
 
-        monkeypatch.setattr(KernelSketch, "finish", die)
+        monkeypatch.setattr(SketchRefinement, "finish", die)
         with pytest.raises(Killed):
             start()
         monkeypatch.undo()

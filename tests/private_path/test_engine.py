@@ -29,12 +29,12 @@ from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationEr
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import InsecureRandom, PrivacyLedger
 from flower_privsyn.privacy.grid import to_grid
-from flower_privsyn.private_path import attendance
+from flower_privsyn.private_path import attendance, rounds
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.strategies import PrivateSumStrategy, ReleasedSum
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users
-from tests.support.probe import Killed, Probe, cohort_sizes
+from tests.support.probe import Killed, Probe, ProbeMethod, cohort_sizes
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -96,87 +96,6 @@ class TestNoise:
         line = releases(tmp_path / "run")[-1]
         assert (line["private"], line["epsilon_release"]) == (False, None)
 
-    def test_shares_add_up_to_the_noise_and_more(self, tmp_path: Path, config: Builder) -> None:
-        users = silent_users(30)
-        app = create_client_app(
-            lambda context: users.deal(
-                partition_id=int(context.node_config["partition-id"]), num_partitions=3
-            ),
-            embedder=hash_embedder,
-            cache_directory=tmp_path / "cache",
-        )
-        strategy = Probe(
-            config(noise_multiplier=2.0, num_rounds=2, noise="shares", shares_required=20),
-            candidates=100_000,
-        )
-        strategy.start(LoopbackGrid(app, num_nodes=3))
-        values = np.concatenate([release.values for release in strategy.released])
-        expected = 2.0 * 8 * math.sqrt(30 / 20)
-        assert values.std() == pytest.approx(expected, rel=0.01)
-        assert strategy.released[0].noise_std == pytest.approx(expected)
-        line = releases(tmp_path / "run")[-1]
-        assert line["noise"] == "shares"
-        # The server sees each reply: a share alone hides little.
-        assert line["epsilon_known_cohorts"] > 5 * line["epsilon_release"]
-
-    def test_a_round_short_of_shares_is_charged_and_not_used(
-        self, tmp_path: Path, config: Builder
-    ) -> None:
-        users = silent_users(4)
-        app = create_client_app(
-            lambda context: users.deal(
-                partition_id=int(context.node_config["partition-id"]), num_partitions=2
-            ),
-            embedder=hash_embedder,
-            cache_directory=tmp_path / "cache",
-        )
-
-        def lose(request: Message, reply: Message) -> list[Message]:
-            first = reply.metadata.src_node_id == 1
-            return [] if first and request.metadata.message_type != wire.PREPARE else [reply]
-
-        strategy = Probe(
-            config(noise_multiplier=2.0, num_rounds=2, noise="shares", shares_required=3)
-        )
-        with pytest.raises(
-            FederationError, match=r"rounds 1 and 2 were lost: 2 users on 1 of 2 .* charged"
-        ):
-            strategy.start(LoopbackGrid(app, num_nodes=2, tamper=lose))
-        assert strategy.released == []
-        assert len(releases(tmp_path / "run")) == 2
-
-    @pytest.mark.parametrize("answering", [0, 1])
-    def test_rounds_short_of_shares_end_a_run_within_its_budget(
-        self, tmp_path: Path, config: Builder, answering: int
-    ) -> None:
-        """They cost what was planned, nothing where nobody answered, and never a dead end."""
-        users = silent_users(6)
-        app = create_client_app(
-            lambda context: users.deal(
-                partition_id=int(context.node_config["partition-id"]), num_partitions=2
-            ),
-            embedder=hash_embedder,
-            cache_directory=tmp_path / "cache",
-        )
-
-        def lose(request: Message, reply: Message) -> list[Message]:
-            heard = reply.metadata.src_node_id <= answering
-            return [reply] if heard or request.metadata.message_type == wire.PREPARE else []
-
-        strategy = Probe(
-            config(epsilon=2.0, num_rounds=3, noise="shares", shares_required=5, accept_noise=True)
-        )
-        with pytest.raises(FederationError, match=r"^rounds 1 and 2 were lost"):
-            strategy.start(LoopbackGrid(app, num_nodes=2, tamper=lose))
-        charged = releases(tmp_path / "run")
-        assert len(charged) == 2 * answering
-        assert all(line["private"] for line in charged)
-        if charged:
-            planned = strategy.noise_multiplier
-            assert [line["noise_multiplier"] for line in charged] == [planned, planned]
-            assert [line["num_users"] for line in charged] == [3, 3]
-            assert charged[-1]["epsilon_release"] < 2.0
-
 
 class TestTheGrid:
     def test_sums_that_may_leave_the_exact_numbers_are_refused_before_anybody_is_asked(
@@ -196,7 +115,7 @@ class TestTheGrid:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("flower_privsyn.private_path.engine.LARGEST_SUM", math.inf)
+        monkeypatch.setattr("flower_privsyn.private_path.asked.LARGEST_SUM", math.inf)
         strategy = Probe(config(noise_multiplier=1.0, max_samples=2**22, num_rounds=1))
         with pytest.raises(FederationError, match="no round was released"):
             strategy.start(federation(make_users(6)))
@@ -221,7 +140,7 @@ class TestLedgerComesFirst:
     ) -> None:
         strategy = Probe(config())
         seen: list[int] = []
-        strategy.before_update = lambda: seen.append(len(releases(tmp_path / "run")))
+        strategy.method.before_update = lambda: seen.append(len(releases(tmp_path / "run")))
         strategy.start(federation())
         assert seen == [1, 2, 3]
 
@@ -240,18 +159,22 @@ class TestLedgerComesFirst:
         assert announced == [1] * 6
 
     def test_only_one_function_sees_the_raw_sum(self) -> None:
-        source = inspect.getsource(inspect.getmodule(PrivateSumStrategy))  # type: ignore[arg-type]
-        tree = ast.parse(source)
+        folder = Path(inspect.getfile(PrivateSumStrategy)).parent
         readers = {
-            function.name
-            for function in ast.walk(tree)
+            (file.name, function.name)
+            for file in folder.rglob("*.py")
+            for function in ast.walk(ast.parse(file.read_text()))
             if isinstance(function, ast.FunctionDef)
             for node in ast.walk(function)
             if isinstance(node, ast.Attribute)
-            and node.attr in {"total", "unpack_answer"}
             and isinstance(node.ctx, ast.Load)
+            and (
+                node.attr in {"unpack_answer", "collect", "release_steps"}
+                or (node.attr == "total" and ast.unparse(node.value) in {"answer", "collected"})
+            )
         }
-        assert readers == {"_release"}
+        assert readers == {("central.py", "collect"), ("engine.py", "_release")}
+        tree = ast.parse(inspect.getsource(inspect.getmodule(PrivateSumStrategy)))  # type: ignore[arg-type]
         returned = [
             node
             for function in ast.walk(tree)
@@ -259,7 +182,7 @@ class TestLedgerComesFirst:
             for node in ast.walk(function)
             if isinstance(node, ast.Return | ast.Yield)
             and node.value is not None
-            and any(isinstance(n, ast.Name) and n.id == "total" for n in ast.walk(node.value))
+            and any(isinstance(n, ast.Name) and n.id == "collected" for n in ast.walk(node.value))
         ]
         assert returned == []
 
@@ -503,12 +426,14 @@ class TestSampling:
     def test_noise_follows_the_clip_norm_of_the_round(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:
-        class Growing(Probe):
+        class Growing(ProbeMethod):
             @property
-            def query(self) -> NearestNeighborHistogram:
-                return NearestNeighborHistogram(max_samples=2 + 6 * bool(self.released))
+            def queries(self) -> tuple[Any, ...]:
+                return (NearestNeighborHistogram(max_samples=2 + 6 * bool(self.released)),)
 
-        strategy = Growing(config(noise_multiplier=1.0, num_rounds=2), candidates=40_000)
+        strategy = Probe(
+            config(noise_multiplier=1.0, num_rounds=2), candidates=40_000, method=Growing
+        )
         strategy.start(federation(silent_users(3)))
         assert strategy.released[0].values.std() == pytest.approx(2.0, rel=0.02)
         assert strategy.released[1].values.std() == pytest.approx(8.0, rel=0.02)
@@ -518,10 +443,6 @@ class TestSampling:
     def test_more_drawn_than_there_are(self, federation: Builder, config: Builder) -> None:
         with pytest.raises(ConfigError, match="sample-size = 13 is more than the 12 users"):
             Probe(config(sampling="fixed-size", sample_size=13)).start(federation())
-
-    def test_more_shares_than_users(self, federation: Builder, config: Builder) -> None:
-        with pytest.raises(FederationError, match="shares-required = 13"):
-            Probe(config(noise="shares", shares_required=13)).start(federation())
 
 
 class TestResume:
@@ -563,15 +484,16 @@ class TestResume:
         self.check(tmp_path / "run", interrupted=[2])
         assert [release.round_number for release in strategy.released] == [3]
 
-    def test_killed_between_ledger_and_disk(self, start: Builder, tmp_path: Path) -> None:
-        def prepare(strategy: Probe) -> None:
-            def die(release: ReleasedSum) -> None:
-                raise Killed
+    def test_killed_between_ledger_and_disk(
+        self, start: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def die(run: Any, release: ReleasedSum) -> None:
+            raise Killed
 
-            strategy._store_release = die  # type: ignore[method-assign]
-
-        with pytest.raises(Killed):
-            start(prepare=prepare)
+        with monkeypatch.context() as patch:
+            patch.setattr(rounds, "store_release", die)
+            with pytest.raises(Killed):
+                start()
         strategy = start(resume=True)
         # The line was written as an ordinary release; the sum itself is gone for good.
         self.check(tmp_path / "run", interrupted=[])
@@ -589,7 +511,7 @@ class TestResume:
                 if len(strategy.released) == 1:
                     raise Killed
 
-            strategy.before_update = die
+            strategy.method.before_update = die
 
         with pytest.raises(Killed):
             start(prepare=prepare)
@@ -634,7 +556,7 @@ class TestResume:
                 if len(strategy.released) == 2:
                     raise Killed
 
-            strategy.before_update = die
+            strategy.method.before_update = die
 
         with pytest.raises(Killed):
             start(prepare=prepare)

@@ -193,8 +193,6 @@ class TestRefusals:
     def test_what_would_tell_the_draw(self, config: Builder) -> None:
         with pytest.raises(ConfigError, match='min-users = 2 needs sampling = "full"'):
             config(**FIXED, min_users=2)
-        with pytest.raises(ConfigError, match='noise = "shares" needs sampling = "full"'):
-            config(**FIXED, noise="shares", shares_required=2)
 
     @pytest.mark.parametrize(
         ("sampling", "secret"),

@@ -46,7 +46,7 @@ def test_coins_are_accounted_as_a_mixture(
     strategy = Probe(config(**changes, num_rounds=2, max_nodes_per_user=2))
     strategy.start(federation(silent_users(4)))
     release = Release(
-        noise_multiplier=strategy.noise_multiplier,
+        noise_multiplier=strategy.plan.phases[0].noise_multiplier,
         sampling=PoissonSampling(0.2, population=4),
         max_nodes_per_user=2,
     )

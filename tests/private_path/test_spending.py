@@ -25,9 +25,10 @@ from flower_privsyn.queries import (
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import POPri, POPriConfig, PrivateSumConfig
 from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.strategies.popri import PreferencesByScores
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
 from tests.support.federation import WORDS, make_users, rounds_asked, silent
-from tests.support.probe import CorrelatedProbe, Killed, Probe
+from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -76,7 +77,10 @@ class TestUnknownQuestions:
         assert not strategy.run.ledger_file.exists()
         assert {reply.error.code for reply in grid.replies} == {wire.ClientErrorCode.UNKNOWN_QUERY}
         assert "kernel_mean, mean_similarity" in str(strategy.run.error)
-        assert [query.name for query in strategy.queries] == ["kernel_mean", "mean_similarity"]
+        assert [query.name for query in strategy.method.queries] == [
+            "kernel_mean",
+            "mean_similarity",
+        ]
 
     def test_nobody_is_asked_for_what_the_run_does_not_ask(
         self,
@@ -94,13 +98,13 @@ class TestUnknownQuestions:
     def test_an_app_that_trains_nothing_does_not_know_updates(
         self, federation: Builder, config: Builder
     ) -> None:
-        class Updates(Probe):
+        class Updates(ProbeMethod):
             @property
             def queries(self) -> tuple[Any, ...]:
                 return (type("Delta", (NearestNeighborHistogram,), {"name": "model_delta"})(),)
 
         with pytest.raises(FederationError, match=r"\(model_delta\): install the server's"):
-            Updates(config()).start(federation())
+            Probe(config(), method=Updates).start(federation())
 
 
 def events(run: Path) -> list[str]:
@@ -195,18 +199,6 @@ class TestSilence:
         with pytest.raises(FederationError, match="13 were planned"):
             Probe(config(min_users=13)).start(federation())
         assert PrivateSumConfig.from_run_config({"epsilon": 1.0, "min-users": -1}).min_users is None
-
-    def test_shares_that_nobody_sent_cost_nothing_and_end_the_run(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        strategy = Probe(
-            config(noise_multiplier=2.0, num_rounds=5, noise="shares", shares_required=6)
-        )
-        with pytest.raises(
-            FederationError, match="rounds 1 and 2 were lost.*seen of them is charged"
-        ):
-            strategy.start(federation(tamper=silent()))
-        assert releases(tmp_path / "run") == []
 
     def test_a_run_of_accidents_alone_has_no_result(
         self, federation: Builder, config: Builder
@@ -330,7 +322,8 @@ class TestAskingAgain:
             popri(tmp_path, public_file, **settings).start(federation(tamper=silent(2, 3)))
         if killed:
             # After the first of the two things that are done for the last lost round.
-            monkeypatch.setattr(POPri, "take_back", once(POPri.take_back, steps := [True]))
+            take_back = PreferencesByScores.take_back
+            monkeypatch.setattr(PreferencesByScores, "take_back", once(take_back, steps := [True]))
             monkeypatch.setattr(
                 RunDirectory, "reopen_round", once(RunDirectory.reopen_round, steps)
             )
@@ -401,9 +394,6 @@ class TestNoiseAgainstUsers:
             (0.61, {"sampling": "poisson", "sampling_rate": 0.5}, True),
             (0.59, {"sampling": "poisson", "sampling_rate": 0.5}, False),
             (0.51, {"sampling": "fixed-size", "sample_size": 5}, True),
-            # Twelve shares of a noise that three of them make up have twice its deviation.
-            (0.61, {"noise": "shares", "shares_required": 3}, True),
-            (0.59, {"noise": "shares", "shares_required": 3}, False),
         ],
     )
     def test_where_the_line_is(

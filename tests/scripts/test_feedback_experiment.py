@@ -13,7 +13,7 @@ import pytest
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.privacy import GaussianMechanism, InsecureRandom
 from flower_privsyn.queries import Cohort, mean_scores, witness_scores
-from flower_privsyn.strategies.parts.preference_rounds import rank_pairs
+from flower_privsyn.strategies.parts.ranking import rank_pairs
 from flower_privsyn.testing import HashEmbedder
 from scripts.experiments import feedback
 from tests.support.federation import WORDS

@@ -251,7 +251,7 @@ class TestNodes:
             )
             grid = training_nodes(people)
             strategy.start(grid)
-            size = strategy.model.dimension
+            size = strategy.method.model.dimension
             for message in asked(grid):
                 record = message.content.array_records["privsyn.broadcast"]
                 assert list(record) == ["parameters"]
@@ -462,7 +462,7 @@ class TestResume:
         whole = self.start(config, people, run_dir=str(tmp_path / "whole"))
 
         def prepare(strategy: DPFedAvg) -> None:
-            update = strategy.update
+            update = strategy.method.following
 
             def die(release: Any, *, last: bool) -> Any:
                 if place == "after the state":
@@ -471,7 +471,7 @@ class TestResume:
                     raise Killed
                 return update(release, last=last)
 
-            strategy.update = die  # type: ignore[method-assign]
+            strategy.method.following = die  # type: ignore[method-assign]
 
         with pytest.raises(Killed):
             self.start(config, people, prepare=prepare)
@@ -535,15 +535,16 @@ class TestResume:
         for name, value in final.named(final.parameters).items():
             assert np.array_equal(value, stored[name])
 
-    def test_killed_before_the_model_is_written(self, config: Builder, people: Users) -> None:
-        def prepare(strategy: DPFedAvg) -> None:
-            def die(*args: Any) -> None:
-                raise Killed
+    def test_killed_before_the_model_is_written(
+        self, config: Builder, people: Users, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def die(*args: Any) -> None:
+            raise Killed
 
-            strategy.model.save = die  # type: ignore[method-assign]
-
-        with pytest.raises(Killed):
-            self.start(config, people, prepare=lambda s: (s.check(), prepare(s)))
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalModel, "save", die)
+            with pytest.raises(Killed):
+                self.start(config, people)
         resumed = self.start(config, people, resume=True)
         assert (resumed.run.path / "models/final/config.json").is_file()
         assert resumed.run.status == "finished"
@@ -569,7 +570,7 @@ class TestResult:
         )
         strategy.start(training_nodes(people))
         folder = strategy.run.path / "models" / "final"
-        assert release(strategy.run.path, 1).shape == (strategy.model.dimension,)
+        assert release(strategy.run.path, 1).shape == (strategy.method.model.dimension,)
         model = AutoModelForCausalLM.from_pretrained(folder)
         public = AutoModelForCausalLM.from_pretrained(llama)
         assert set(model.state_dict()) == set(public.state_dict())
@@ -586,7 +587,7 @@ class TestResult:
         assert not (strategy.run.path / "synthetic.jsonl").exists()
         summary = strategy.run.state["summary"]
         assert summary["model"] == "models/final"
-        assert summary["trained_parameters"] == strategy.model.dimension
+        assert summary["trained_parameters"] == strategy.method.model.dimension
 
 
 class TestSettings:

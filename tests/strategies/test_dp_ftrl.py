@@ -20,9 +20,11 @@ from flower_privsyn.privacy import (
     BufferedLinearToeplitz,
     CyclicSampling,
     Participation,
+    Plan,
     PrivacyLedger,
     TreeAggregation,
 )
+from flower_privsyn.private_path import rounds
 from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
 from flower_privsyn.strategies import (
     DPFTRL,
@@ -54,18 +56,23 @@ class TestNoise:
         strategy = CorrelatedProbe(votes(correlation=correlation), candidates=WIDTH)
         strategy.start(federation(silent_users(12)))
         noise = np.stack([one.values for one in strategy.released]) / (1.5 * 3)
-        assert strategy.correlation is not None
-        matrix = strategy.correlation.factorisation.noise_matrix()
+        factorisation = strategy.plan.phases[0].factorisation
+        assert factorisation is not None
+        matrix = factorisation.noise_matrix()
         assert worst_deviation(noise, matrix @ matrix.T) < 5.0
         assert worst_deviation(noise, np.eye(ROUNDS)) > 5.0
         for one, row in zip(strategy.released, matrix, strict=True):
             assert one.noise_std == pytest.approx(1.5 * 3 * np.linalg.norm(row))
         total = noise.sum(axis=0)
-        expected = strategy.correlation.factorisation.prefix_std[-1]
+        expected = factorisation.prefix_std[-1]
         assert total.std() == pytest.approx(expected, rel=4 / math.sqrt(2 * WIDTH))
 
     def test_a_run_in_pieces_has_the_law_of_a_whole_one(
-        self, federation: Builder, votes: Builder, tmp_path: Path
+        self,
+        federation: Builder,
+        votes: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Killed at every kind of moment; what was released is correlated as planned."""
         released: dict[int, np.ndarray] = {}
@@ -81,17 +88,18 @@ class TestNoise:
             released.update({one.round_number: one.values for one in strategy.released})
 
         def before_update(strategy: CorrelatedProbe) -> None:
-            strategy.before_update = killed
+            strategy.method.before_update = killed
 
         def before_storing(strategy: CorrelatedProbe) -> None:
-            store = strategy._store_release
+            store = rounds.store_release
 
-            def die(one: ReleasedSum) -> None:
+            def die(run: Any, one: ReleasedSum) -> None:
                 if one.round_number == 2:
+                    monkeypatch.setattr(rounds, "store_release", store)
                     raise Killed
-                store(one)
+                store(run, one)
 
-            strategy._store_release = die  # type: ignore[method-assign]
+            monkeypatch.setattr(rounds, "store_release", die)
 
         def killed() -> None:
             raise Killed
@@ -117,9 +125,9 @@ class TestNoise:
         for line in charged:
             assert line["epsilon_release"] == pytest.approx(2.0, rel=1e-6)
             assert line["epsilon_known_cohorts"] == pytest.approx(2.0, rel=1e-6)
-        assert strategy.correlation is not None
-        assert strategy.noise_multiplier == pytest.approx(
-            strategy.correlation.sensitivity * charged[0]["noise_multiplier"]
+        (phase,) = strategy.plan.phases
+        assert phase.noise_multiplier == pytest.approx(
+            phase.sensitivity * charged[0]["noise_multiplier"]
         )
 
     def test_a_method_may_not_replace_the_stream(self) -> None:
@@ -242,7 +250,7 @@ class TestRestart:
             raise Killed
 
         strategy = CorrelatedProbe(votes(min_users=1))
-        strategy.keep = die  # type: ignore[method-assign]
+        strategy.method.carry_over = die  # type: ignore[method-assign]
         with pytest.raises(Killed):
             strategy.start(federation(tamper=lose))
         events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
@@ -412,8 +420,9 @@ class TestTraining:
                 assert np.array_equal(
                     release(ftrl.run.path, number), release(fedavg.run.path, number)
                 )
-            assert ftrl.correlation is not None
-            assert (ftrl.correlation.factorisation.noise_matrix() == np.eye(3)).all()
+            factorisation = ftrl.plan.phases[0].factorisation
+            assert factorisation is not None
+            assert (factorisation.noise_matrix() == np.eye(3)).all()
         spent = []
         for strategy, more, name in (
             (DPFedAvg, {}, "a"),
@@ -475,7 +484,6 @@ class TestSettings:
         config = DPFTRLConfig(epsilon=1.0)
         participation = Participation(rounds=20, min_separation=10, cyclic=True)
         assert config.factorisation(participation).buffers <= 3
-        assert config.noise == "central"
 
     @pytest.mark.parametrize(
         ("changes", "sentence"),
@@ -486,7 +494,6 @@ class TestSettings:
                 "max-participations = 4 is less than the 5 turns of a user in num-rounds = 20",
             ),
             ({"correlation": "cholesky"}, "correlation must be one of"),
-            ({"noise": "shares", "shares_required": 3}, 'noise = "shares" cannot be correlated'),
             ({"sampling": "poisson"}, "sampling must be one of \"cyclic\", got 'poisson'"),
             ({"sampling": "full"}, 'sampling must be one of "cyclic"'),
             ({"noise_bands": 4, "correlation": "banded"}, "noise-bands = 4 must be at most"),
@@ -584,16 +591,14 @@ def spent_by(config: DPFTRLConfig, users: int, path: Path) -> float:
 
 
 def test_a_larger_budget_than_planned_is_refused(
-    federation: Builder, votes: Builder, tmp_path: Path
+    federation: Builder, votes: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger, not the settings, has the last word on what correlated rounds cost."""
     strategy = CorrelatedProbe(votes(epsilon=2.0))
-    real = strategy._noise_multiplier
-
-    def weaker(sampling: Any) -> float:
-        return 0.9 * real(sampling)
-
-    strategy._noise_multiplier = weaker  # type: ignore[method-assign]
+    real = Plan.calibrated_multiplier
+    monkeypatch.setattr(
+        Plan, "calibrated_multiplier", lambda plan, epsilon: 0.9 * real(plan, epsilon)
+    )
     grid = federation()
     with pytest.raises(BudgetExceededError):
         strategy.start(grid)

@@ -17,8 +17,8 @@ from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import KernelMean, features, mean_features
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.strategies import KernelSketchConfig, Sketch
+from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.population import Population
-from flower_privsyn.strategies.parts.preference_rounds import Candidates
 from flower_privsyn.testing import HashEmbedder, ShuffleWords, WordGenerator, train_words
 from tests.support.federation import WORDS, is_rehearsal, make_users
 from tests.support.methods import sketching

@@ -25,7 +25,7 @@ from flower_privsyn.privacy.accounting import Release, accountant
 from flower_privsyn.privacy.budget import budget_report
 from flower_privsyn.queries import expand_scores
 from flower_privsyn.strategies import POPri, POPriConfig, Sketch
-from flower_privsyn.strategies.parts.preference_rounds import Candidates
+from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.popri import PRINTED_NOISE_MULTIPLIERS
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
 from tests.support.federation import WORDS, is_rehearsal, make_users

@@ -188,13 +188,20 @@ class TestSurvivors:
         return evolution(settings(**changes))
 
     def release(self, values: list[float], std: float = 1.0) -> ReleasedSum:
-        return ReleasedSum(round_number=1, values=np.array(values), noise_std=std, num_users=3)
+        return ReleasedSum(
+            round_number=1,
+            values=np.array(values),
+            noise_std=std,
+            num_users=3,
+            expected_users=3.0,
+            largest_clip_norm=1e6,
+        )
 
     def test_drawn_in_proportion_to_votes_above_the_threshold(
         self, evolution: Builder, settings: Builder
     ) -> None:
         strategy = self.strategy(evolution, settings, num_candidates=16, threshold=2.0)
-        counts = strategy._survivors(self.release([1.0, 2.0, 5.0, 11.0] + [0.0] * 12))
+        counts = strategy.method._survivors(self.release([1.0, 2.0, 5.0, 11.0] + [0.0] * 12))
         assert counts.sum() == 16
         assert not counts[[0, 1]].any()
         assert counts[2] + counts[3] == 16
@@ -203,14 +210,14 @@ class TestSurvivors:
         self, evolution: Builder, settings: Builder
     ) -> None:
         strategy = self.strategy(evolution, settings, threshold=3.0, threshold_unit="votes")
-        counts = strategy._survivors(self.release([2.9, 50.0] + [0.0] * 14, std=10.0))
+        counts = strategy.method._survivors(self.release([2.9, 50.0] + [0.0] * 14, std=10.0))
         assert counts[1] == 16
 
     @pytest.mark.parametrize("values", [[0.0] * 16, [-5.0] * 16, [1.0] * 16])
     def test_all_below_the_threshold_keeps_the_population(
         self, evolution: Builder, settings: Builder, values: list[float]
     ) -> None:
-        counts = self.strategy(evolution, settings)._survivors(self.release(values))
+        counts = self.strategy(evolution, settings).method._survivors(self.release(values))
         assert counts.tolist() == [1] * 16
 
     def test_a_run_of_silent_rounds_finishes(
@@ -274,8 +281,6 @@ class TestBeforeSpending:
             ({"sampling": "poisson", "sampling_rate": 1.5}, "sampling-rate"),
             ({"sampling_rate": 0.5}, "sampling-rate"),
             ({"sample_size": 5}, "sample-size"),
-            ({"noise": "shares"}, "shares-required"),
-            ({"noise": "shares", "shares_required": 3, "sampling": "poisson"}, "poisson"),
             ({"relation": "swap"}, "relation"),
             (
                 {"sampling": "fixed-size", "sample_size": 3, "relation": "add-remove"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import numpy as np
 import pytest
 
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import Factorisation, Participation
-from flower_privsyn.queries import Broadcast, NearestNeighborHistogram
+from flower_privsyn.privacy import Phase, participation_of
+from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.strategies import (
     DPFTRLConfig,
+    Method,
     PrivateSumConfig,
     PrivateSumStrategy,
+    Question,
+    RecordSource,
     ReleasedSum,
+    Workplace,
 )
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid
 
@@ -25,43 +30,60 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing may clean up after it."""
 
 
-class Probe(PrivateSumStrategy):
+class ProbeMethod(Method):
     """Asks the same votes in every round and keeps what is released."""
 
-    def __init__(self, config: PrivateSumConfig, *, candidates: int = 20, **parts: Any) -> None:
-        super().__init__(config, **parts)
+    def __init__(self, config: PrivateSumConfig, *, candidates: int = 20) -> None:
+        self.config = config
         generator = np.random.default_rng(0)
         self.candidates = generator.standard_normal((candidates, 32)).astype(np.float32)
         self.released: list[ReleasedSum] = []
         self.before_update: Callable[[], None] = lambda: None
 
     @property
-    def query(self) -> NearestNeighborHistogram:
-        return NearestNeighborHistogram(max_samples=self._settings.max_samples)
+    def queries(self) -> tuple[Query, ...]:
+        return (NearestNeighborHistogram(max_samples=self.config.max_samples),)
 
-    def check(self) -> None:
-        pass
-
-    def embedder_identity(self) -> tuple[str, int]:
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         embedder = HashEmbedder()
-        return embedder.fingerprint, embedder.dimension
+        return (RecordSource(fingerprint=embedder.fingerprint, dimension=embedder.dimension),)
 
-    def first_broadcast(self) -> Broadcast:
-        return {"candidates": self.candidates}
+    def first(self) -> Question:
+        return Question(self.queries[0], {"candidates": self.candidates})
 
-    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
+    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
         self.before_update()
         self.released.append(release)
-        return None if last else {"candidates": self.candidates}
+        return None if last else self.first()
 
-    def restore(self, round_number: int) -> Broadcast:
-        return {"candidates": self.candidates}
+    def restore(self, round_number: int) -> Question:
+        return self.first()
 
-    def keep(self, round_number: int) -> None:
+    def carry_over(self, round_number: int) -> None:
         pass
 
     def finish(self) -> dict[str, Any]:
         return {}
+
+
+class Probe(PrivateSumStrategy):
+    """A strategy around a `ProbeMethod`."""
+
+    method: ProbeMethod
+
+    def __init__(
+        self,
+        config: PrivateSumConfig,
+        *,
+        candidates: int = 20,
+        method: type[ProbeMethod] = ProbeMethod,
+        **parts: Any,
+    ) -> None:
+        super().__init__(config, method(config, candidates=candidates), **parts)
+
+    @property
+    def released(self) -> list[ReleasedSum]:
+        return self.method.released
 
 
 @pytest.fixture
@@ -81,16 +103,21 @@ def config(tmp_path: Path) -> Callable[..., PrivateSumConfig]:
     return build
 
 
-class CorrelatedProbe(Probe):
+class CorrelatedProbeMethod(ProbeMethod):
     """Asks for votes in every round, under the noise of DP-FTRL."""
 
-    def __init__(self, config: PrivateSumConfig, **parts: Any) -> None:
-        super().__init__(config, **parts)
-        self.ftrl = config
+    def phases(self, population: int) -> tuple[Phase, ...]:
+        assert isinstance(self.config, DPFTRLConfig)
+        phase = self.config.phase(population, asks=self.queries)
+        participation = participation_of(phase.sampling, rounds=phase.rounds)
+        return (replace(phase, factorisation=self.config.factorisation(participation)),)
 
-    def factorisation(self, participation: Participation) -> Factorisation | None:
-        assert isinstance(self.ftrl, DPFTRLConfig)
-        return self.ftrl.factorisation(participation)
+
+class CorrelatedProbe(Probe):
+    """A strategy around a `CorrelatedProbeMethod`."""
+
+    def __init__(self, config: PrivateSumConfig, **parts: Any) -> None:
+        super().__init__(config, method=parts.pop("method", CorrelatedProbeMethod), **parts)
 
 
 ROUNDS, GROUPS = 8, 3

@@ -33,12 +33,12 @@ def same_release(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a round releases is a vector of the round's own, whoever wrote what."""
     release = PrivateSumStrategy._release
 
-    def fixed(self: Any, number: int, *rest: Any) -> ReleasedSum | None:
-        released = release(self, number, *rest)
+    def fixed(self: Any, asked: Any, replies: Any) -> tuple[ReleasedSum | None, Any]:
+        released, counts = release(self, asked, replies)
         if released is None:
-            return None
-        values = np.random.default_rng(number).standard_normal(len(released.values))
-        return replace(released, values=np.rint(values * 2**30) / 2**30)
+            return None, counts
+        values = np.random.default_rng(asked.number).standard_normal(len(released.values))
+        return replace(released, values=np.rint(values * 2**30) / 2**30), counts
 
     monkeypatch.setattr(PrivateSumStrategy, "_release", fixed)
     # The name of the stream of correlated noise, random for nothing but to be another every time.

@@ -92,7 +92,7 @@ def ask_node(
         num_rounds=1,
     )
     record = wire.broadcast_record(ask.broadcast, precision="float16")
-    plan = wire.Plan(queries=(query.name,))
+    plan = wire.Announcement(queries=(query.name,))
     (prepared,) = grid.send_and_receive(
         [Message(wire.pack_prepare(data, plan=plan), 1, wire.PREPARE)]
     )

@@ -9,10 +9,16 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn.embedding import Embedder
-from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
-from flower_privsyn.queries import Broadcast, MeanSimilarity, NearestNeighborHistogram, Query
-from flower_privsyn.strategies import PrivateSumConfig
+from flower_privsyn.queries import MeanSimilarity, NearestNeighborHistogram, Query
+from flower_privsyn.strategies import (
+    Method,
+    PrivateSumConfig,
+    PrivateSumStrategy,
+    Question,
+    RecordSource,
+    ReleasedSum,
+    Workplace,
+)
 from scale_app.client_app import embedder
 
 OWN_KEYS = ("question", "num-candidates", "responses-per-prompt", "answer-space")
@@ -20,8 +26,7 @@ OWN_KEYS = ("question", "num-candidates", "responses-per-prompt", "answer-space"
 app = ServerApp()
 
 
-@final
-class Questions(PrivateSumStrategy):
+class Questions(Method):
     """Private evolution's or POPri's question; generation and training are left out.
 
     The private path is the package's: requests, answers, sums, ledger and noise. The candidates are
@@ -29,9 +34,10 @@ class Questions(PrivateSumStrategy):
     """
 
     def __init__(self, config: PrivateSumConfig, own: dict[str, Any]) -> None:
-        super().__init__(config)
+        self._config = config
         self._own = own
-        self._embedder: Embedder | None = None
+        self._place: Workplace | None = None
+        self._dimension = 0
         self._query: Query = (
             MeanSimilarity(max_samples=config.max_samples, answer_space=own["answer-space"])
             if own["question"] == "popri"
@@ -39,52 +45,56 @@ class Questions(PrivateSumStrategy):
         )
 
     @property
-    def query(self) -> Query:
+    def queries(self) -> tuple[Query, ...]:
         """The same in every round."""
-        return self._query
+        return (self._query,)
 
-    def check(self) -> None:
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the model, which has to be the nodes'."""
-        self._embedder = embedder(self._settings.embedding_model, "float32")
+        self._place = place
+        model = embedder(self._config.embedding_model, "float32")
+        self._dimension = model.dimension
+        return (RecordSource(fingerprint=model.fingerprint, dimension=model.dimension),)
 
-    def embedder_identity(self) -> tuple[str, int]:
-        """Of the model."""
-        assert self._embedder is not None
-        return self._embedder.fingerprint, self._embedder.dimension
-
-    def first_broadcast(self) -> Broadcast:
+    def first(self) -> Question:
         """Random candidates."""
         return self._candidates(1)
 
-    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
+    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
         """Note the time; the next candidates."""
         self._note(release.round_number, "answered")
         return None if last else self._candidates(release.round_number + 1)
 
-    def restore(self, round_number: int) -> Broadcast:
+    def restore(self, round_number: int) -> Question:
         """They follow from the number of the round."""
         return self._candidates(round_number)
 
-    def keep(self, round_number: int) -> None:
+    def carry_over(self, round_number: int) -> None:
         """A lost round's successor has candidates of its own."""
 
     def finish(self) -> dict[str, Any]:
         """There is no result."""
         return {}
 
-    def _candidates(self, number: int) -> Broadcast:
-        count, (_, dimension) = self._own["num-candidates"], self.embedder_identity()
-        chooser = np.random.default_rng([self._settings.seed, number])
-        candidates = chooser.standard_normal((count, dimension), dtype=np.float32)
+    def _candidates(self, number: int) -> Question:
+        count = self._own["num-candidates"]
+        chooser = np.random.default_rng([self._config.seed, number])
+        candidates = chooser.standard_normal((count, self._dimension), dtype=np.float32)
         candidates /= np.linalg.norm(candidates, axis=1, keepdims=True)
         broadcast: dict[str, Any] = {"candidates": candidates}
         if self._own["question"] == "popri":
             broadcast["prompt"] = np.arange(count) // self._own["responses-per-prompt"]
         self._note(number, "asked")
-        return broadcast
+        return Question(self._query, broadcast)
 
     def _note(self, number: int, event: str) -> None:
-        self.run.owner.record(event, round=number, time=time.time())
+        assert self._place is not None
+        self._place.run.owner.record(event, round=number, time=time.time())
+
+
+@final
+class Asking(PrivateSumStrategy):
+    """The strategy that asks them."""
 
 
 @app.main()
@@ -92,4 +102,4 @@ def main(grid: Grid, context: Context) -> None:
     """Ask."""
     own = {key: context.run_config[key] for key in OWN_KEYS}
     config = PrivateSumConfig.from_run_config(context.run_config, other_keys=OWN_KEYS)
-    Questions(config, own).start(grid)
+    Asking(config, Questions(config, own)).start(grid)

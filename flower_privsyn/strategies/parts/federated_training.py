@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,22 +21,21 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
-from flower_privsyn.privacy import RandomSource
-from flower_privsyn.private_path.engine import PrivateSumStrategy, ReleasedSum
+from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import (
     PrivateSumConfig,
     check_choice,
     check_number,
 )
-from flower_privsyn.queries import Broadcast, ModelDelta, TrainableModel
+from flower_privsyn.queries import ModelDelta, Query, TrainableModel
+from flower_privsyn.runs.rounds import RoundFiles
 
 if TYPE_CHECKING:
+    from flower_privsyn.runs import RunDirectory
     from flower_privsyn.training.local import LocalModel
 
 logger = logging.getLogger("flwr.privsyn")
-
-_MODEL = "model.safetensors"
-_SERVER = "server.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,46 +138,45 @@ class ServerState:
     clip_norm: float
 
 
-class FederatedTraining(PrivateSumStrategy):
-    """Abstract: a model trained on the nodes, seen by the server as noisy sums of updates.
+class FederatedTraining(Method):
+    """A model trained on the nodes, seen by the server as noisy sums of updates.
 
-    A subclass is final and may say how the clip norm goes on (`following_clip_norm`).
+    A subclass may say how the clip norm goes on (`following_clip_norm`) and how the noise of the
+    rounds is correlated (`phases`).
 
     Formal guarantee:
         That of `PrivateSumStrategy`, for updates clipped as a whole to the clip norm of their
-        round. Averages are over `expected_users`, a public constant. The server's steps, the
-        checkpoints and the final model are post-processing.
+        round. Averages are over the users expected in a round, a public constant. The server's
+        steps, the checkpoints and the final model are post-processing.
 
     Args:
         config: the settings.
-        random: source of noise and coins; only tests pass one.
     """
 
-    def __init__(
-        self, config: FederatedTrainingConfig, *, random: RandomSource | None = None
-    ) -> None:
-        super().__init__(config, random=random)
+    def __init__(self, config: FederatedTrainingConfig) -> None:
         self.training_config = config
         self._model: LocalModel | None = None
-        self._clip_norm = config.clip_norm
+        self._place: Workplace | None = None
 
     @property
-    def query(self) -> ModelDelta:
-        """Updates, clipped to the clip norm of the round."""
-        return self.training_config.question(self._clip_norm)
+    def queries(self) -> tuple[Query, ...]:
+        """Updates, clipped to the first clip norm."""
+        return (self.training_config.question(self.training_config.clip_norm),)
 
     @property
-    def trains(self) -> TrainableModel:
-        """The model whose updates are asked for."""
-        return self.training_config.trained_model()
+    def run(self) -> RunDirectory:
+        """The run directory; available from `prepare` on."""
+        return self._need_place().run
 
     # ------------------------------------------------------------------ before the first round
 
-    def check(self) -> None:
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the model."""
         from flower_privsyn.training.local import LocalModel
 
-        config, spec = self.training_config, self.trains
+        self._place = place
+        config = self.training_config
+        spec = config.trained_model()
         if self._model is None:
             on_disk = TrainableModel.from_dict({**spec.to_dict(), "name": located(spec.name)})
             self._model = LocalModel(on_disk)
@@ -190,19 +187,23 @@ class FederatedTraining(PrivateSumStrategy):
                 f"{config.model!r} takes"
             )
         logger.info("%s: %d parameters are trained", config.model, self._model.dimension)
-
-    def embedder_identity(self) -> tuple[str, int]:
-        """Fingerprint of the model, and how many parameters are trained."""
-        return self.model.fingerprint, self.model.dimension
+        return (
+            RecordSource(
+                fingerprint=self._model.fingerprint,
+                dimension=self._model.dimension,
+                reads="tokens",
+                trains=spec,
+            ),
+        )
 
     @property
     def model(self) -> LocalModel:
-        """The model at the server; available from `check` on."""
+        """The model at the server; available from `prepare` on."""
         if self._model is None:
             raise RuntimeError("the strategy has not been started")
         return self._model
 
-    def first_broadcast(self) -> Broadcast:
+    def first(self) -> Question:
         """The public parameters."""
         parameters = self.model.parameters
         state = ServerState(
@@ -211,11 +212,11 @@ class FederatedTraining(PrivateSumStrategy):
             clip_norm=self.training_config.clip_norm,
         )
         self._write(state, 0)
-        return self._set(state)
+        return self._question(state)
 
     # ------------------------------------------------------------------ a round
 
-    def update(self, release: ReleasedSum, *, last: bool) -> Broadcast | None:
+    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
         """One step of the server's optimiser along the average update.
 
         v <- mu v + average update; x <- x + eta v (Hsu et al. 2019). Float64, stored as float32.
@@ -223,7 +224,7 @@ class FederatedTraining(PrivateSumStrategy):
         config, number = self.training_config, release.round_number
         before = self._read(number - 1)
         query = config.question(before.clip_norm)
-        average = query.mean_update(release.values, self.expected_users)
+        average = query.mean_update(release.values, release.expected_users)
         momentum = config.server_momentum * before.momentum.astype(np.float64) + average
         parameters = before.parameters + config.server_learning_rate * momentum
         after = ServerState(
@@ -233,20 +234,20 @@ class FederatedTraining(PrivateSumStrategy):
         )
         self._write(after, number)
         write_json(
-            self.run.round_dir(number) / "server.json",
+            RoundFiles(self.run.round_dir(number)).server,
             {
                 "clip_norm": before.clip_norm,
                 "next_clip_norm": after.clip_norm,
                 "average_update_norm": float(np.linalg.norm(average)),
                 "average_noise_norm": release.noise_std
                 * query.unit
-                / self.expected_users
+                / release.expected_users
                 * float(np.sqrt(len(average))),
                 **self.observed(query, release),
             },
         )
         self._forget_until(number - 2)
-        return None if last else self._set(after)
+        return None if last else self._question(after)
 
     def following_clip_norm(
         self,
@@ -265,17 +266,22 @@ class FederatedTraining(PrivateSumStrategy):
         """Further released figures for the round's `server.json`; here none."""
         return {}
 
-    def restore(self, round_number: int) -> Broadcast:
+    def restore(self, round_number: int) -> Question:
         """The stored parameters of a round."""
-        return self._set(self._read(round_number - 1))
+        return self._question(self._read(round_number - 1))
 
-    def keep(self, round_number: int) -> None:
+    def carry_over(self, round_number: int) -> None:
         """A lost round changes nothing; what was before it stays, as it may be asked again."""
         self._write(self._read(round_number - 1), round_number)
 
-    def _set(self, state: ServerState) -> Broadcast:
-        self._clip_norm = state.clip_norm
-        return {"parameters": state.parameters}
+    def _question(self, state: ServerState) -> Question:
+        query = self.training_config.question(state.clip_norm)
+        return Question(query, {"parameters": state.parameters})
+
+    def _need_place(self) -> Workplace:
+        if self._place is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._place
 
     # ------------------------------------------------------------------ the result
 
@@ -283,10 +289,14 @@ class FederatedTraining(PrivateSumStrategy):
         """Write the trained model as a folder that Transformers loads."""
         # A lost round leaves its state to the next one; a lost last round has none to leave it to.
         state = self._read(
-            max(n for n in self.run.finished_rounds() if (self.run.round_path(n) / _MODEL).exists())
+            max(
+                n
+                for n in self.run.finished_rounds()
+                if RoundFiles(self.run.round_path(n)).model.exists()
+            )
         )
         folder = self.run.path / "models" / "final"
-        with self.progress.stage("Write the model", total=None):
+        with self._need_place().progress.stage("Write the model", total=None):
             folder.parent.mkdir(exist_ok=True)
             self.model.save(folder, state.parameters)
         return {
@@ -301,21 +311,21 @@ class FederatedTraining(PrivateSumStrategy):
         """Store what was known after a round; 0 is before the first."""
         from safetensors.numpy import save_file
 
-        folder = self.run.round_dir(number)
-        with replacing(folder / _MODEL) as temporary:
+        files = RoundFiles(self.run.round_dir(number))
+        with replacing(files.model) as temporary:
             save_file(self.model.named(state.parameters), temporary, metadata={"format": "pt"})
         rest: dict[str, npt.NDArray[Any]] = {
             "momentum": state.momentum,
             "clip_norm": np.array([state.clip_norm], dtype=np.float64),
         }
-        with replacing(folder / _SERVER) as temporary:
+        with replacing(files.server_state) as temporary:
             save_file(rest, temporary)
 
     def _read(self, number: int) -> ServerState:
         from safetensors.numpy import load_file
 
-        folder = self.run.round_path(number)
-        named, rest = load_file(folder / _MODEL), load_file(folder / _SERVER)
+        files = RoundFiles(self.run.round_path(number))
+        named, rest = load_file(files.model), load_file(files.server_state)
         return ServerState(
             parameters=np.concatenate([named[name].ravel() for name in self.model.shapes]),
             momentum=rest["momentum"],
@@ -324,9 +334,11 @@ class FederatedTraining(PrivateSumStrategy):
 
     def _forget_until(self, number: int) -> None:
         """Delete what no resumed run can need: the round after it was released as well."""
-        while number >= 0 and (self.run.round_path(number) / _SERVER).exists():
-            folder: Path = self.run.round_path(number)
-            (folder / _SERVER).unlink()
+        while number >= 0:
+            files = RoundFiles(self.run.round_path(number))
+            if not files.server_state.exists():
+                return
+            files.server_state.unlink()
             if self.training_config.checkpoints == "last":
-                (folder / _MODEL).unlink(missing_ok=True)
+                files.model.unlink(missing_ok=True)
             number -= 1  # a round that was lost has left the one before it as well

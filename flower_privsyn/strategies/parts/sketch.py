@@ -25,7 +25,8 @@ from flower_privsyn.queries import (
 
 if TYPE_CHECKING:
     from flower_privsyn.host.progress import Progress
-    from flower_privsyn.strategies.parts.preference_rounds import PreferenceConfig, PublicSide
+    from flower_privsyn.strategies.parts.preferences import PreferenceConfig
+    from flower_privsyn.strategies.parts.public_side import PublicSide
 
 #: Public texts the median heuristic looks at; more change the third digit.
 _BANDWIDTH_TEXTS = 1000

@@ -17,13 +17,11 @@ from flower_privsyn.generation import load_prompt
 from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.queries import KernelMean, mean_features
 from flower_privsyn.strategies import POPriConfig, Sketch
-from flower_privsyn.strategies.parts.preference_rounds import (
-    Candidates,
-    PreferenceRounds,
-    PublicSide,
-    best,
-    rank_pairs,
-)
+from flower_privsyn.strategies.parts.candidates import Candidates
+from flower_privsyn.strategies.parts.judge import best, stops
+from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
+from flower_privsyn.strategies.parts.public_side import PublicSide
+from flower_privsyn.strategies.parts.ranking import rank_pairs
 from flower_privsyn.testing import HashEmbedder, train_words
 
 END = "\nOriginal Text Sample 5"
@@ -359,14 +357,14 @@ class TestLearning:
 
 
 class TestStopping:
-    def test_when_the_best_lies_too_far_back(self, tmp_path: Path) -> None:
-        made = rounds(tmp_path, Scripted([]), patience=2, checkpoint="sketch-mmd", num_rounds=5)
-        assert not made.stops({1: 0.5, 2: 0.6})
-        assert made.stops({1: 0.5, 2: 0.6, 3: 0.5})
-        assert not made.stops({1: 0.5, 2: 0.6, 3: 0.4})
-        assert not made.stops({})
-        assert not made.stops({1: 0.5, 4: 0.6})  # rounds 2 and 3 were lost
-        assert made.stops({1: 0.5, 4: 0.6, 6: 0.7})
+    def test_when_the_best_lies_too_far_back(self) -> None:
+        assert not stops({1: 0.5, 2: 0.6}, patience=2)
+        assert stops({1: 0.5, 2: 0.6, 3: 0.5}, patience=2)
+        assert not stops({1: 0.5, 2: 0.6, 3: 0.4}, patience=2)
+        assert not stops({}, patience=2)
+        assert not stops({1: 0.5, 4: 0.6}, patience=2)  # rounds 2 and 3 were lost
+        assert stops({1: 0.5, 4: 0.6, 6: 0.7}, patience=2)
+        assert not stops({1: 0.5, 4: 0.6, 6: 0.7}, patience=0)
         assert best({3: 0.2, 1: 0.2, 2: 0.4}) == 1
 
     def test_what_a_lost_round_left_to_the_next_is_no_distance_of_its_own(
@@ -374,7 +372,7 @@ class TestStopping:
     ) -> None:
         made = rounds(tmp_path, Scripted(list("abcdef")))
         written = made.candidates(1)
-        made.keep(1)
+        made.carry_over(1)
         made.candidates(3)
         query = KernelMean(num_features=16)
         sketch = Sketch(

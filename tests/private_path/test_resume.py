@@ -17,15 +17,18 @@ from flower_privsyn.errors import (
 from flower_privsyn.privacy import (
     FullParticipation,
     GaussianMechanism,
-    NeighboringRelation,
+    Phase,
+    Plan,
     PrivacyLedger,
     calibrate_noise_multiplier,
 )
-from flower_privsyn.private_path.resumption import multiplier_for_the_rest
+from flower_privsyn.private_path.resume import rounds_behind
+from flower_privsyn.private_path.settling import announcement, plan_of, settle
+from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
 from tests.support.federation import make_users, rounds_asked, silent
-from tests.support.probe import CorrelatedProbe, Killed, Probe
+from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -42,7 +45,7 @@ def killed_in(strategy: Probe, number: int) -> Probe:
         if len(strategy.released) == number - 1:
             raise Killed
 
-    strategy.before_update = die
+    strategy.method.before_update = die
     return strategy
 
 
@@ -51,7 +54,7 @@ class TestResultWithoutNodes:
 
     def pay(self, monkeypatch: pytest.MonkeyPatch, strategy: Probe, grid: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(type(strategy), "finish", broken)
+            patch.setattr(type(strategy.method), "finish", broken)
             with pytest.raises(GenerationError):
                 strategy.start(grid)
 
@@ -60,7 +63,6 @@ class TestResultWithoutNodes:
         [
             {},
             {"sampling": "fixed-size", "sample_size": 4, "noise_multiplier": 1.0},
-            {"noise": "shares", "shares_required": 12},
         ],
     )
     def test_after_the_last_release_no_node_is_needed(
@@ -76,8 +78,6 @@ class TestResultWithoutNodes:
         strategy = Probe(config(num_rounds=2, num_users=12, resume=True, **settings))
         strategy.start(gone)
         assert gone.requests == []
-        assert strategy.expected_users == first.expected_users
-        assert strategy.noise_multiplier == first.noise_multiplier
         assert strategy.run.status == "finished"
 
     def test_nor_where_the_noise_is_correlated(
@@ -89,8 +89,7 @@ class TestResultWithoutNodes:
         strategy = CorrelatedProbe(votes(epsilon=2.0, resume=True))
         strategy.start(gone)
         assert gone.requests == []
-        assert strategy.correlation == first.correlation
-        assert strategy.noise_multiplier == first.noise_multiplier
+        assert strategy.run.status == "finished"
 
     def test_while_rounds_are_left_the_sentence_says_that_some_are_paid_for(
         self, federation: Builder, config: Builder
@@ -133,16 +132,15 @@ class TestEndingEarly:
     ) -> None:
         told: list[tuple[int, bool]] = []
 
-        class Told(Probe):
-            def update(self, release: Any, *, last: bool) -> Any:
+        class Told(ProbeMethod):
+            def following(self, release: Any, *, last: bool) -> Any:
                 told.append((release.round_number, last))
-                return super().update(release, last=last)
+                return super().following(release, last=last)
 
-        Told.__name__ = "Probe"
-        strategy = killed_in(Told(config(num_rounds=4)), 3)
+        strategy = killed_in(Probe(config(num_rounds=4), method=Told), 3)
         with pytest.raises(Killed):
             strategy.start(federation())
-        Told(config(num_rounds=3, resume=True)).start(federation(num_nodes=1))
+        Probe(config(num_rounds=3, resume=True), method=Told).start(federation(num_nodes=1))
         assert told == [(1, False), (2, False), (3, False), (3, True)]
 
     @pytest.mark.parametrize("num_rounds", [1, 3, 5])
@@ -250,7 +248,7 @@ class TestFewerUsers:
         assert [line["round"] for line in written] == [1, 2, 3, 4]
         assert 1.96 < written[-1]["epsilon_release"] <= 2.0 * (1 + 1e-6)
         assert written[2]["noise_multiplier"] == written[3]["noise_multiplier"]
-        assert fewer.noise_multiplier == written[3]["noise_multiplier"]
+        assert fewer.plan.phases[0].noise_multiplier == written[3]["noise_multiplier"]
 
     def ledger(self, tmp_path: Path, charged: int, multiplier: float) -> RunDirectory:
         run = RunDirectory.create(tmp_path / "made", config={})
@@ -272,15 +270,17 @@ class TestFewerUsers:
             epsilon=2.0, delta=1e-6, rounds=rounds, sampling=FullParticipation()
         )
 
-    def rest(self, run: RunDirectory, planned: float) -> float:
-        return multiplier_for_the_rest(
-            run,
-            planned,
-            num_rounds=4,
+    def rest(self, run: RunDirectory) -> float:
+        """The noise of the rounds that are left of four, of twelve users at epsilon 2."""
+        phase = Phase(
+            name="votes",
+            rounds=4,
             sampling=FullParticipation(12),
-            relation=NeighboringRelation.ZERO_OUT,
-            max_nodes_per_user=1,
+            asks=(NearestNeighborHistogram(max_samples=8),),
         )
+        settled = settle(Plan(phases=(phase,), delta=1e-6), epsilon=2.0, run=run)
+        assert settled.plan.phases[0].noise_multiplier is not None
+        return settled.plan.phases[0].noise_multiplier
 
     @pytest.mark.parametrize("times", [0.9, 0.999, 1.0, 1.2])
     def test_the_noise_is_the_least_that_fits_and_never_below_the_plan(
@@ -288,7 +288,7 @@ class TestFewerUsers:
     ) -> None:
         planned = self.planned(4)
         run = self.ledger(tmp_path, 3, times * planned)
-        needed = self.rest(run, planned)
+        needed = self.rest(run)
         if times >= 1:
             assert needed == planned
             return
@@ -302,15 +302,16 @@ class TestFewerUsers:
     def test_no_noise_makes_up_for_a_budget_that_is_gone(self, tmp_path: Path) -> None:
         run = self.ledger(tmp_path, 3, self.planned(3))
         with pytest.raises(BudgetExceededError, match="the 1 rounds that are left do not fit"):
-            self.rest(run, self.planned(4))
+            self.rest(run)
 
     def test_nodes_are_told_the_noise_that_is_left_to_come(
         self, config: Builder, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         run = self.ledger(tmp_path, 3, 0.9 * self.planned(4))
-        strategy = Probe(config(epsilon=2.0, num_rounds=4))
-        strategy._run = run
-        plan = strategy._plan()
+        settings = config(epsilon=2.0, num_rounds=4)
+        method = ProbeMethod(settings)
+        settled = settle(plan_of(method, settings, population=12), epsilon=2.0, run=run)
+        plan = announcement(method, settings, settled, behind=rounds_behind(run))
         assert plan.releases == 1
-        assert plan.noise_multiplier == self.rest(run, self.planned(4))
+        assert plan.noise_multiplier == self.rest(run)
         assert f"noise multiplier {plan.noise_multiplier:.5g} from now on" in caplog.text

@@ -1,0 +1,284 @@
+"""A run as the accountant sees it: phases of unequal noise and sampling that share one budget."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, Protocol
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import _checks, accounting
+from flower_privsyn.privacy.accounting import Release, accounted
+from flower_privsyn.privacy.calibration import calibrate_open_releases
+from flower_privsyn.privacy.factorisation import Factorisation
+from flower_privsyn.privacy.participation import Participation
+from flower_privsyn.privacy.relation import NeighboringRelation
+from flower_privsyn.privacy.sampling import (
+    CyclicSampling,
+    FullParticipation,
+    Sampling,
+    participation_of,
+)
+
+
+class BoundedQuestion(Protocol):
+    """What a phase may ask: a question whose answers have a bounded L2 norm."""
+
+    name: ClassVar[str]
+
+    @property
+    def clip_norm(self) -> float:
+        """The bound on one user's answer."""
+
+    def noise_in_words(self, noise_multiplier: float) -> str:
+        """The noise of a sum beside what one user adds to it, for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Rounds that share a noise multiplier, a sampling and a correlation.
+
+    Attributes:
+        name: for people and errors, unique in a plan.
+        rounds: releases, >= 1.
+        sampling: who takes part in each of them; turns (`CyclicSampling`) are counted from the
+            first round of the whole run.
+        asks: the questions that may be asked in it, at least one.
+        noise_multiplier: standard deviation of a round's noise over the clip norm (times the nodes
+            of one user), >= 0; of correlated noise that of the fresh part of every round. None:
+            what the budget of the plan leaves, by `Plan.calibrated`.
+        factorisation: how the noise of these rounds is correlated; None: each has its own.
+
+    Raises:
+        ConfigError: a value is out of range, or the factorisation is of another number of rounds.
+    """
+
+    name: str
+    rounds: int
+    sampling: Sampling
+    asks: tuple[BoundedQuestion, ...]
+    noise_multiplier: float | None = None
+    factorisation: Factorisation | None = None
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        _checks.whole(f'rounds of the phase "{self.name}"', self.rounds, low=1)
+        if not self.asks:
+            raise ConfigError(f'the phase "{self.name}" asks nothing.')
+        if self.noise_multiplier is not None:
+            _checks.real(
+                f'noise_multiplier of the phase "{self.name}"',
+                self.noise_multiplier,
+                "a finite number of at least 0",
+                low=0.0,
+            )
+        if self.factorisation is not None and self.factorisation.rounds != self.rounds:
+            raise ConfigError(
+                f'the phase "{self.name}" has {self.rounds} rounds and a factorisation of '
+                f"{self.factorisation.rounds}."
+            )
+
+    @property
+    def makes_up(self) -> bool:
+        """Whether a round that nobody answered may be asked again.
+
+        Not where the noise is correlated, nor where groups of users take turns: the second turn of
+        a user would be one more than is accounted for.
+        """
+        return self.factorisation is None and self.sampling.group is None
+
+    @property
+    def sensitivity(self) -> float:
+        """Of all rounds together over that of one round; 1 where the noise is not correlated."""
+        if self.factorisation is None:
+            return 1.0
+        return _sensitivity(self.factorisation, participation_of(self.sampling, rounds=self.rounds))
+
+
+@lru_cache(maxsize=64)
+def _sensitivity(factorisation: Factorisation, participation: Participation) -> float:
+    return factorisation.sensitivity(participation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Phases, one after the other, that spend one budget.
+
+    *Formal guarantee.* Unit: one user; relation: `relation`. Phases that may ask the same users
+    compose: their releases cost what the accountant says of all of them together. Phases that ask
+    disjoint groups (`GroupSampling` of one deal) cost the most that one group pays, together with
+    what everybody is asked, because a user is in one group for the whole run and a turn that was
+    missed is never made up.
+
+    Attributes:
+        phases: at least one, of different names.
+        delta: in (0, 1).
+        relation: which collections of users are neighbours.
+        accountant: "pld" or "rdp".
+        max_nodes_per_user: on how many nodes one user may be, >= 1.
+
+    Raises:
+        ConfigError: there is no phase, two have one name, or disjoint groups meet replace-one.
+    """
+
+    phases: tuple[Phase, ...]
+    delta: float
+    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+    accountant: str = "pld"
+    max_nodes_per_user: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the phases against each other."""
+        names = [phase.name for phase in self.phases]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"a plan needs phases of different names, got {names}.")
+        for phase in self.phases:
+            last = self.first_round(phase) + phase.rounds - 1
+            if isinstance(phase.sampling, CyclicSampling) and phase.sampling.rounds < last:
+                # Whose turn it is follows from the number of the round in the whole run.
+                raise ConfigError(
+                    f'the cyclic sampling of the phase "{phase.name}" is for '
+                    f"{phase.sampling.rounds} rounds, and its last round is number {last}."
+                )
+
+    @property
+    def rounds(self) -> int:
+        """Of all phases."""
+        return sum(phase.rounds for phase in self.phases)
+
+    def first_round(self, phase: Phase) -> int:
+        """The number of a phase's first round, counted from 1 over the whole run."""
+        before = self.phases[: self.phases.index(phase)]
+        return 1 + sum(one.rounds for one in before)
+
+    def at(self, number: int) -> Phase:
+        """The phase of a round.
+
+        Raises:
+            ConfigError: the plan has no such round.
+        """
+        _checks.whole("round", number, low=1, high=self.rounds)
+        for phase in self.phases:
+            if number <= phase.rounds:
+                return phase
+            number -= phase.rounds
+        raise ConfigError(f"round {number} is none of the plan's.")
+
+    def following(self, number: int) -> Iterator[tuple[Phase, int]]:
+        """Each phase that has rounds after a given one, and how many."""
+        for phase in self.phases:
+            last = self.first_round(phase) + phase.rounds - 1
+            if last > number:
+                yield phase, min(phase.rounds, last - number)
+
+    @property
+    def open(self) -> tuple[Phase, ...]:
+        """The phases whose noise follows from the budget."""
+        return tuple(phase for phase in self.phases if phase.noise_multiplier is None)
+
+    def released(self) -> Counter[Release]:
+        """What the phases with a known noise multiplier release."""
+        return self._released(
+            [phase for phase in self.phases if phase.noise_multiplier is not None], None
+        )
+
+    def epsilon(self) -> float:
+        """What all phases cost together; infinity where one of them adds no noise.
+
+        Raises:
+            ConfigError: a phase is open.
+        """
+        if self.open:
+            raise ConfigError(
+                f'the noise of the phase "{self.open[0].name}" is not settled: calibrate the plan.'
+            )
+        return accounting.release_epsilon(
+            self.released(), delta=self.delta, accountant=self.accountant
+        )
+
+    def calibrated_multiplier(self, epsilon: float) -> float:
+        """The least noise multiplier of the open phases that keeps a budget.
+
+        All open phases get the same, of what they release: of each round, or of correlated rounds
+        all together.
+
+        Args:
+            epsilon: the budget of all phases, > 0.
+
+        Raises:
+            ConfigError: no phase is open, or no noise keeps the budget, as where the settled
+                phases spend it.
+        """
+        if not self.open:
+            raise ConfigError("every phase of the plan states its noise: there is none to settle.")
+        return calibrate_open_releases(
+            lambda multiplier: self._released(self.open, multiplier),
+            settled=self.released(),
+            epsilon=epsilon,
+            delta=self.delta,
+            accountant=self.accountant,
+        )
+
+    def calibrated(self, epsilon: float) -> Plan:
+        """The plan with `calibrated_multiplier` in its open phases; itself without any."""
+        if not self.open:
+            return self
+        return self.with_multiplier(self.calibrated_multiplier(epsilon))
+
+    def for_population(self, population: int) -> Plan:
+        """The same plan for another number of users.
+
+        Args:
+            population: users on the roster, >= 1.
+        """
+        return replace(
+            self,
+            phases=tuple(
+                replace(phase, sampling=replace(phase.sampling, population=population))  # type: ignore[type-var]
+                for phase in self.phases
+            ),
+        )
+
+    def with_multiplier(self, multiplier: float) -> Plan:
+        """The plan with its open phases settled: a multiplier of what each of them releases."""
+        return replace(
+            self,
+            phases=tuple(
+                phase
+                if phase.noise_multiplier is not None
+                else replace(phase, noise_multiplier=multiplier * phase.sensitivity)
+                for phase in self.phases
+            ),
+        )
+
+    def released_by(
+        self, phase: Phase, *, rounds: int | None = None, multiplier: float | None = None
+    ) -> Counter[Release]:
+        """What one phase releases.
+
+        Correlated rounds are one release, and nothing is gained from who takes part in which.
+
+        Args:
+            phase: of this plan.
+            rounds: how many of its rounds; all by default. Of correlated ones always all.
+            multiplier: of what it releases, where the phase is open.
+        """
+        if phase.noise_multiplier is not None:
+            multiplier = phase.noise_multiplier / phase.sensitivity
+        correlated = phase.factorisation is not None
+        together = correlated and phase.sampling.group is None
+        release = Release(
+            noise_multiplier=accounted(multiplier or 0.0),
+            sampling=FullParticipation() if together else phase.sampling,
+            relation=self.relation,
+            max_nodes_per_user=self.max_nodes_per_user,
+        )
+        return Counter({release: 1 if correlated else rounds or phase.rounds})
+
+    def _released(self, phases: Sequence[Phase], multiplier: float | None) -> Counter[Release]:
+        total = Counter[Release]()
+        for phase in phases:
+            total += self.released_by(phase, multiplier=multiplier)
+        return total

@@ -1,0 +1,6 @@
+"""How the answers of a round become one sum."""
+
+from flower_privsyn.private_path.aggregation.aggregation import Aggregation, Collected, Expected
+from flower_privsyn.private_path.aggregation.central import Central
+
+__all__ = ["Aggregation", "Central", "Collected", "Expected"]

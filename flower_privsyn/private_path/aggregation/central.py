@@ -1,0 +1,91 @@
+"""Sums in the memory of a server that is trusted with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import final
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp import Grid
+
+from flower_privsyn.messages import wire
+from flower_privsyn.private_path.aggregation.aggregation import Aggregation, Collected, Expected
+
+
+@final
+class Central(Aggregation):
+    """Every node sends its raw sum to the server, which adds them up and then the noise.
+
+    Formal guarantee:
+        That of `Aggregation`. The server sees the raw sum of each node, and is trusted with it.
+    """
+
+    def messages(
+        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord
+    ) -> Iterator[Message]:
+        """One message a node: the question."""
+        for node, ask in asks:
+            yield Message(
+                wire.pack_ask(ask, broadcast),
+                dst_node_id=node,
+                message_type=wire.message_type(ask.query),
+            )
+
+    def collect(
+        self,
+        replies: Iterable[Message],
+        *,
+        expected: Expected,
+        grid: Grid | None,  # noqa: ARG002 - one exchange is all
+    ) -> Collected:
+        """Add up the first usable reply of every node that was asked."""
+        asked = expected.most_users
+        counts: Counter[str] = Counter()
+        total = np.zeros(expected.length, dtype=np.int64)
+        num_users = unreachable = 0
+        seen: set[int] = set()
+        answering: set[int] = set()
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node not in asked:
+                if reply.has_error():
+                    # Flower's own word about a node that is gone, or whose reply is.
+                    unreachable += 1
+                    counts[error_key(reply.error.code)] += 1
+                else:
+                    counts["rejected: not asked"] += 1
+                continue
+            if node in seen:
+                counts["rejected: second reply"] += 1
+                continue
+            seen.add(node)
+            if reply.has_error():
+                counts[error_key(reply.error.code)] += 1
+                continue
+            try:
+                answer = wire.unpack_answer(
+                    reply,
+                    length=expected.length,
+                    roster_users=asked[node],
+                    bound=expected.query.answer_bound(1),
+                )
+            except wire.WireError as error:
+                counts[f"rejected: {error}"] += 1
+                continue
+            counts["answers"] += 1
+            answering.add(node)
+            num_users += answer.num_users
+            total += answer.total
+        counts["missing"] = max(0, len(asked) - len(seen) - unreachable)
+        return Collected(
+            total=total, num_users=num_users, answering=frozenset(answering), counts=counts
+        )
+
+
+def error_key(code: int) -> str:
+    """A name for an error code: a client could put anything into a number that is not agreed."""
+    if code in set(wire.ClientErrorCode):
+        return f"error code {code}"
+    return "error of Flower or another code"

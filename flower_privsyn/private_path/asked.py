@@ -1,0 +1,80 @@
+"""A round between its question and its release, and what may not be asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import GaussianMechanism, Phase, Sampling
+from flower_privsyn.privacy.grid import LARGEST_SUM
+from flower_privsyn.private_path.meeting import Roster
+from flower_privsyn.private_path.method import Question
+from flower_privsyn.queries import Query
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedRound:
+    """A round that was begun, until its release.
+
+    Attributes:
+        number: 1-based, over the whole run.
+        question: with the broadcast as it travelled.
+        mechanism: the noise on its sum.
+        sampling: who takes part.
+        most_users: by node that is asked, the most users that may be in its answer.
+        always_asked: nodes that are asked whoever is drawn.
+        started: when, for the owner.
+        traffic: what one exchange carries.
+    """
+
+    number: int
+    question: Question
+    mechanism: GaussianMechanism
+    sampling: Sampling
+    most_users: dict[int, int]
+    always_asked: frozenset[int]
+    started: float
+    traffic: wire.Traffic
+
+
+def refuse_other_question(query: Query, phase: Phase) -> None:
+    """A phase was accounted and announced for its own questions.
+
+    Args:
+        query: that a round is about to ask.
+        phase: of the round.
+
+    Raises:
+        RuntimeError: the phase does not ask it.
+    """
+    asks = {one.name for one in phase.asks}
+    if query.name not in asks:
+        raise RuntimeError(
+            f'the phase "{phase.name}" asks {" or ".join(sorted(asks))}, not {query.name}'
+        )
+
+
+def refuse_off_the_grid(query: Query, roster: Roster) -> None:
+    """Refuse, before anybody is asked, sums that may leave the exact numbers.
+
+    Args:
+        query: that a round is about to ask.
+        roster: everybody who may answer.
+
+    Raises:
+        ConfigError: a node's sum or the whole may be too large for the grid.
+    """
+    most = max(roster.users.values(), default=0)
+    if query.largest_cohort is not None and most > query.largest_cohort:
+        raise ConfigError(
+            f"{query.name} as it is set adds up {query.largest_cohort:,} users on a node at most, "
+            f'and one node has {most:,}: answer-space = "span" has no such limit'
+        )
+    users = roster.total
+    largest = query.answer_bound(users)
+    if largest > LARGEST_SUM:
+        raise ConfigError(
+            f"a clip norm of {query.clip_norm:g} for {users} users lets the sum reach {largest:g}; "
+            f"sums are exact up to 2^23 = {LARGEST_SUM:,.0f}: choose a smaller clip norm"
+        )

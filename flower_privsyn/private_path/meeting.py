@@ -1,0 +1,280 @@
+"""Meeting the nodes before the first round: who is there, ready, and how each may be asked."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flower_privsyn.errors import FederationError
+from flower_privsyn.host.progress import Progress
+from flower_privsyn.messages import wire
+from flower_privsyn.node import Announcement
+from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
+from flower_privsyn.private_path.attendance import roll_call
+from flower_privsyn.private_path.method import RecordSource
+from flower_privsyn.private_path.settings import PrivateSumConfig
+
+logger = logging.getLogger("flwr.privsyn")
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipient:
+    """How one node is asked in a round.
+
+    Attributes:
+        sampling: that the node applies.
+        count: users to draw, under fixed-size sampling; -1 otherwise.
+    """
+
+    sampling: Sampling
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The public roster: who can be asked.
+
+    Attributes:
+        users: by node, how many users it hosts.
+    """
+
+    users: Mapping[int, int]
+
+    @property
+    def total(self) -> int:
+        """Users on all nodes."""
+        return sum(self.users.values())
+
+    def always_asked(
+        self, sampling: Sampling, *, connected: Collection[int], random: RandomSource
+    ) -> frozenset[int]:
+        """Nodes that a round asks whoever is drawn.
+
+        Args:
+            sampling: of the round.
+            connected: nodes that Flower reaches now.
+            random: chooses among the nodes of one user.
+        """
+        if not sampling.hides_cohort:
+            return frozenset(node for node, users in self.users.items() if users > 0)
+        return roll_call(self.users, connected=connected, random=random)
+
+    def recipients(
+        self, sampling: Sampling, *, always: Collection[int], random: RandomSource
+    ) -> dict[int, Recipient]:
+        """Nodes to ask in a round, with the sampling and the draw each of them applies.
+
+        A node with one user is only sent the broadcast when that user takes part, so the server
+        flips its coin; on a node with many users each flips their own. Nodes of the roll call are
+        asked all the same, and answer zero when none of their users takes part.
+
+        Args:
+            sampling: of the round.
+            always: nodes of the roll call.
+            random: flips the server's coins.
+        """
+        nodes = sorted(self.users)
+        counts = sampling.allocate([self.users[node] for node in nodes], random)
+        if counts is not None:
+            return {
+                node: Recipient(sampling=sampling, count=count)
+                for node, count in zip(nodes, counts, strict=True)
+                if count > 0 or node in always
+            }
+        recipients: dict[int, Recipient] = {}
+        for node in nodes:
+            if self.users[node] == 0:
+                continue
+            share: Sampling = sampling
+            if sampling.method == "poisson" and node not in always:
+                mine = sampling.participants([""], key=random.uint64(4).tobytes())
+                if not mine[0]:
+                    continue
+                share = FullParticipation(population=self.total)
+            recipients[node] = Recipient(sampling=share, count=-1)
+        return recipients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Has the nodes prepare, and learns who is there.
+
+    Attributes:
+        grid: Flower's connection to the nodes.
+        settings: the settings.
+        sources: what makes records at the server, one for each kind.
+        progress: shows that the nodes are reading.
+        nothing_spent: words for what a run has cost that stops now.
+    """
+
+    grid: Grid
+    settings: PrivateSumConfig
+    sources: tuple[RecordSource, ...]
+    progress: Progress
+    nothing_spent: str
+
+    def hold(self, announcement: Announcement) -> Roster:
+        """Wait for the planned nodes, have them prepare, and return the public roster.
+
+        Args:
+            announcement: what the run may still ask.
+
+        Raises:
+            FederationError: nodes or users are missing.
+        """
+        settings = self.settings
+        nodes = self._wait_for_nodes()
+        roster, problems = dict.fromkeys(nodes, -1), Counter[str]()
+        with self.progress.stage("Nodes read their text", total=None):
+            for source in self.sources:
+                ready = self._ask_to_prepare(list(roster), source, announcement, problems)
+                # Whoever cannot make one kind of records takes no part in the others, either.
+                roster = {
+                    node: users for node, users in ready.items() if roster[node] in (-1, users)
+                }
+        users = sum(roster.values())
+        told = "; ".join(f"{count} x {text}" for text, count in problems.most_common())
+        if problems:
+            logger.warning(
+                "%d of %d nodes are not ready: %s", len(nodes) - len(roster), len(nodes), told
+            )
+        because = f" ({told})" if told else ""
+        if len(roster) < len(nodes) and not settings.num_users:
+            # Going ahead without them would let one broken record decide who takes part.
+            raise FederationError(
+                f"{len(nodes) - len(roster)} of {len(nodes)} nodes are not ready{because}; set "
+                "num-users to the number of users that is enough to go ahead without them; "
+                f"{self.nothing_spent}"
+            )
+        planned = max(settings.num_users, settings.min_users or 0, 1)
+        if users < planned:
+            raise FederationError(
+                f"{users} users are ready on {len(roster)} of {len(nodes)} nodes, {planned} were "
+                f"planned (num-users){because}; {self.nothing_spent}"
+            )
+        return Roster(users=roster)
+
+    def _ask_to_prepare(
+        self,
+        nodes: list[int],
+        source: RecordSource,
+        announcement: Announcement,
+        problems: Counter[str],
+    ) -> dict[int, int]:
+        """Users of the nodes that have made one kind of records; why the others have not."""
+        request = data_request(self.settings, source)
+        messages = (
+            Message(
+                wire.pack_prepare(request, plan=announcement),
+                dst_node_id=node,
+                message_type=wire.PREPARE,
+            )
+            for node in nodes
+        )
+        replies = self.grid.send_and_receive(messages, timeout=self.settings.round_timeout)
+        roster, found = self._roster_of(
+            replies, asked=set(nodes), source=source, queries=announcement.queries
+        )
+        problems += found
+        return roster
+
+    def _wait_for_nodes(self) -> list[int]:
+        """Block until `num_nodes` nodes are connected.
+
+        Simulations start the server before their nodes are registered; going ahead with those
+        that happen to be there would change the sampling that the accountant is told of.
+        """
+        wanted = self.settings.num_nodes
+        deadline = time.monotonic() + self.settings.node_timeout
+        while True:
+            nodes = sorted(self.grid.get_node_ids())
+            if len(nodes) >= wanted:
+                return nodes
+            if time.monotonic() >= deadline:
+                raise FederationError(
+                    f"{len(nodes)} nodes are connected after {self.settings.node_timeout:g} s, "
+                    f"{wanted} were planned (num-nodes); {self.nothing_spent}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _roster_of(
+        self,
+        replies: Iterable[Message],
+        *,
+        asked: set[int],
+        source: RecordSource,
+        queries: Collection[str],
+    ) -> tuple[dict[int, int], Counter[str]]:
+        """Users per node that is ready, and why the others are not."""
+        roster: dict[int, int] = {}
+        problems: Counter[str] = Counter()
+        seen: set[int] = set()
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node not in asked or node in seen:
+                problems["a reply that was not asked for"] += 1
+                continue
+            seen.add(node)
+            if reply.has_error():
+                problems[_told(reply.error.code, queries)] += 1
+                continue
+            try:
+                entry = wire.unpack_roster(reply)
+            except wire.WireError as error:
+                problems[str(error)] += 1
+                continue
+            if (entry.embedder, entry.dimension) != (
+                source.fingerprint,
+                source.dimension,
+            ):
+                problems[self._other_model(source)] += 1
+                continue
+            roster[node] = entry.num_users
+        if len(seen) < len(asked):
+            problems["no reply"] += len(asked) - len(seen)
+        return roster, problems
+
+    def _other_model(self, source: RecordSource) -> str:
+        settings, trains = self.settings, source.trains
+        if trains is not None:
+            return f"another model or tokenizer than the server's {trains.name}"
+        return (
+            "another embedding model or precision than the server's "
+            f"{settings.embedding_model} ({settings.embedding_precision})"
+        )
+
+
+def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataRequest:
+    """How the nodes make their records, the same in every round."""
+    return wire.DataRequest(
+        embedding_model=settings.embedding_model,
+        embedding_precision=settings.embedding_precision,
+        max_tokens=settings.max_tokens,
+        max_samples=settings.max_samples,
+        newer_than=settings.newer_than,
+        held_out_fraction=settings.held_out_fraction,
+        seed=settings.seed,
+        max_nodes_per_user=settings.max_nodes_per_user,
+        trains=source.trains,
+        reads=source.reads,
+    )
+
+
+def _told(code: int, queries: Collection[str]) -> str:
+    """Words for an error code; a node's own text is never shown."""
+    known = {int(c): text for c, text in wire.CLIENT_ERROR_TEXT.items()}
+    told = known.get(code, "an error of Flower")
+    if code == wire.ClientErrorCode.UNKNOWN_QUERY:
+        told += (
+            f" ({', '.join(queries)}): install the server's flower-privsyn on the node, and serve "
+            "model_delta with flower_privsyn.client_apps.training:app"
+        )
+    return told

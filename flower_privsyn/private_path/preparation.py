@@ -1,0 +1,134 @@
+"""Getting ready: the method's models, the nodes, the noise. Nothing of it costs any budget."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from flwr.serverapp import Grid
+
+from flower_privsyn.private_path.attendance import Attendance
+from flower_privsyn.private_path.changes import changes_of_run, record_changes
+from flower_privsyn.private_path.meeting import Meeting, Roster
+from flower_privsyn.private_path.method import Method, RecordSource, Workplace
+from flower_privsyn.private_path.noise_check import check_noise
+from flower_privsyn.private_path.resume import (
+    all_released,
+    nothing_spent,
+    released_in,
+    rounds_behind,
+)
+from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.private_path.settling import SettledPlan, announcement, plan_of, settle
+from flower_privsyn.queries import Query
+from flower_privsyn.runs import RunDirectory
+
+logger = logging.getLogger("flwr.privsyn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """What a run knows of its nodes and their noise, from the meeting on.
+
+    Attributes:
+        roster: who can be asked.
+        settled: phases and their noise.
+        sources: what makes records, one for each kind.
+        attendance: counts rounds that were lost.
+    """
+
+    roster: Roster
+    settled: SettledPlan
+    sources: tuple[RecordSource, ...]
+    attendance: Attendance
+
+    def source_of(self, query: Query) -> RecordSource:
+        """What makes the records that a question is about."""
+        for source in self.sources:
+            if source.suits(query):
+                return source
+        raise RuntimeError(f"the method prepared no records for {query.name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """Everything that must hold before the first question.
+
+    Attributes:
+        run: the run directory.
+        settings: the settings.
+        method: to be prepared.
+        strategy: the name of the strategy that runs it.
+        grid: Flower's connection to the nodes.
+    """
+
+    run: RunDirectory
+    settings: PrivateSumConfig
+    method: Method
+    strategy: str
+    grid: Grid
+
+    def get_ready(self, *, resume: bool) -> Federation | None:
+        """Prepare the method, meet the nodes and settle the noise.
+
+        Args:
+            resume: whether the run directory holds a run to go on with.
+
+        Returns:
+            What is known of the nodes; None where every round of a resumed run has been asked.
+
+        Raises:
+            PrivsynError: a setting, a file, a model, the federation or the budget is at fault.
+        """
+        run, settings, method = self.run, self.settings, self.method
+        changes = {}
+        if resume:
+            run.ledger_lines()  # a cut ledger is refused before anybody is asked
+            changes = changes_of_run(run, settings, method, strategy=self.strategy)
+        progress = run.progress()
+        logger.info("run directory: %s", run.path)
+        if method.stamp is not None:
+            logger.warning("%s", method.stamp)
+        sources = method.prepare(
+            Workplace(run=run, progress=progress, released=lambda number: released_in(run, number))
+        )
+        record_changes(run, changes, num_rounds=settings.num_rounds)
+        if resume and all_released(run, num_rounds=settings.num_rounds):
+            logger.info("every round has been asked: the result is made without the nodes")
+            return None
+        # The noise of a fixed-size cohort depends on the roster.
+        settled = None
+        if settings.sampling != "fixed-size":
+            settled = self._settled(population=max(1, settings.num_users))
+        spent = nothing_spent(run)
+        roster = Meeting(
+            grid=self.grid,
+            settings=settings,
+            sources=sources,
+            progress=progress,
+            nothing_spent=spent,
+        ).hold(announcement(method, settings, settled, behind=rounds_behind(run)))
+        settings.check_delta(roster.total)
+        if settled is None:
+            settled = self._settled(population=roster.total)
+        settled = settled.for_population(roster.total)
+        for phase in settled.plan.phases:
+            settings.required_users(phase.sampling)  # refuses more than there will be
+        logger.info(
+            "%d users on %d nodes; noise multiplier %s",
+            roster.total,
+            len(roster.users),
+            ", ".join(f"{phase.noise_multiplier:.5g}" for phase in settled.plan.phases),
+        )
+        check_noise(settled.plan, settings, progress=progress, spent=spent)
+        secret = any(phase.sampling.hides_cohort for phase in settled.plan.phases)
+        return Federation(
+            roster=roster,
+            settled=settled,
+            sources=sources,
+            attendance=Attendance(secret=secret),
+        )
+
+    def _settled(self, *, population: int) -> SettledPlan:
+        plan = plan_of(self.method, self.settings, population=population)
+        return settle(plan, epsilon=self.settings.epsilon, run=self.run)

@@ -1,0 +1,88 @@
+"""A released sum: what it is, and how it is kept in the run directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.files import replacing
+from flower_privsyn.privacy import Sampling
+from flower_privsyn.privacy.grid import LARGEST_SUM
+from flower_privsyn.runs.rounds import RoundFiles
+
+if TYPE_CHECKING:
+    from flower_privsyn.runs import RunDirectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedSum:
+    """A noisy sum that has been charged to the ledger; everything made from it is free.
+
+    Attributes:
+        round_number: 1-based.
+        values: (m,) float64, the sum over users plus noise.
+        noise_std: standard deviation of the noise in `values`; public.
+        num_users: users whose answers are in the sum; None where who was drawn is secret, under
+            Poisson and fixed-size sampling: how many of them answered is not released.
+        expected_users: users that take part in such a round on average; public.
+        largest_clip_norm: the largest clip norm that a next question may have: beyond, the grid
+            does not hold the sum of everybody on the roster.
+    """
+
+    round_number: int
+    values: npt.NDArray[np.float64]
+    noise_std: float
+    num_users: int | None
+    expected_users: float
+    largest_clip_norm: float
+
+    @property
+    def users(self) -> float:
+        """Users in the sum, or where that is secret as many as are expected."""
+        return self.expected_users if self.num_users is None else self.num_users
+
+
+def largest_clip_norm(sampling: Sampling) -> float:
+    """The largest clip norm of a question whose sums of everybody the grid holds."""
+    return LARGEST_SUM / (sampling.population or 1)
+
+
+def is_stored(run: RunDirectory, number: int) -> bool:
+    """Whether the release of a round is on the disk."""
+    return RoundFiles(run.round_path(number)).release.exists()
+
+
+def store_release(run: RunDirectory, release: ReleasedSum) -> None:
+    """Write a release, for the eyes of the run's owner alone."""
+    num_users = np.nan if release.num_users is None else release.num_users
+    header = np.array([release.noise_std, num_users], dtype=np.float64)
+    target = RoundFiles(run.round_dir(release.round_number)).release
+    with replacing(target, for_the_owner=True) as temporary, temporary.open("wb") as file:
+        # One file, so that the sum and what is known of its noise cannot be parted.
+        np.save(file, release.values)
+        np.save(file, header)
+
+
+def stored_release(run: RunDirectory, number: int, *, sampling: Sampling) -> ReleasedSum | None:
+    """Read the release of a round; None where it did not reach the disk.
+
+    Args:
+        run: the run directory.
+        number: of the round.
+        sampling: who was drawn from in it.
+    """
+    if not is_stored(run, number):
+        return None
+    with RoundFiles(run.round_path(number)).release.open("rb") as file:
+        values, header = np.load(file), np.load(file)
+    return ReleasedSum(
+        round_number=number,
+        values=values,
+        noise_std=float(header[0]),
+        num_users=None if np.isnan(header[1]) else int(header[1]),
+        expected_users=sampling.expected_users,
+        largest_clip_norm=largest_clip_norm(sampling),
+    )

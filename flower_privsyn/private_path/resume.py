@@ -1,0 +1,75 @@
+"""What the files of a run say about how it goes on: who is left to ask, and how it can end."""
+
+from __future__ import annotations
+
+from flower_privsyn.privacy import PrivacyLedger, Sampling
+from flower_privsyn.private_path.release import ReleasedSum, is_stored, stored_release
+from flower_privsyn.runs import RunDirectory
+
+
+def rounds_behind(run: RunDirectory) -> int:
+    """Rounds of a resumed run that no node will be asked again; 0 of a run without a ledger."""
+    if not run.ledger_file.exists():
+        return 0
+    ledger = PrivacyLedger.read(run.ledger_file)
+    # A round that was discarded last is asked again.
+    return max((0, *ledger.rounds_charged, *ledger.rounds_started))
+
+
+def all_released(run: RunDirectory, *, num_rounds: int) -> bool:
+    """Whether a run that is resumed has no round left to ask.
+
+    Args:
+        run: its directory.
+        num_rounds: rounds that it is resumed for.
+    """
+    finished = run.finished_rounds()
+    if not run.ledger_file.exists() or not finished:
+        return False
+    ledger = PrivacyLedger.read(run.ledger_file)
+    charged = {*ledger.rounds_charged, *ledger.rounds_started}
+    reached = max((*charged, *finished))
+    if not ledger.correlations:
+        # Those that were discarded last are asked again.
+        discarded = set(run.rounds_with_outcome("discarded"))
+        while reached in discarded - charged:
+            reached -= 1
+    state = run.round_state(reached) or {}
+    return reached >= num_rounds or bool(state.get("ended"))
+
+
+def earliest_end(run: RunDirectory) -> int | None:
+    """The number of rounds with which a run can end now, with what was released; None if none can.
+
+    It is that of the last round that was charged. Noise that is correlated was charged for all
+    rounds, and a run without any release has nothing to end with.
+    """
+    behind = rounds_behind(run)
+    if behind == 0 or PrivacyLedger.read(run.ledger_file).correlations:
+        return None
+    released = any(is_stored(run, number) for number in range(1, behind + 1))
+    return behind if released else None
+
+
+def released_in(run: RunDirectory, number: int) -> ReleasedSum | None:
+    """The release of a round; None before it, and where it did not reach the disk.
+
+    Who was drawn from is read from the ledger: on a resumed run the users may be others.
+    """
+    for line in run.ledger_lines():
+        if line["event"] == "started" and line["round"] == number:
+            return stored_release(run, number, sampling=Sampling.from_dict(line["sampling"]))
+    return None
+
+
+def nothing_spent(run: RunDirectory) -> str:
+    """What a run that stops before it asks anybody has cost, and how a paid one can end."""
+    if not rounds_behind(run):
+        return "nothing was spent"
+    end = earliest_end(run)
+    if end is None:
+        return "nothing more was spent"
+    return (
+        "nothing more was spent; to end with what was released: "
+        f"`privsyn resume {run.path} --set num-rounds={end}`"
+    )

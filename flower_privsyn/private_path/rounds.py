@@ -1,0 +1,155 @@
+"""The rounds of a run on the disk: finished, skipped, asked again, gone on with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flower_privsyn.errors import FederationError, LedgerError
+from flower_privsyn.privacy import Plan, PrivacyLedger
+from flower_privsyn.private_path.method import Method, Question
+from flower_privsyn.private_path.release import ReleasedSum, is_stored, store_release
+from flower_privsyn.runs import RunDirectory
+
+logger = logging.getLogger("flwr.privsyn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Next:
+    """How a run goes on.
+
+    Attributes:
+        behind: rounds that are over.
+        question: of the next round; None where nothing more is asked.
+    """
+
+    behind: int
+    question: Question | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """Brings rounds to their end, in the run directory and with the method.
+
+    Attributes:
+        run: the run directory.
+        method: post-processes.
+        total: rounds of the whole run.
+        released: the stored release of a round; None where it did not reach the disk.
+    """
+
+    run: RunDirectory
+    method: Method
+    total: int
+    released: Callable[[int], ReleasedSum | None]
+
+    def finish(self, release: ReleasedSum) -> Question | None:
+        """Store a release, post-process it, and close its round; the next question, or None."""
+        number = release.round_number
+        store_release(self.run, release)
+        last = number >= self.total
+        following = self.method.following(release, last=last)
+        self.run.finish_round(
+            number,
+            {
+                "num_users": release.num_users,
+                "noise_std": release.noise_std,
+                "outcome": "released",
+                **({"ended": True} if following is None and not last else {}),
+            },
+        )
+        return following
+
+    def skip(self, number: int, outcome: str) -> None:
+        """Close a round whose release was lost."""
+        if number < self.total:
+            self.method.carry_over(number)
+        self.run.finish_round(number, {"outcome": outcome})
+
+    def after_skipped(self, number: int) -> Question | None:
+        """What is asked after a round that was skipped; None after the last."""
+        return None if number >= self.total else self.method.restore(number + 1)
+
+    def begin(self) -> Next:
+        """The first question."""
+        question = self.method.first()
+        self.run.finish_round(0)
+        return Next(behind=0, question=question)
+
+    def go_on(self, ledger: PrivacyLedger, plan: Plan | None) -> Next:
+        """Bring the run directory to the end of a round.
+
+        A charged round whose release reached the disk is post-processed again, which is free. A
+        charged round whose release was lost stays charged, and what it asked is asked again.
+
+        Args:
+            ledger: open.
+            plan: of the rounds that are left; None where none is.
+
+        Raises:
+            LedgerError: the ledger lacks a round that was released.
+        """
+        if not self.run.finished_rounds():
+            return self.begin()
+        self._refuse_missing_lines(ledger)
+        started = [ledger.last_started(correlation) or 0 for correlation in ledger.correlations]
+        # A correlated round that was discarded is not asked again, either.
+        reached = max((*ledger.rounds_charged, *self.run.finished_rounds(), *started))
+        reached = self._take_back(ledger, plan, reached)
+        for number in range(1, reached + 1):
+            if self.run.round_state(number) is not None:
+                continue
+            release = self.released(number)
+            if release is None:
+                logger.warning("round %d was interrupted: it is charged and left out", number)
+                self.skip(number, "interrupted")
+            else:
+                self.finish(release)
+        ended = bool((self.run.round_state(reached) or {}).get("ended"))
+        if reached >= self.total or ended:
+            return Next(behind=reached, question=None)
+        return Next(behind=reached, question=self.method.restore(reached + 1))
+
+    def refuse_to_end_empty_handed(self, ledger: PrivacyLedger, *, go_on: str) -> None:
+        """A result without any release would be public text under the name of a private one."""
+        if self.run.rounds_with_outcome("released"):
+            return
+        charged = ledger.num_releases
+        again = not ledger.correlations and not charged
+        raise FederationError(
+            "no round was released, so nothing was learned from the users and no result is "
+            f"written; {f'{charged} rounds were charged' if charged else 'nothing was spent'}; "
+            + (f"{go_on}, which asks again" if again else "start a new run")
+        )
+
+    def _take_back(self, ledger: PrivacyLedger, plan: Plan | None, reached: int) -> int:
+        """Let rounds at the end that were discarded at no charge be asked again.
+
+        Not of correlated noise nor of groups that take turns: there the second answer of a user
+        would be one more than the sensitivity allows for.
+        """
+        charged, discarded = ledger.rounds_charged, self.run.rounds_with_outcome("discarded")
+        while (
+            reached in discarded
+            and reached not in charged
+            and plan is not None
+            and reached <= plan.rounds
+            and plan.at(reached).makes_up
+        ):
+            # In this order: a round that is not open is taken back again after a kill in between.
+            self.method.take_back(reached)
+            self.run.reopen_round(reached)
+            reached -= 1
+        return reached
+
+    def _refuse_missing_lines(self, ledger: PrivacyLedger) -> None:
+        """A ledger that was removed or cut must not make a resumed run look cheaper."""
+        charged = set(ledger.rounds_charged)
+        released = set(self.run.rounds_with_outcome("released"))
+        for number in range(1, self.total + 1):
+            if (is_stored(self.run, number) or number in released) and number not in charged:
+                raise LedgerError(
+                    f"{self.run.ledger_file} has no line for round {number}, which was released: "
+                    "the ledger was removed or cut, and the run cannot continue"
+                )

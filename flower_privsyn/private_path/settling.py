@@ -1,0 +1,263 @@
+"""From settings and a budget to the noise of every phase, before anybody is asked."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flower_privsyn.errors import BudgetExceededError, ConfigError
+from flower_privsyn.node import Announcement
+from flower_privsyn.privacy import (
+    Correlation,
+    FullParticipation,
+    NeighboringRelation,
+    Phase,
+    Plan,
+    PrivacyLedger,
+    Release,
+    participation_of,
+)
+from flower_privsyn.private_path.method import Method
+from flower_privsyn.private_path.resume import rounds_behind
+from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.runs import RunDirectory
+
+logger = logging.getLogger("flwr.privsyn")
+
+#: How far above the least noise that fits the noise of the rounds that are left may be.
+_TOLERANCE = 0.01
+
+#: Beyond this many times the planned noise nothing is searched.
+_MOST_TIMES = 100.0
+
+#: Room for rounding when settled noise is held against a budget, relative.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettledPlan:
+    """A plan whose noise is settled, with the streams of its correlated phases.
+
+    Attributes:
+        plan: without open phases.
+        correlations: the rounds of a correlated phase as one mechanism, by the phase's name.
+    """
+
+    plan: Plan
+    correlations: Mapping[str, Correlation]
+
+    def correlation_at(self, number: int) -> Correlation | None:
+        """The correlation of the phase of a round."""
+        return self.correlations.get(self.plan.at(number).name)
+
+    def noise_multiplier_at(self, number: int) -> float:
+        """The noise multiplier of a round; of correlated noise that of its fresh part."""
+        return self.plan.at(number).noise_multiplier or 0.0
+
+    def for_population(self, population: int) -> SettledPlan:
+        """The same of another number of users."""
+        return replace(self, plan=self.plan.for_population(population))
+
+
+def plan_of(method: Method, settings: PrivateSumConfig, *, population: int) -> Plan:
+    """The phases of a run, some of them perhaps open.
+
+    Args:
+        method: says its phases, or leaves them to the settings.
+        settings: the settings.
+        population: users on the roster, or the fewest there must be.
+
+    Raises:
+        ConfigError: the phases have another number of rounds than the settings, or cannot be.
+    """
+    phases = method.phases(population)
+    if phases is None:
+        phases = (settings.phase(population, asks=method.queries),)
+    plan = Plan(
+        phases=phases,
+        delta=settings.delta,
+        relation=NeighboringRelation(settings.relation),
+        accountant=settings.accountant,
+        max_nodes_per_user=settings.max_nodes_per_user,
+    )
+    if plan.rounds != settings.num_rounds:
+        listed = ", ".join(f"{phase.rounds} of {phase.name}" for phase in phases)
+        raise ConfigError(
+            f"num-rounds = {settings.num_rounds} differs from the {plan.rounds} rounds of the "
+            f"method ({listed})"
+        )
+    return plan
+
+
+def settle(plan: Plan, *, epsilon: float | None, run: RunDirectory) -> SettledPlan:
+    """Settle the correlation and the noise of every phase.
+
+    *Formal guarantee.* With a budget, what the ledger has charged and all rounds that are left cost
+    at most `epsilon`, by the plan's accountant, if every one of them is as stated. The ledger holds
+    to the budget whatever is returned here.
+
+    Args:
+        plan: some phases perhaps open.
+        epsilon: the budget; None where every phase states its noise.
+        run: its directory: what was begun there goes on with the correlation and noise it has.
+
+    Raises:
+        BudgetExceededError: no noise makes the rounds that are left fit.
+        ConfigError: a phase has no noise and there is no budget, or the phases exceed it.
+    """
+    ledger = PrivacyLedger.read(run.ledger_file) if run.ledger_file.exists() else None
+    begun = (
+        {} if ledger is None else {c.first_round: (c, m) for c, m in ledger.correlations.items()}
+    )
+    correlations: dict[str, Correlation] = {}
+    phases: list[Phase] = []
+    for phase in plan.phases:
+        first = plan.first_round(phase)
+        if phase.factorisation is None:
+            phases.append(phase)
+        elif first in begun:
+            correlation, multiplier = begun[first]
+            correlations[phase.name] = correlation
+            phases.append(
+                replace(
+                    phase,
+                    factorisation=correlation.factorisation,
+                    noise_multiplier=multiplier,
+                )
+            )
+        else:
+            correlations[phase.name] = Correlation.create(
+                phase.factorisation,
+                participation_of(phase.sampling, rounds=phase.rounds),
+                first_round=first,
+            )
+            phases.append(phase)
+    plan = replace(plan, phases=tuple(phases))
+    return SettledPlan(plan=_with_noise(plan, epsilon, run, ledger), correlations=correlations)
+
+
+def _with_noise(
+    plan: Plan, epsilon: float | None, run: RunDirectory, ledger: PrivacyLedger | None
+) -> Plan:
+    if plan.open and epsilon is None:
+        raise ConfigError(
+            f'the phase "{plan.open[0].name}" states no noise multiplier, and there is no epsilon '
+            "for it to follow from"
+        )
+    if plan.open and epsilon is not None:
+        multiplier = plan.calibrated_multiplier(epsilon)
+        if ledger is not None:
+            multiplier = _for_the_rest(plan, multiplier, run=run, ledger=ledger)
+        return plan.with_multiplier(multiplier)
+    if epsilon is not None and plan.epsilon() > epsilon * (1.0 + _ROUNDING):
+        raise ConfigError(
+            f"the phases cost epsilon = {plan.epsilon():.6g} together, above the budget of "
+            f"{epsilon:g}: give them more noise, or choose a larger epsilon"
+        )
+    return plan
+
+
+def _for_the_rest(plan: Plan, planned: float, *, run: RunDirectory, ledger: PrivacyLedger) -> float:
+    """The noise with which the rounds that are left fit into what is left of the budget.
+
+    The users may be fewer than when the run began: a round that draws as many of them then costs
+    more than was planned, and those that were charged are charged.
+
+    Returns:
+        The planned multiplier or the least above it that fits, at most 1% too large.
+    """
+    behind = rounds_behind(run)
+
+    def fits(multiplier: float) -> bool:
+        return ledger.allows_all(_left(plan.with_multiplier(multiplier), behind))
+
+    if fits(planned):
+        return planned
+    low, high, factor = planned, planned * (1.0 + _TOLERANCE), 1.0 + _TOLERANCE
+    while not fits(high):
+        factor *= factor
+        low, high = high, high * factor
+        if high > _MOST_TIMES * planned:
+            left = plan.rounds - behind
+            raise BudgetExceededError(
+                f"the {left} rounds that are left do not fit into what the {ledger.num_releases} "
+                f"charged ones leave of epsilon = {ledger.epsilon_budget:g}, whatever their noise"
+            )
+    while high > low * (1.0 + _TOLERANCE):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    logger.warning(
+        "noise multiplier %.5g from now on, in place of %.5g: the rounds that were charged "
+        "leave no room for less",
+        high,
+        planned,
+    )
+    return high
+
+
+def _left(plan: Plan, behind: int) -> Counter[Release]:
+    """What the rounds after a given one release; a correlated phase was paid for when it began."""
+    total = Counter[Release]()
+    for phase, rounds in plan.following(behind):
+        begun = rounds < phase.rounds
+        if phase.factorisation is not None and begun:
+            continue
+        total += plan.released_by(phase, rounds=rounds)
+    return total
+
+
+def announcement(
+    method: Method, settings: PrivateSumConfig, settled: SettledPlan | None, *, behind: int
+) -> Announcement:
+    """What the run may still ask, for nodes to refuse before anything is spent.
+
+    A node is told one noise multiplier, the least, and a number of releases that cost at least as
+    much as the phases that are left.
+
+    Args:
+        method: says its questions.
+        settings: the settings.
+        settled: the plan; None where the noise depends on the roster: each node then hears of it
+            with the first question.
+        behind: rounds that nobody will be asked again.
+    """
+    queries = method.queries
+    known = Announcement(
+        queries=tuple(dict.fromkeys(query.name for query in queries)),
+        num_rounds=settings.num_rounds,
+        clip_norm=max(query.clip_norm for query in queries),
+        releases=max(0, settings.num_rounds - behind),
+        relation=NeighboringRelation(settings.relation),
+    )
+    if settled is None:
+        return known
+    plan = settled.plan
+    if len(plan.phases) == 1:
+        (phase,) = plan.phases
+        correlation = settled.correlations.get(phase.name)
+        multiplier = phase.noise_multiplier or 0.0
+        if correlation is None:
+            return replace(known, noise_multiplier=multiplier, sampling=phase.sampling)
+        return replace(
+            known,
+            noise_multiplier=correlation.noise_multiplier(multiplier),
+            sampling=FullParticipation(),
+            releases=min(1, known.releases),
+            stream=correlation.stream,
+        )
+    left = _left(plan, behind)
+    least = min((release.noise_multiplier for release in left), default=0.0)
+    # Gaussian releases of unequal noise cost as much as this many of the least noise.
+    equal = sum(
+        count * (least / release.noise_multiplier) ** 2 if least else count
+        for release, count in left.items()
+    )
+    return replace(
+        known,
+        noise_multiplier=least,
+        sampling=FullParticipation(),
+        releases=min(known.releases, math.ceil(equal - _ROUNDING)),
+    )

@@ -1,0 +1,112 @@
+"""What the server needs besides releases: models and public text."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.files import located
+from flower_privsyn.private_path.method import RecordSource
+from flower_privsyn.strategies.parts.preferences import PreferenceConfig
+
+if TYPE_CHECKING:
+    from flower_privsyn.embedding import Embedder
+    from flower_privsyn.generation import Prompt, TextGenerator
+
+#: Public samples in a prompt, as in figure 5 of POPri (Hou et al. 2025).
+NUM_EXAMPLES: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicSide:
+    """What the server needs besides releases: models and public text.
+
+    Attributes:
+        embedder: the embedding model the nodes use as well.
+        generator: the language model that writes.
+        prompt: how public samples are laid out for it.
+        seeds: public samples of at most `max_tokens` tokens.
+    """
+
+    embedder: Embedder
+    generator: TextGenerator
+    prompt: Prompt
+    seeds: tuple[str, ...]
+
+    @classmethod
+    def load(
+        cls,
+        config: PreferenceConfig,
+        *,
+        embedder: Embedder | None = None,
+        generator: TextGenerator | None = None,
+        check_training: bool = True,
+    ) -> PublicSide:
+        """Load and check everything, before any budget is spent.
+
+        Args:
+            config: the settings.
+            embedder: in place of `config.embedding_model`.
+            generator: in place of `config.generator`.
+            check_training: whether adapters are trained here, with the package's own training.
+
+        Raises:
+            PrivsynError: something is missing or unusable.
+        """
+        from flower_privsyn.data import public_texts
+        from flower_privsyn.embedding import (
+            default_cache_directory,
+            load_embedder,
+            require_company,
+        )
+        from flower_privsyn.generation import load_generator, load_prompt
+        from flower_privsyn.models import resolve_model
+
+        if check_training:
+            missing = [name for name in ("trl", "peft") if not importlib.util.find_spec(name)]
+            if missing:
+                raise MissingExtraError(
+                    f"preference training needs {' and '.join(missing)}: "
+                    "pip install 'flower-privsyn[training]'"
+                )
+            resolve_model(located(config.model_to_train))
+        prompt = load_prompt(located(config.prompt))
+        if prompt.num_samples <= NUM_EXAMPLES:
+            raise ConfigError(
+                f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; prompts of '
+                f"{NUM_EXAMPLES} public samples need one that announces more"
+            )
+        if embedder is None:
+            embedder = load_embedder(
+                located(config.embedding_model), precision=config.embedding_precision
+            )
+        require_company(embedder, default_cache_directory())
+        if generator is None:
+            generator = load_generator(
+                located(config.generator), api_key_env=config.generator_api_key_env
+            )
+        seeds = public_texts(
+            located(config.public_text),
+            tokenizer=embedder.tokenizer,
+            max_tokens=config.max_tokens,
+        )
+        if len(seeds) < NUM_EXAMPLES:
+            raise ConfigError(
+                f'public-text = "{config.public_text}" holds {len(seeds)} texts, prompts need '
+                f"{NUM_EXAMPLES} different ones"
+            )
+        return cls(embedder=embedder, generator=generator, prompt=prompt, seeds=tuple(seeds))
+
+    @property
+    def source(self) -> RecordSource:
+        """What makes the users' records as well."""
+        return RecordSource(
+            fingerprint=self.embedder.fingerprint, dimension=self.embedder.dimension
+        )
+
+    @property
+    def seed_ids(self) -> list[str]:
+        """Identifiers of the public samples, as parents of what is written after them."""
+        return [f"public:{index}" for index in range(len(self.seeds))]

@@ -1,0 +1,56 @@
+"""The variation of texts that several methods use: masks, filled by a language model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from flower_privsyn.files import located
+
+if TYPE_CHECKING:
+    from flower_privsyn.generation import Variation
+
+
+class MaskSettings(Protocol):
+    """Settings of mask-filling, which several methods have."""
+
+    @property
+    def variation_model(self) -> str:
+        """The masked language model."""
+
+    @property
+    def mask_fraction(self) -> float:
+        """Share of a text's tokens masked in one step."""
+
+    @property
+    def mask_steps(self) -> int:
+        """How often a text is masked and filled."""
+
+    @property
+    def temperature(self) -> float:
+        """Of sampling."""
+
+    @property
+    def top_p(self) -> float:
+        """The nucleus."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Length of a text."""
+
+
+def mask_filling(config: MaskSettings) -> Variation:
+    """Mask-filling as the settings have it.
+
+    Raises:
+        PrivsynError: the model is missing or unusable.
+    """
+    from flower_privsyn.generation import MaskFill
+
+    return MaskFill(
+        located(config.variation_model),
+        mask_fraction=config.mask_fraction,
+        num_steps=config.mask_steps,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_tokens=config.max_tokens,
+    )
