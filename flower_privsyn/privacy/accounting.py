@@ -15,17 +15,12 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar, TypeAlias
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks
-from flower_privsyn.privacy.mixture import mixture_loss_distribution
+from flower_privsyn.privacy import _checks, loss_distributions, renyi
+from flower_privsyn.privacy.costs import Cost, Costs
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import (
     CyclicSampling,
@@ -120,12 +115,6 @@ def accounted(noise_multiplier: float) -> float:
 
 Releases: TypeAlias = Sequence[Release] | Mapping[Release, int]
 
-# What a release costs, with everything that costs the same made equal: (kind, effective noise
-# multiplier, rate, coins of one user). The kinds are "gaussian", "poisson", "poisson-replace",
-# "poisson-nodes" and "fixed".
-_Cost: TypeAlias = tuple[str, float, float, int]
-_Costs: TypeAlias = tuple[tuple[_Cost, int], ...]
-
 
 class Accountant(ABC):
     """Turns releases into epsilon at a delta, or delta at an epsilon.
@@ -194,10 +183,10 @@ class Accountant(ABC):
         return min(1.0, amplified, self._delta(_unsampled(releases), epsilon))
 
     @abstractmethod
-    def _epsilon(self, costs: _Costs, delta: float) -> float: ...
+    def _epsilon(self, costs: Costs, delta: float) -> float: ...
 
     @abstractmethod
-    def _delta(self, costs: _Costs, epsilon: float) -> float: ...
+    def _delta(self, costs: Costs, epsilon: float) -> float: ...
 
 
 class PLDAccountant(Accountant):
@@ -229,18 +218,16 @@ class PLDAccountant(Accountant):
 
     name = "pld"
 
-    def _epsilon(self, costs: _Costs, delta: float) -> float:
-        return _pld_epsilon(costs, delta)
+    def _epsilon(self, costs: Costs, delta: float) -> float:
+        return loss_distributions.epsilon(costs, delta)
 
-    def _delta(self, costs: _Costs, epsilon: float) -> float:
-        if all(kind == "gaussian" for (kind, *_), _ in costs):
-            return _gaussian_delta(_gaussian_multiplier(costs), epsilon)
-        return float(_pld(costs, _interval(costs, 1e-5)).get_delta_for_epsilon(epsilon))
+    def _delta(self, costs: Costs, epsilon: float) -> float:
+        return loss_distributions.delta(costs, epsilon)
 
 
 class _RoughPLDAccountant(PLDAccountant):
-    def _epsilon(self, costs: _Costs, delta: float) -> float:
-        return _pld_epsilon(costs, delta, 10.0)
+    def _epsilon(self, costs: Costs, delta: float) -> float:
+        return loss_distributions.epsilon(costs, delta, coarser=10.0)
 
 
 class RDPAccountant(Accountant):
@@ -265,15 +252,11 @@ class RDPAccountant(Accountant):
 
     name = "rdp"
 
-    def _epsilon(self, costs: _Costs, delta: float) -> float:
-        return _rdp_epsilon(costs, delta)
+    def _epsilon(self, costs: Costs, delta: float) -> float:
+        return renyi.epsilon(costs, delta)
 
-    def _delta(self, costs: _Costs, epsilon: float) -> float:
-        with _quiet():
-            from dp_accounting.rdp import rdp_privacy_accountant as rdp
-
-            orders, curve = _rdp_curve(costs)
-            return float(rdp.compute_delta(orders, curve, epsilon)[0])
+    def _delta(self, costs: Costs, epsilon: float) -> float:
+        return renyi.delta(costs, epsilon)
 
 
 def accountant(name: str) -> Accountant:
@@ -451,9 +434,9 @@ def _counted(releases: Releases) -> Iterator[tuple[Release, int]]:
             yield release, 1
 
 
-def _grouped(releases: Releases) -> _Costs:
+def _grouped(releases: Releases) -> Costs:
     """Return equal costs with their counts, in an order that does not depend on the input's."""
-    costs = Counter[_Cost]()
+    costs = Counter[Cost]()
     relations = set()
     for release, count in _counted(releases):
         if count:
@@ -467,14 +450,14 @@ def _grouped(releases: Releases) -> _Costs:
     return tuple(sorted(costs.items()))
 
 
-def _unsampled(releases: Releases) -> _Costs:
+def _unsampled(releases: Releases) -> Costs:
     known = Counter[Release]()
     for release, count in _counted(releases):
         known[_with_known_cohort(release)] += count
     return _grouped(known)
 
 
-def _cost(release: Release) -> _Cost:
+def _cost(release: Release) -> Cost:
     sampling, multiplier = release.sampling, release.noise_multiplier
     replaced = release.relation is NeighboringRelation.REPLACE_ONE
     # Every cohort is everyone, whatever the method; or whose turn it is, is public.
@@ -488,196 +471,3 @@ def _cost(release: Release) -> _Cost:
     if isinstance(sampling, FixedSizeSampling):
         return ("fixed", multiplier / 2.0, sampling.rate, 1)
     raise ConfigError(f"sampling {type(sampling).__name__} has no accounting.")
-
-
-def _gaussian_multiplier(costs: Iterable[tuple[_Cost, int]]) -> float:
-    """Return the noise multiplier of the one Gaussian release equal to all of these."""
-    precision = math.fsum(count / multiplier**2 for (_, multiplier, *_), count in costs)
-    return 1.0 / math.sqrt(precision)
-
-
-@lru_cache(maxsize=4096)
-def _pld_epsilon(costs: _Costs, delta: float, coarser: float = 1.0) -> float:
-    if all(kind == "gaussian" for (kind, *_), _ in costs):
-        import dp_accounting
-
-        return float(dp_accounting.get_epsilon_gaussian(_gaussian_multiplier(costs), delta))
-    interval = _interval(costs, delta) * coarser
-    return float(_pld(costs, interval).get_epsilon_for_delta(delta))
-
-
-def _gaussian_delta(multiplier: float, epsilon: float) -> float:
-    from scipy.special import log_ndtr
-
-    mu = 1.0 / multiplier
-    first = float(log_ndtr(mu / 2.0 - epsilon / mu))
-    second = epsilon + float(log_ndtr(-mu / 2.0 - epsilon / mu))
-    # Phi(..) - e^epsilon Phi(..), both in logarithms: the difference of tiny numbers.
-    return math.exp(first) * -math.expm1(min(0.0, second - first))
-
-
-_FINEST_INTERVAL = 1e-4
-_RELATIVE_INTERVAL = 5e-6
-
-
-def _interval(costs: _Costs, delta: float) -> float:
-    """Return the discretisation: 1e-4 up to an epsilon of 20, then in proportion to it."""
-    widest = 0.0
-    for (kind, multiplier, *_), _ in costs:
-        shift = 2.0 if kind == "poisson-replace" else 1.0
-        widest = max(widest, 10.0 * shift / multiplier + 0.5 * (shift / multiplier) ** 2)
-    # The losses of one release spread that wide even where epsilon is small, because the rate or
-    # the noise is: at most a million points of them are kept.
-    finest = max(_FINEST_INTERVAL, 10.0 ** math.ceil(math.log10(widest * 1e-6) - 1e-9))
-    interval = max(1e-2, finest * 10.0)
-    rough = float(_pld(costs, interval).get_epsilon_for_delta(delta))
-    if not math.isfinite(rough):
-        return interval
-    wanted = max(finest, rough * _RELATIVE_INTERVAL)
-    # Powers of ten, with room for the rounding of the logarithm.
-    return min(interval, 10.0 ** math.ceil(math.log10(wanted) - 1e-9))
-
-
-def _pld(costs: _Costs, interval: float) -> Any:
-    """Return the composed privacy loss distribution, pessimistic."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    composed: Any = None
-    unsampled = [(cost, count) for cost, count in costs if cost[0] == "gaussian"]
-    if unsampled:
-        composed = pld.from_gaussian_mechanism(
-            _gaussian_multiplier(unsampled), value_discretization_interval=interval
-        )
-    for cost, count in costs:
-        if cost[0] == "gaussian":
-            continue
-        one = _single_pld(cost, interval).self_compose(count)
-        composed = one if composed is None else composed.compose(one)
-    return composed
-
-
-@lru_cache(maxsize=32)
-def _single_pld(cost: _Cost, interval: float) -> Any:
-    from dp_accounting import NeighboringRelation as Neighbors
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    kind, multiplier, rate, coins = cost
-    if kind == "poisson-nodes":
-        return mixture_loss_distribution(multiplier * coins, coins, rate, interval=interval)
-    return pld.from_gaussian_mechanism(
-        multiplier,
-        sampling_prob=rate,
-        value_discretization_interval=interval,
-        neighboring_relation=Neighbors.REPLACE_SPECIAL
-        if kind == "poisson"
-        else Neighbors.REPLACE_ONE,
-    )
-
-
-@lru_cache(maxsize=4096)
-def _rdp_epsilon(costs: _Costs, delta: float) -> float:
-    with _quiet():
-        from dp_accounting.rdp import rdp_privacy_accountant as rdp
-
-        orders, curve = _rdp_curve(costs)
-        return float(rdp.compute_epsilon(orders, curve, delta)[0])
-
-
-def _rdp_curve(costs: _Costs) -> tuple[Any, Any]:
-    """Return the Renyi orders and the composed divergence at each that is trustworthy."""
-    orders: Any = None
-    curve: Any = None
-    for cost, count in costs:
-        orders, single = _single_rdp_curve(cost)
-        curve = count * single if curve is None else curve + count * single
-    kept = np.isfinite(curve)
-    if not kept.any():
-        return np.array([2.0]), np.array([math.inf])
-    return orders[kept], curve[kept]
-
-
-@lru_cache(maxsize=256)
-def _single_rdp_curve(cost: _Cost) -> tuple[Any, Any]:
-    import dp_accounting
-    from dp_accounting import NeighboringRelation as Neighbors
-    from dp_accounting.rdp import RdpAccountant
-
-    kind, multiplier, rate, _ = cost
-    gaussian = dp_accounting.GaussianDpEvent(multiplier)
-    neighbors, event = Neighbors.REPLACE_SPECIAL, gaussian
-    if kind == "poisson":
-        event = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
-    elif kind == "fixed":
-        # Only the quotient of the two sizes matters; it is rebuilt from the exact fraction.
-        size, population = _fraction(rate)
-        neighbors = Neighbors.REPLACE_ONE
-        event = dp_accounting.SampledWithoutReplacementDpEvent(population, size, gaussian)
-    elif kind == "poisson-replace":
-        raise ConfigError(
-            'accountant must be "pld" for Poisson sampling under the relation "replace-one", '
-            'got "rdp".'
-        )
-    elif kind == "poisson-nodes":
-        raise ConfigError(
-            'accountant must be "pld" for Poisson sampling of users on several nodes '
-            '(max_nodes_per_user above 1), got "rdp".'
-        )
-    backend = RdpAccountant(neighboring_relation=neighbors).compose(event)
-    # The library offers no public way to add curves of different sampling methods.
-    orders = np.asarray(backend._orders, dtype=np.float64)
-    curve = np.asarray(backend._rdp, dtype=np.float64)
-    if kind == "poisson":
-        curve = _checked_between_integers(orders, curve)
-    return orders, curve
-
-
-def _checked_between_integers(
-    orders: NDArray[np.float64], curve: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Replace what the library computes at fractional orders where it cannot be right.
-
-    At whole orders the divergence of the sampled Gaussian is a finite sum of positive terms. In
-    between it is a series of alternating ones, which loses all its digits when the noise is large
-    or the rate moderate; the result is then anything, including too small. The logarithm of the
-    moment, (order - 1) times the divergence, is convex and zero at 1. So between two whole orders
-    it lies below their chord and above the chords next to it, continued. Where one value between
-    two whole orders does not, all of them give way to the chord, which is always a bound.
-    """
-    moments = (orders - 1.0) * curve
-    at = {1: 0.0}
-    at.update({int(o): float(m) for o, m in zip(orders, moments, strict=True) if o == int(o)})
-    checked = moments.copy()
-    for low in range(1, int(orders[orders != np.rint(orders)].max()) + 1):
-        inside = (orders > low) & (orders < low + 1)
-        share = orders[inside] - low
-        rise = at[low + 1] - at[low]
-        chord = at[low] + share * rise
-        floor = at[low + 1] - (1.0 - share) * (at[low + 2] - at[low + 1])
-        if low > 1:
-            floor = np.maximum(floor, at[low] + share * (at[low] - at[low - 1]))
-        room = 1e-9 * max(rise, 0.0)
-        # Written so that NaN counts as wrong.
-        right = (moments[inside] >= floor - room) & (moments[inside] <= chord + room)
-        checked[inside] = moments[inside] if right.all() else chord
-    return checked / (orders - 1.0)
-
-
-def _fraction(rate: float) -> tuple[int, int]:
-    numerator, denominator = rate.as_integer_ratio()
-    return numerator, denominator
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the library's warnings about Renyi orders that did not converge.
-
-    They are left out of the minimum, which costs nothing but the warning.
-    """
-    from absl import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

@@ -1,0 +1,114 @@
+"""Privacy loss distributions of releases: exact if all are Gaussian, else discretised upwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from flower_privsyn.privacy.costs import Cost, Costs
+from flower_privsyn.privacy.mixture import mixture_loss_distribution
+
+
+@lru_cache(maxsize=4096)
+def epsilon(costs: Costs, delta: float, coarser: float = 1.0) -> float:
+    """Return the epsilon of releases at a delta.
+
+    Args:
+        costs: What they cost, at least one.
+        delta: Between 0 and 1, exclusive.
+        coarser: The discretisation is so many times as coarse, and still an upper bound.
+    """
+    if all(kind == "gaussian" for (kind, *_), _ in costs):
+        import dp_accounting
+
+        return float(dp_accounting.get_epsilon_gaussian(_gaussian_multiplier(costs), delta))
+    interval = _interval(costs, delta) * coarser
+    return float(_pld(costs, interval).get_epsilon_for_delta(delta))
+
+
+def delta(costs: Costs, epsilon: float) -> float:
+    """Return the delta of releases at an epsilon.
+
+    Args:
+        costs: What they cost, at least one.
+        epsilon: At least 0.
+    """
+    if all(kind == "gaussian" for (kind, *_), _ in costs):
+        return _gaussian_delta(_gaussian_multiplier(costs), epsilon)
+    return float(_pld(costs, _interval(costs, 1e-5)).get_delta_for_epsilon(epsilon))
+
+
+def _gaussian_multiplier(costs: Iterable[tuple[Cost, int]]) -> float:
+    """Return the noise multiplier of the one Gaussian release equal to all of these."""
+    precision = math.fsum(count / multiplier**2 for (_, multiplier, *_), count in costs)
+    return 1.0 / math.sqrt(precision)
+
+
+def _gaussian_delta(multiplier: float, epsilon: float) -> float:
+    from scipy.special import log_ndtr
+
+    mu = 1.0 / multiplier
+    first = float(log_ndtr(mu / 2.0 - epsilon / mu))
+    second = epsilon + float(log_ndtr(-mu / 2.0 - epsilon / mu))
+    # Phi(..) - e^epsilon Phi(..), both in logarithms: the difference of tiny numbers.
+    return math.exp(first) * -math.expm1(min(0.0, second - first))
+
+
+_FINEST_INTERVAL = 1e-4
+_RELATIVE_INTERVAL = 5e-6
+
+
+def _interval(costs: Costs, delta: float) -> float:
+    """Return the discretisation: 1e-4 up to an epsilon of 20, then in proportion to it."""
+    widest = 0.0
+    for (kind, multiplier, *_), _ in costs:
+        shift = 2.0 if kind == "poisson-replace" else 1.0
+        widest = max(widest, 10.0 * shift / multiplier + 0.5 * (shift / multiplier) ** 2)
+    # The losses of one release spread that wide even where epsilon is small, because the rate or
+    # the noise is: at most a million points of them are kept.
+    finest = max(_FINEST_INTERVAL, 10.0 ** math.ceil(math.log10(widest * 1e-6) - 1e-9))
+    interval = max(1e-2, finest * 10.0)
+    rough = float(_pld(costs, interval).get_epsilon_for_delta(delta))
+    if not math.isfinite(rough):
+        return interval
+    wanted = max(finest, rough * _RELATIVE_INTERVAL)
+    # Powers of ten, with room for the rounding of the logarithm.
+    return min(interval, 10.0 ** math.ceil(math.log10(wanted) - 1e-9))
+
+
+def _pld(costs: Costs, interval: float) -> Any:
+    """Return the composed privacy loss distribution, pessimistic."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    composed: Any = None
+    unsampled = [(cost, count) for cost, count in costs if cost[0] == "gaussian"]
+    if unsampled:
+        composed = pld.from_gaussian_mechanism(
+            _gaussian_multiplier(unsampled), value_discretization_interval=interval
+        )
+    for cost, count in costs:
+        if cost[0] == "gaussian":
+            continue
+        one = _single_pld(cost, interval).self_compose(count)
+        composed = one if composed is None else composed.compose(one)
+    return composed
+
+
+@lru_cache(maxsize=32)
+def _single_pld(cost: Cost, interval: float) -> Any:
+    from dp_accounting import NeighboringRelation as Neighbors
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    kind, multiplier, rate, coins = cost
+    if kind == "poisson-nodes":
+        return mixture_loss_distribution(multiplier * coins, coins, rate, interval=interval)
+    return pld.from_gaussian_mechanism(
+        multiplier,
+        sampling_prob=rate,
+        value_discretization_interval=interval,
+        neighboring_relation=Neighbors.REPLACE_SPECIAL
+        if kind == "poisson"
+        else Neighbors.REPLACE_ONE,
+    )
