@@ -10,7 +10,7 @@ import pytest
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
     # Also none that only the body of a function needs.
-    graph = grimp.build_graph("flower_privsyn", exclude_type_checking_imports=True, cache_dir=None)
+    graph = grimp.build_graph("flower_privsyn", cache_dir=None)
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     assert imports["flower_privsyn.cli.app"]
     try:

@@ -57,11 +57,6 @@ _OUTCOMES = {
     "interrupted": "interrupted: charged, and its release lost",
 }
 
-_NOISE = {
-    "central": "central: the server is trusted with raw sums",
-    "shares": "in shares: every node adds its part",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Movement:
@@ -172,7 +167,7 @@ class RunFacts:
             ("Query", first.get("query")),
             ("Mechanism", first.get("mechanism")),
             ("Noise multiplier", number(finite(first.get("noise_multiplier")))),
-            ("Noise", _NOISE.get(str(first.get("noise")), first.get("noise"))),
+            ("Noise", "added by the server, which is trusted with raw sums"),
             ("Accountant", self.opened.get("accountant")),
         ]
 
