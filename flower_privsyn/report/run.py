@@ -7,7 +7,7 @@ private text outside the budget; its page says so at the top and at every figure
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,6 +56,11 @@ _OUTCOMES = {
     "discarded": "discarded: too few users, nothing released",
     "interrupted": "interrupted: charged, and its release lost",
 }
+
+
+def _each(values: Iterable[str]) -> str:
+    """The different values, in the order of the releases: phases may differ in them."""
+    return ", ".join(dict.fromkeys(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +155,7 @@ class RunFacts:
         first: Mapping[str, Any] = next(
             (line for line in self.ledger if line.get("event") in ("started", "release")), {}
         )
+        lines: Sequence[Mapping[str, Any]] = [*self.releases] or [first]
         sampled = mapping(first.get("sampling"))
         rate = finite(sampled.get("rate"))
         ways = [str(sampled["method"])] if sampled.get("method") else []
@@ -164,9 +170,12 @@ class RunFacts:
             ("Users", whole(finite(sampled.get("population")))),
             ("Who takes part in a round", ", ".join(ways) or None),
             ("Neighbouring data sets", first.get("relation")),
-            ("Query", first.get("query")),
+            ("Query", _each(str(line.get("query")) for line in lines) or None),
             ("Mechanism", first.get("mechanism")),
-            ("Noise multiplier", number(finite(first.get("noise_multiplier")))),
+            (
+                "Noise multiplier",
+                _each(number(finite(line.get("noise_multiplier"))) for line in lines),
+            ),
             ("Noise", "added by the server, which is trusted with raw sums"),
             ("Accountant", self.opened.get("accountant")),
         ]
