@@ -30,9 +30,10 @@ def all_released(run: RunDirectory, *, num_rounds: int) -> bool:
     charged = {*ledger.rounds_charged, *ledger.rounds_started}
     reached = max((*charged, *finished))
     if not ledger.correlations:
-        # Those that were discarded last are asked again.
-        discarded = set(run.rounds_with_outcome("discarded"))
-        while reached in discarded - charged:
+        # Those that were discarded last are asked again, unless they were some group's turn.
+        again = set(run.rounds_with_outcome("discarded")) - charged
+        again -= {number for number, one in _samplings(run).items() if one.group is not None}
+        while reached in again:
             reached -= 1
     state = run.round_state(reached) or {}
     return reached >= num_rounds or bool(state.get("ended"))
@@ -56,10 +57,17 @@ def released_in(run: RunDirectory, number: int) -> ReleasedSum | None:
 
     Who was drawn from is read from the ledger: on a resumed run the users may be others.
     """
-    for line in run.ledger_lines():
-        if line["event"] == "started" and line["round"] == number:
-            return stored_release(run, number, sampling=Sampling.from_dict(line["sampling"]))
-    return None
+    sampling = _samplings(run).get(number)
+    return None if sampling is None else stored_release(run, number, sampling=sampling)
+
+
+def _samplings(run: RunDirectory) -> dict[int, Sampling]:
+    """Who was drawn from in each round that was begun, by the ledger."""
+    return {
+        int(line["round"]): Sampling.from_dict(line["sampling"])
+        for line in run.ledger_lines()
+        if line["event"] == "started"
+    }
 
 
 def nothing_spent(run: RunDirectory) -> str:

@@ -226,7 +226,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="rounds to be asked again count as released",
         file=RESUME,
         function="all_released",
-        before="        while reached in discarded - charged:\n",
+        before="        while reached in again:\n",
         after="        while False:\n",
         tests=(f"{CHANGES_TESTS}::TestChanges",),
     ),

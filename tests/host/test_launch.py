@@ -357,6 +357,7 @@ def test_ctrl_c_takes_everything_with_it(tmp_path: Path) -> None:
     assert not any(is_alive(pid) for pid in started)
 
 
+@pytest.mark.slow  # tests/runs/test_directory.py has how a session records it
 def test_sys_exit_in_a_server_app_is_a_failure(tmp_path: Path) -> None:
     # Flower's own status for this run is finished:completed.
     plain = load_app(write_app(tmp_path / "app", run_directory=False))

@@ -36,6 +36,7 @@ def charged(run: Path) -> list[tuple[object, object]]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="the process that crashes is the only one")
+@pytest.mark.slow  # TestMisbehavingNodes of the engine has nonsense and errors in one process
 def test_a_round_of_crashes_and_nonsense(app: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     behaviour = "1/0=crash 1/1=garbage 1/2=nan 1/3=raise 2/4=garbage"

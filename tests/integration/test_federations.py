@@ -127,6 +127,7 @@ def six_by_one(app: Path, tmp_path_factory: pytest.TempPathFactory) -> list[np.n
     return sums(run)
 
 
+@pytest.mark.slow  # tests/host/test_launch.py runs simulations, and the sums are compared above
 @pytest.mark.timeout(600)
 def test_ray_simulation_of_two_nodes_with_three_users(
     app: Path, six_by_one: list[np.ndarray], tmp_path: Path
@@ -187,7 +188,10 @@ def test_one_histogram_for_any_number_of_nodes(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_nodes", [6, 2])
+@pytest.mark.parametrize(
+    "num_nodes",
+    [pytest.param(6, marks=pytest.mark.slow), 2],  # six SuperNodes are two, three times as long
+)
 def test_superlink_and_supernode_processes(
     app: Path, six_by_one: list[np.ndarray], tmp_path: Path, num_nodes: int
 ) -> None:
