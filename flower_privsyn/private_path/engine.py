@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, TypeVar
@@ -43,7 +44,6 @@ from flower_privsyn.private_path.meeting import data_request
 from flower_privsyn.private_path.method import Method, Question
 from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
-from flower_privsyn.private_path.resume import released_in
 from flower_privsyn.private_path.rounds import Rounds
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import Query
@@ -171,7 +171,6 @@ class PrivateSumStrategy(Strategy):
                 run=run,
                 method=self.method,
                 total=settings.num_rounds,
-                released=lambda number: released_in(run, number),
             )
             self._federation = Preparation(
                 run=run,
@@ -360,7 +359,7 @@ class PrivateSumStrategy(Strategy):
 
     def _release(
         self, asked: AskedRound, replies: Iterable[Message]
-    ) -> tuple[ReleasedSum | None, Any]:
+    ) -> tuple[ReleasedSum | None, Counter[str]]:
         """Sum the answers, charge the ledger, add the noise: the raw sum never leaves this frame.
 
         Args:
@@ -444,8 +443,8 @@ class PrivateSumStrategy(Strategy):
         """Begin the stream of a phase's correlated noise, or go on with it."""
         settled = _need(self._federation).settled
         correlation = settled.correlation_at(number)
-        first = settled.plan.first_round(settled.plan.at(number))
-        if self._noise is not None and (correlation is None or number == first):
+        if number == settled.plan.first_round(settled.plan.at(number)):
+            # That of the phase before, which no round takes up, also of a process that is gone.
             self._forget_noise()
         if correlation is None or self._noise is not None:
             return correlation

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from flower_privsyn.errors import FederationError, LedgerError
 from flower_privsyn.privacy import Plan, PrivacyLedger
 from flower_privsyn.private_path.method import Method, Question
 from flower_privsyn.private_path.release import ReleasedSum, is_stored, store_release
+from flower_privsyn.private_path.resume import released_in
 from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
@@ -36,13 +36,11 @@ class Rounds:
         run: the run directory.
         method: post-processes.
         total: rounds of the whole run.
-        released: the stored release of a round; None where it did not reach the disk.
     """
 
     run: RunDirectory
     method: Method
     total: int
-    released: Callable[[int], ReleasedSum | None]
 
     def finish(self, release: ReleasedSum) -> Question | None:
         """Store a release, post-process it, and close its round; the next question, or None."""
@@ -100,7 +98,7 @@ class Rounds:
         for number in range(1, reached + 1):
             if self.run.round_state(number) is not None:
                 continue
-            release = self.released(number)
+            release = released_in(self.run, number)
             if release is None:
                 logger.warning("round %d was interrupted: it is charged and left out", number)
                 self.skip(number, "interrupted")

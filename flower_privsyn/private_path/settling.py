@@ -53,10 +53,6 @@ class SettledPlan:
         """The correlation of the phase of a round."""
         return self.correlations.get(self.plan.at(number).name)
 
-    def noise_multiplier_at(self, number: int) -> float:
-        """The noise multiplier of a round; of correlated noise that of its fresh part."""
-        return self.plan.at(number).noise_multiplier or 0.0
-
     def for_population(self, population: int) -> SettledPlan:
         """The same of another number of users."""
         return replace(self, plan=self.plan.for_population(population))

@@ -279,6 +279,50 @@ class TestSettledNoise:
         assert grid.requests == []
 
 
+class TwoStreams(ProbeMethod):
+    """Two phases, each with a noise stream of its own."""
+
+    def phases(self, population: int) -> tuple[Phase, ...]:
+        return tuple(
+            Phase(
+                name=name,
+                rounds=2,
+                sampling=FullParticipation(population),
+                asks=self.queries,
+                factorisation=BandedToeplitz.square_root(rounds=2, bands=2),
+            )
+            for name in ("first", "second")
+        )
+
+
+@pytest.mark.parametrize("number", [None, 2, 3])
+def test_a_stream_ends_with_its_phase_whoever_goes_on(
+    federation: Builder, config: Builder, tmp_path: Path, number: int | None
+) -> None:
+    def run(**changes: Any) -> Probe:
+        return Probe(config(epsilon=3.0, delta=DELTA, num_rounds=4, **changes), method=TwoStreams)
+
+    strategy = run()
+    if number is None:
+        strategy.start(federation())
+    else:
+
+        def die() -> None:
+            if len(strategy.released) == number - 1:
+                raise Killed
+
+        strategy.method.before_update = die
+        with pytest.raises(Killed):
+            strategy.start(federation())
+        # The next round is the other stream's: the memory of this one is still on the disk.
+        assert (tmp_path / "run" / "noise.npz").exists()
+        strategy = run(resume=True)
+        strategy.start(federation())
+    assert spent(tmp_path / "run") == pytest.approx(3.0, rel=1e-3)
+    assert not (tmp_path / "run" / "noise.npz").exists()
+    assert strategy.run.status == "finished"
+
+
 class TestGroups:
     def test_cost_what_one_of_them_does(
         self, federation: Builder, config: Builder, tmp_path: Path

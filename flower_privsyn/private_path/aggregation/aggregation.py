@@ -33,22 +33,19 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """The sum of a round, raw but for the noise that is in it already.
+    """The raw sum of a round.
 
     Attributes:
         total: (m,) int64, in steps of the grid.
         num_users: users whose answers are in it.
         answering: nodes whose answers are in it.
         counts: replies that were used, and why others were not.
-        noise_multiplier: of the noise that is in `total` already, over the sensitivity; 0 where
-            the server has yet to add all of it.
     """
 
     total: npt.NDArray[np.int64]
     num_users: int
     answering: frozenset[int]
     counts: Counter[str]
-    noise_multiplier: float = 0.0
 
 
 class Aggregation(ABC):
