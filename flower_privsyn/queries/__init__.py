@@ -1,5 +1,6 @@
 """What one user answers, one file per question. Pure numpy, no noise, no input or output."""
 
+from flower_privsyn.queries.joint_sketch import JointSketch, frequent_bigrams
 from flower_privsyn.queries.kernel_mean import (
     KernelMean,
     features,
@@ -33,6 +34,7 @@ QUERIES: tuple[type[Query], ...] = (
     MeanSimilarity,
     KernelMean,
     ModelDelta,
+    JointSketch,
 )
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "TEXT_FINGERPRINT",
     "Broadcast",
     "Cohort",
+    "JointSketch",
     "KernelMean",
     "MeanSimilarity",
     "ModelDelta",
@@ -52,6 +55,7 @@ __all__ = [
     "bit_share",
     "expand_scores",
     "features",
+    "frequent_bigrams",
     "mean_features",
     "mean_scores",
     "median_bandwidth",

@@ -1,0 +1,561 @@
+"""What a user's text is made of, asked once: counts of tokens and of public bigrams in one vector.
+
+Ours. Each block of counts is brought to length 1 and gets its share of the norm, so that one noisy
+sum over users tells which tokens and pairs of tokens their text has more of than public text.
+Reading it (`flower_privsyn.strategies.parts.sketch_reading`) and choosing public text by it
+(`flower_privsyn.training.selection`) are post-processing.
+
+Kim, Gopi, Kulkarni, Yekhanin, "Differentially Private n-gram Extraction" (NeurIPS 2021) releases
+n-grams of users that are not known in advance, in several rounds; here the pairs are public.
+Charikar, Chen, Farach-Colton, "Finding Frequent Items in Data Streams" (ICALP 2002) is the count
+sketch that folds a block into fewer numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy.grid import GRID
+from flower_privsyn.queries.once_per_array import once_per_array
+from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, IntArray, Query, Reads
+
+#: Tokens worked on at a time: their keys, 2 MiB, stay in the processor's cache.
+_BATCH_TOKENS: Final = 2**18
+
+#: Every row is this much shorter than its share of the norm: more than what rounding adds to the
+#: length of a row of `_MOST_NUMBERS`, so that the clip finds nothing to do and `answer` may do
+#: without the zeros of a row.
+_SHORTER: Final = 1.0 - 2.0**-26
+_MOST_NUMBERS: Final = 2**23
+
+_MOST_TOKENS: Final = 2**24
+_MOST_VOCABULARY: Final = 2**24
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_MASK: Final = 2**64 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Consecutive numbers of an answer: the counts of one kind of item, whole or folded.
+
+    Attributes:
+        name: "tokens" or "bigrams".
+        num_items: items that are counted.
+        keys: (num_items,) increasing, what is hashed of an item: first * vocabulary + second of a
+            bigram; None where the item is its own key.
+        weight: share of the vector's length, > 0; squares of all blocks add up to 1.
+        start: place of the first number in the answer.
+        width: how many numbers.
+        hash_key: of buckets and signs; None where every item has a number of its own.
+    """
+
+    name: str
+    num_items: int
+    keys: IntArray | None
+    weight: float
+    start: int
+    width: int
+    hash_key: int | None
+
+    @property
+    def columns(self) -> slice:
+        """Where the block is in an answer."""
+        return slice(self.start, self.start + self.width)
+
+    def places(self, items: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+        """In which number of the block items are counted, and whether with a minus.
+
+        Args:
+            items: (n,) in `range(num_items)`.
+
+        Returns:
+            (n,) in `range(width)`, and (n,).
+        """
+        if self.hash_key is None:
+            return items, np.zeros(len(items), dtype=np.bool_)
+        mixed = _mixed(items if self.keys is None else self.keys[items], key=self.hash_key)
+        buckets = ((mixed >> np.uint64(32)) * np.uint64(self.width)) >> np.uint64(32)
+        return buckets.astype(np.int64), (mixed & np.uint64(1)).astype(np.bool_)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemMoments:
+    """How much users count of each item of a block, before any folding and weight.
+
+    A user's amount of an item is its count over the length of the user's block.
+
+    Attributes:
+        mean: (num_items,) mean amount over users, those without text included.
+        square: (num_items,) mean of its square.
+        num_users: users that were looked at.
+    """
+
+    mean: Float64Array
+    square: Float64Array
+    num_users: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointSketch(Query):
+    """Counts of tokens and of public bigrams, each brought to length 1, side by side.
+
+    With t (V,) a user's counts of the tokens of a public vocabulary and g (K,) those of K public
+    bigrams, of the user's first `max_tokens_per_user` tokens, the answer is
+
+        (sqrt(1 - b) t / |t|,  sqrt(b) g / |g|),        b = `bigram_share`.
+
+    A block with `buckets` M > 0 is folded first: an item adds its count times a public sign to a
+    public one of M numbers, and what results is brought to length 1. A block in which nothing was
+    counted stays zero, and its share is not given to the other.
+
+    A bigram is two tokens that follow one another in one record: across the border of two samples
+    none is counted, nor is one that is not in the public table. What the tokens say about an
+    embedding that is linear in them, such as the mean of a model's token vectors, follows from the
+    release. For a mean of sentence embeddings ask `KernelMean` in a phase of its own: two Gaussian
+    releases of weights w1 and w2 in one vector at noise multiplier z cost what two releases at z /
+    w1 and z / w2 do.
+
+    The broadcast (`broadcast`) holds "vocabulary", (1,) integers: V; and with b > 0 "bigrams",
+    bytes: the table (`pack_bigrams`).
+
+    Formal guarantee:
+        Unit: user. Blocks have norm 1 at most and weights whose squares add up to 1, so the vector
+        has norm 1 at most, whoever wrote how much; it is shorter by 2^-26 of itself than that,
+        which is more than rounding adds. Sensitivity 1 under zero-out and add/remove, 2 under
+        replace-one. Counts and their squares are whole numbers, and quotients and roots are those
+        of IEEE 754: the answer is the same bits on every machine.
+
+    Counting is O(n log n) in the n tokens of a cohort, whatever V and K are.
+
+    Attributes:
+        bigram_share: b in [0, 1], the bigrams' share of the squared norm; 0 asks for tokens alone,
+            1 for bigrams alone.
+        token_buckets: M of the tokens; 0 for one number per token.
+        bigram_buckets: M of the bigrams; 0 for one number per bigram.
+        hash_seed: of buckets and signs, in [0, 2^63); public.
+        max_tokens_per_user: tokens of one user that count, the first ones over all records.
+    """
+
+    name: ClassVar[str] = "joint_sketch"
+    reads: ClassVar[Reads] = "tokens"
+
+    bigram_share: float = 0.0
+    token_buckets: int = 0
+    bigram_buckets: int = 0
+    hash_seed: int = 0
+    max_tokens_per_user: int = 1024
+
+    def __post_init__(self) -> None:
+        """Validate the parameters."""
+        share = self.bigram_share
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 <= share <= 1.0:
+            raise ConfigError(f"bigram-share must be between 0 and 1, got {share!r}")
+        for key, low, high in (
+            ("token_buckets", 0, _MOST_NUMBERS),
+            ("bigram_buckets", 0, _MOST_NUMBERS),
+            ("hash_seed", 0, 2**63 - 1),
+            ("max_tokens_per_user", 1, _MOST_TOKENS),
+        ):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise ConfigError(
+                    f"{key.replace('_', '-')} must be a whole number from {low} to {high}, "
+                    f"got {value!r}"
+                )
+
+    @property
+    def clip_norm(self) -> float:
+        """1, the norm of the vector."""
+        return 1.0
+
+    @property
+    def measured_in(self) -> str:
+        """Per token or bigram, or per number of a folded block."""
+        return "per token or bigram"
+
+    # ------------------------------------------------------------------ what travels down
+
+    def broadcast(
+        self, vocabulary: int, bigrams: IntArray | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """What the server sends: the size of the vocabulary, and the table of bigrams.
+
+        Args:
+            vocabulary: V, tokens of the public tokenizer, those that were added included.
+            bigrams: (K,) their keys, first * V + second, increasing (`frequent_bigrams`); needed
+                where `bigram_share` > 0.
+        """
+        sent: dict[str, npt.NDArray[Any]] = {"vocabulary": np.array([vocabulary], dtype=np.int64)}
+        if self.bigram_share > 0:
+            if bigrams is None:
+                raise ValueError("a share of bigrams needs a table of them")
+            sent["bigrams"] = pack_bigrams(bigrams)
+        return sent
+
+    def check(self, broadcast: Broadcast, *, dimension: int) -> None:
+        """Refuse another vocabulary than the users', and a table that is none."""
+        expected = {"vocabulary", "bigrams"} if self.bigram_share > 0 else {"vocabulary"}
+        if set(broadcast) != expected:
+            raise ValueError(
+                f"{self.name} is asked with {sorted(expected)}, got {sorted(broadcast)}"
+            )
+        announced = broadcast["vocabulary"]
+        if announced.shape != (1,) or announced.dtype.kind not in "iu":
+            raise ValueError(
+                f"vocabulary must be one integer, got {announced.dtype} of shape {announced.shape}"
+            )
+        vocabulary = int(announced[0])
+        if vocabulary != dimension or not 1 <= vocabulary <= _MOST_VOCABULARY:
+            raise ValueError(f"vocabulary must be {dimension}, got {vocabulary}")
+        if self.bigram_share > 0:
+            keys = unpack_bigrams(broadcast["bigrams"])
+            if keys[-1] >= vocabulary**2:
+                raise ValueError(f"bigrams must be of {vocabulary} tokens")
+        if self.answer_length(broadcast) > _MOST_NUMBERS:
+            raise ValueError(f"{self.name} answers at most {_MOST_NUMBERS} numbers: fold a block")
+
+    def answer_length(self, broadcast: Broadcast) -> int:
+        """The numbers of all blocks."""
+        return sum(block.width for block in self.blocks(broadcast))
+
+    def blocks(self, broadcast: Broadcast) -> tuple[Block, ...]:
+        """What the numbers of an answer are, in their order: the tokens, then the bigrams."""
+        found = []
+        start = 0
+        if self.bigram_share < 1:
+            vocabulary = int(broadcast["vocabulary"][0])
+            found.append(
+                Block(
+                    name="tokens",
+                    num_items=vocabulary,
+                    keys=None,
+                    weight=math.sqrt(1.0 - self.bigram_share),
+                    start=0,
+                    width=self.token_buckets or vocabulary,
+                    hash_key=2 * self.hash_seed if self.token_buckets else None,
+                )
+            )
+            start = found[0].width
+        if self.bigram_share > 0:
+            keys = unpack_bigrams(broadcast["bigrams"])
+            found.append(
+                Block(
+                    name="bigrams",
+                    num_items=len(keys),
+                    keys=keys,
+                    weight=math.sqrt(self.bigram_share),
+                    start=start,
+                    width=self.bigram_buckets or len(keys),
+                    hash_key=2 * self.hash_seed + 1 if self.bigram_buckets else None,
+                )
+            )
+        return tuple(found)
+
+    # ------------------------------------------------------------------ what users answer
+
+    def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
+        """The vectors of all users, (num_users, answer_length)."""
+        rows = np.zeros((cohort.num_users, self.answer_length(broadcast)), dtype=np.float64)
+        for users, columns, values in self._values(cohort, broadcast):
+            rows[users, columns] = values
+        return rows
+
+    def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
+        """Sum the contributions without writing down their zeros.
+
+        A row is below the clip norm by more than rounding, so the clip leaves it as it is; what
+        remains of a contribution is to cut its numbers to the grid, of which every sum is exact.
+        """
+        length = self.answer_length(broadcast)
+        total = np.zeros(length, dtype=np.float64)
+        for _, columns, values in self._values(cohort, broadcast):
+            values /= GRID
+            np.trunc(values, out=values)
+            values *= GRID
+            total += np.bincount(columns, weights=values, minlength=length)
+        return total
+
+    def item_moments(self, cohort: Cohort, broadcast: Broadcast) -> dict[str, ItemMoments]:
+        """How much each item counts with users whose records are known, such as public ones.
+
+        Args:
+            cohort: the users; at least one.
+            broadcast: as for the users who are asked.
+
+        Returns:
+            By the name of the block; of its items, also where it is folded.
+        """
+        if cohort.num_users < 1:
+            raise ValueError("moments are of at least one user")
+        blocks = self.blocks(broadcast)
+        sums = [np.zeros((2, block.num_items), dtype=np.float64) for block in blocks]
+        for _, batch in _batches(cohort, self.max_tokens_per_user):
+            text = _Text.of(batch, self.max_tokens_per_user)
+            for block, total in zip(blocks, sums, strict=True):
+                owners, items = text.items(block, broadcast)
+                users, _, counts = _signed_counts(owners, *block.places(items), block.width)
+                lengths = _lengths(users, counts, batch.num_users)
+                none = np.zeros(len(items), dtype=np.bool_)
+                users, items, counts = _signed_counts(owners, items, none, block.num_items)
+                # Where a folded block cancels to nothing, a user has no amount of anything.
+                amounts = np.where(lengths[users] > 0, counts / np.maximum(lengths[users], 1.0), 0)
+                total[0] += np.bincount(items, weights=amounts, minlength=block.num_items)
+                total[1] += np.bincount(items, weights=amounts**2, minlength=block.num_items)
+        return {
+            block.name: ItemMoments(
+                mean=total[0] / cohort.num_users,
+                square=total[1] / cohort.num_users,
+                num_users=cohort.num_users,
+            )
+            for block, total in zip(blocks, sums, strict=True)
+        }
+
+    def _values(
+        self, cohort: Cohort, broadcast: Broadcast
+    ) -> Iterator[tuple[IntArray, IntArray, Float64Array]]:
+        """The numbers that are not zero: their users, their places in an answer, and they."""
+        blocks = self.blocks(broadcast)
+        for first_user, batch in _batches(cohort, self.max_tokens_per_user):
+            text = _Text.of(batch, self.max_tokens_per_user)
+            for block in blocks:
+                owners, items = text.items(block, broadcast)
+                users, columns, counts = _signed_counts(owners, *block.places(items), block.width)
+                lengths = _lengths(users, counts, batch.num_users)
+                values = counts / lengths[users]
+                values *= block.weight * _SHORTER
+                yield users + first_user, columns + block.start, values
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The tokens of a batch that count, one after another.
+
+    Attributes:
+        tokens: (n,).
+        owners: (n,) whose they are.
+        follows: (n,) whether the token before is the one before in the same record.
+    """
+
+    tokens: IntArray
+    owners: IntArray
+    follows: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, cohort: Cohort, most: int) -> _Text:
+        """The first `most` tokens of each user."""
+        kept, owners, ranks = _first_records(cohort, most)
+        if not len(kept):
+            none = np.zeros(0, dtype=np.int64)
+            return cls(none, none, none.astype(np.bool_))
+        parts = [
+            record[: most - rank]
+            for record, rank in zip(kept.tolist(), ranks.tolist(), strict=True)
+        ]
+        lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+        tokens = np.concatenate(parts)
+        if tokens.dtype.kind not in "iu":
+            raise ValueError(f"tokens must be whole numbers, got {tokens.dtype}")
+        follows = np.ones(len(tokens), dtype=np.bool_)
+        starts = np.cumsum(lengths) - lengths
+        follows[starts[lengths > 0]] = False
+        return cls(tokens.astype(np.int64, copy=False), np.repeat(owners, lengths), follows)
+
+    def items(self, block: Block, broadcast: Broadcast) -> tuple[IntArray, IntArray]:
+        """What a block counts of the text: owners and items, one entry per occurrence.
+
+        A number that is no token of the vocabulary counts for nothing.
+        """
+        vocabulary = int(broadcast["vocabulary"][0])
+        usable = (self.tokens >= 0) & (self.tokens < vocabulary)
+        if block.keys is None:
+            if usable.all():
+                return self.owners, self.tokens
+            return self.owners[usable], self.tokens[usable]
+        second = np.flatnonzero(self.follows)
+        second = second[usable[second] & usable[second - 1]]
+        pairs = self.tokens[second - 1] * vocabulary + self.tokens[second]
+        places, known = find_bigrams(block.keys, pairs)
+        return self.owners[second[known]], places[known]
+
+
+def frequent_bigrams(rows: Iterable[npt.NDArray[Any]], *, vocabulary: int, most: int) -> IntArray:
+    """The bigrams that public text has most of.
+
+    Args:
+        rows: public texts, the tokens of each in `range(vocabulary)`.
+        vocabulary: V.
+        most: K, how many at most, >= 1.
+
+    Returns:
+        (K,) keys first * V + second, increasing. Of bigrams that are as frequent as one another
+        those with the smaller keys are kept.
+    """
+    keys = np.zeros(0, dtype=np.int64)
+    counts = np.zeros(0, dtype=np.int64)
+    waiting: list[IntArray] = []
+    held = 0
+
+    def taken_in() -> tuple[IntArray, IntArray]:
+        together = np.concatenate((keys, *waiting))
+        ones = np.ones(len(together) - len(keys), dtype=np.int64)
+        found, places = np.unique(together, return_inverse=True)
+        sums = np.bincount(places, weights=np.concatenate((counts, ones)), minlength=len(found))
+        return found, sums.astype(np.int64)
+
+    for row in rows:
+        tokens = np.asarray(row, dtype=np.int64)
+        if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary):
+            raise ValueError(f"tokens must be in range({vocabulary})")
+        waiting.append(tokens[:-1] * vocabulary + tokens[1:])
+        held += len(tokens)
+        if held >= 16 * _BATCH_TOKENS:
+            keys, counts = taken_in()
+            waiting, held = [], 0
+    keys, counts = taken_in()
+    chosen = np.lexsort((keys, -counts))[:most]
+    return np.sort(keys[chosen])
+
+
+def find_bigrams(keys: IntArray, pairs: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Look pairs of tokens up in a table.
+
+    Args:
+        keys: (K,) first * vocabulary + second, increasing, K >= 1.
+        pairs: (n,) the same, of what is looked for.
+
+    Returns:
+        (n,) places in the table, and (n,) whether a pair is there.
+    """
+    places = np.searchsorted(keys, pairs)
+    np.minimum(places, len(keys) - 1, out=places)
+    return places, keys[places] == pairs
+
+
+def pack_bigrams(keys: IntArray) -> npt.NDArray[np.uint8]:
+    """Bigrams as they travel: the gaps between their keys, seven bits a byte, lowest first.
+
+    150,000 bigrams of 8,192 tokens take 0.24 MB, four bytes a pair 0.6.
+
+    Args:
+        keys: (K,) first * V + second, >= 0, increasing, K >= 1.
+
+    Raises:
+        ValueError: they are not increasing, or there are none.
+    """
+    keys = np.asarray(keys, dtype=np.int64)
+    if keys.ndim != 1 or not len(keys) or keys[0] < 0 or bool(np.any(keys[1:] <= keys[:-1])):
+        raise ValueError("keys of bigrams must be increasing, at least one of them, and >= 0")
+    gaps = np.diff(keys, prepend=np.int64(0)).astype(np.uint64)
+    sizes = np.ones(len(gaps), dtype=np.int64)
+    for bits in range(7, 63, 7):
+        sizes += gaps >= np.uint64(2**bits)
+    ends = np.cumsum(sizes)
+    packed = np.zeros(int(ends[-1]), dtype=np.uint8)
+    starts = ends - sizes
+    for place in range(int(sizes.max())):
+        having = sizes > place
+        part = (gaps[having] >> np.uint64(7 * place)) & np.uint64(0x7F)
+        more = (sizes[having] > place + 1).astype(np.uint64) << np.uint64(7)
+        packed[starts[having] + place] = (part | more).astype(np.uint8)
+    return packed
+
+
+@once_per_array
+def unpack_bigrams(packed: npt.NDArray[Any]) -> IntArray:
+    """Read what `pack_bigrams` wrote.
+
+    Returns:
+        (K,) keys, increasing.
+
+    Raises:
+        ValueError: it is no table of bigrams.
+    """
+    if packed.ndim != 1 or packed.dtype != np.uint8 or not len(packed) or packed[-1] >= 0x80:
+        raise ValueError("bigrams must be packed as pack_bigrams does")
+    ends = np.flatnonzero(packed < 0x80)
+    starts = np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1] + 1))
+    places = np.arange(len(packed)) - np.repeat(starts, ends - starts + 1)
+    if places.max() > 6:
+        raise ValueError("bigrams must have keys below 2^49")
+    parts = (packed & np.uint8(0x7F)).astype(np.int64) << (7 * places)
+    gaps = np.add.reduceat(parts, starts)
+    if bool(np.any(gaps[1:] == 0)) or len(gaps) > _MOST_NUMBERS:
+        raise ValueError(f"bigrams must differ and be at most {_MOST_NUMBERS}")
+    keys: IntArray = np.cumsum(gaps)
+    keys.flags.writeable = False
+    return keys
+
+
+def _batches(cohort: Cohort, most: int) -> Iterator[tuple[int, Cohort]]:
+    """The cohort in pieces of whole users, with the first user of each."""
+    lengths = np.fromiter(map(len, cohort.records), dtype=np.int64, count=len(cohort.records))
+    tokens = np.bincount(cohort.owners, weights=lengths, minlength=cohort.num_users)
+    batch = np.cumsum(np.minimum(tokens, most)) // _BATCH_TOKENS
+    edges = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), cohort.num_users]
+    for start, stop in itertools.pairwise(edges):
+        low, high = np.searchsorted(cohort.owners, [start, stop])
+        owners = cohort.owners[low:high] - start
+        yield start, Cohort(cohort.records[low:high], owners, stop - start)
+
+
+def _first_records(cohort: Cohort, most: int) -> tuple[npt.NDArray[Any], IntArray, IntArray]:
+    """The records that begin within a user's first tokens, whose they are, and where they begin."""
+    lengths = np.fromiter(map(len, cohort.records), dtype=np.int64, count=len(cohort.records))
+    starts = np.cumsum(lengths) - lengths
+    first = np.searchsorted(cohort.owners, cohort.owners, side="left")
+    ranks = starts - starts[first]
+    keep = ranks < most
+    return cohort.records[keep], cohort.owners[keep], ranks[keep]
+
+
+def _signed_counts(
+    owners: IntArray, columns: IntArray, negative: npt.NDArray[np.bool_], width: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """How often each user has each column, less often with a minus; nothing where that is 0.
+
+    Returns:
+        Users and columns, each pair once, and the counts.
+    """
+    coded = (owners * width + columns) * 2 + negative
+    if not len(coded):
+        return owners, columns, coded
+    coded.sort()
+    keys = coded >> 1
+    starts = np.flatnonzero(np.concatenate((np.ones(1, dtype=np.bool_), keys[1:] != keys[:-1])))
+    counts = np.add.reduceat(1 - 2 * (coded & 1), starts)
+    kept = counts != 0
+    users, found = np.divmod(keys[starts[kept]], width)
+    return users, found, counts[kept]
+
+
+def _lengths(users: IntArray, counts: IntArray, num_users: int) -> Float64Array:
+    """(num_users,) the L2 norm of each user's counts: the root of a whole number below 2^53."""
+    squares = np.bincount(users, weights=counts * counts, minlength=num_users)
+    lengths: Float64Array = np.sqrt(squares)
+    return lengths
+
+
+def _mixed(keys: IntArray, *, key: int) -> npt.NDArray[np.uint64]:
+    """64 bits per key: splitmix64 (Steele, Lea, Flood 2014), keyed; the same on every machine."""
+    start = np.uint64(_mix_one(key))
+    z = keys.astype(np.uint64) * np.uint64(_GOLDEN) + start
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def _mix_one(value: int) -> int:
+    """Splitmix64 of one number."""
+    z = (value + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)

@@ -1,0 +1,429 @@
+"""Joint sketches: counts by definition, a norm of 1 that is attained and never passed, an audit."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import (
+    FullParticipation,
+    GaussianMechanism,
+    InsecureRandom,
+    NeighboringRelation,
+    Release,
+    calibrate_noise_multiplier,
+    release_epsilon,
+)
+from flower_privsyn.privacy.grid import GRID, to_grid
+from flower_privsyn.queries import QUERIES, Cohort, JointSketch, frequent_bigrams, joint_sketch
+from flower_privsyn.testing import check_query, random_cohort
+
+V = 23
+#: Bigrams of 23 tokens: every third.
+KEYS = np.arange(0, V * V, 3)
+MIXTURES = [
+    JointSketch(),
+    JointSketch(bigram_share=1.0),
+    JointSketch(bigram_share=0.5, max_tokens_per_user=40),
+    JointSketch(token_buckets=5, hash_seed=3),
+    JointSketch(bigram_share=0.3, bigram_buckets=16, hash_seed=2**63 - 1),
+    JointSketch(bigram_share=0.7, token_buckets=7, bigram_buckets=11, max_tokens_per_user=9),
+]
+mixtures = pytest.mark.parametrize(
+    "query", MIXTURES, ids=lambda q: f"{q.bigram_share}-{q.token_buckets}-{q.bigram_buckets}"
+)
+
+
+def broadcast_for(query: JointSketch) -> dict[str, np.ndarray]:
+    return query.broadcast(V, KEYS)
+
+
+def mixed(value: int) -> int:
+    """Splitmix64's finaliser, in Python's whole numbers."""
+    mask = 2**64 - 1
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)
+
+
+def folded(counts: Counter[int], buckets: int, key: int) -> Counter[int]:
+    """The count sketch of counts."""
+    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
+    result: Counter[int] = Counter()
+    for item, count in counts.items():
+        word = mixed((item * golden + mixed((key + golden) & mask)) & mask)
+        result[((word >> 32) * buckets) >> 32] += -count if word & 1 else count
+    return result
+
+
+def by_definition(records: list[list[int]], query: JointSketch) -> np.ndarray:
+    """One user's answer, token by token."""
+    tokens: Counter[int] = Counter()
+    bigrams: Counter[int] = Counter()
+    left = query.max_tokens_per_user
+    table = {int(key): place for place, key in enumerate(KEYS)}
+    for record in records:
+        counted, left = record[:left], left - len(record[:left])
+        tokens.update(token for token in counted if 0 <= token < V)
+        for a, b in itertools.pairwise(counted):
+            if 0 <= a < V and 0 <= b < V and a * V + b in table:
+                bigrams[a * V + b] += 1
+    parts = []
+    for counts, size, buckets, share, key in (
+        (tokens, V, query.token_buckets, 1 - query.bigram_share, 2 * query.hash_seed),
+        (bigrams, len(KEYS), query.bigram_buckets, query.bigram_share, 2 * query.hash_seed + 1),
+    ):
+        if share == 0:
+            continue
+        row = np.zeros(buckets or size)
+        if buckets:
+            places = folded(counts, buckets, key)
+        elif counts is bigrams:
+            places = Counter({table[item]: count for item, count in counts.items()})
+        else:
+            places = counts
+        for place, count in places.items():
+            row[place] = count
+        norm = math.sqrt(float((row**2).sum()))
+        parts.append(math.sqrt(share) * row / (norm or 1.0))
+    return np.concatenate(parts)
+
+
+def cohort_of(users: list[list[list[int]]]) -> Cohort:
+    """A cohort of users with records of tokens."""
+    records = [np.array(record, dtype=np.int64) for user in users for record in user]
+    owners = [number for number, user in enumerate(users) for _ in user]
+    return Cohort.of(records, owners, len(users))
+
+
+def users_of(cohort: Cohort) -> list[list[list[int]]]:
+    return [
+        [record.tolist() for record in cohort.records[cohort.owners == user]]
+        for user in range(cohort.num_users)
+    ]
+
+
+class TestCounts:
+    @mixtures
+    def test_follow_the_definition(self, query: JointSketch) -> None:
+        cohort = random_cohort(
+            num_users=30, max_records=5, dimension=V, seed=1, empty=0.2, reads="tokens"
+        )
+        cohort.records[3] = np.array([-1, 2, V, 5, 2, 5, 2**40, 1])  # some are no tokens
+        expected = np.array([by_definition(user, query) for user in users_of(cohort)])
+        broadcast = broadcast_for(query)
+        assert expected.shape == (30, query.answer_length(broadcast))
+        assert np.abs(query.statistic(cohort, broadcast) - expected).max() < 2e-8
+        # Contributions are cut to the grid, and nothing else happens to them.
+        cut = np.trunc(query.statistic(cohort, broadcast) / GRID) * GRID
+        assert np.array_equal(query.contribution(cohort, broadcast), cut)
+
+    @mixtures
+    def test_a_sum_is_exact_whoever_shares_a_node(
+        self, query: JointSketch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cohort = random_cohort(
+            num_users=60, max_records=6, dimension=V, seed=2, empty=0.2, reads="tokens"
+        )
+        broadcast = broadcast_for(query)
+        check_query(query, cohort, broadcast, tolerance=0.0)
+        together = query.answer(cohort, broadcast)
+        to_grid("the sum", together)
+        backwards = cohort_of(users_of(cohort)[::-1])
+        assert np.array_equal(query.answer(backwards, broadcast), together)
+        for users in (7, 31):
+            dealt = sum(query.answer(part, broadcast) for part in cohort.blocks(users))
+            assert np.array_equal(dealt, together)
+        monkeypatch.setattr(joint_sketch, "_BATCH_TOKENS", 50)
+        check_query(query, cohort, broadcast, tolerance=0.0)
+        assert np.array_equal(query.answer(cohort, broadcast), together)
+
+    def test_what_is_beyond_the_cap_counts_for_nothing(self) -> None:
+        query = JointSketch(bigram_share=0.5, max_tokens_per_user=5)
+        whole = cohort_of([[[1, 2, 3], [], [6, 7, 9, 9], [9] * 4000], [[4] * 9]])
+        capped = cohort_of([[[1, 2, 3], [6, 7]], [[4] * 5]])
+        broadcast = query.broadcast(V, np.arange(V * V))
+        assert np.array_equal(
+            query.contribution(whole, broadcast), query.contribution(capped, broadcast)
+        )
+        # 1-2, 2-3 and 6-7, but not 3-6: they are of two records.
+        first = query.statistic(whole, broadcast)[0, V:]
+        assert np.flatnonzero(first).tolist() == [V + 2, 2 * V + 3, 6 * V + 7]
+
+    def test_everybody_counts_alike(self) -> None:
+        query = JointSketch(bigram_share=0.25, max_tokens_per_user=10**6)
+        broadcast = query.broadcast(V, np.arange(V * V))
+        generator = np.random.default_rng(3)
+        heavy = [generator.integers(0, V, size=50_000).tolist() for _ in range(4)]
+        rows = query.contribution(cohort_of([heavy, [[5, 6]], [], [[]], [[7]]]), broadcast)
+        norms = np.linalg.norm(rows, axis=1)
+        assert np.allclose(norms, [1, 1, 0, 0, math.sqrt(0.75)], atol=1e-5)
+        assert norms.max() <= 1.0
+
+    def test_are_the_same_bits_on_every_machine(self) -> None:
+        query = MIXTURES[-1]
+        cohort = random_cohort(num_users=9, max_records=4, dimension=V, seed=5, reads="tokens")
+        answer = query.answer(cohort, broadcast_for(query))
+        assert hashlib.sha256(answer.astype("<f8").tobytes()).hexdigest() == FROZEN_ANSWER
+
+
+class TestSensitivity:
+    @mixtures
+    def test_is_attained(self, query: JointSketch) -> None:
+        broadcast = broadcast_for(query)
+        someone = [[0, 3, 0, 3, 3, 9, 1]]
+        others = users_of(
+            random_cohort(num_users=5, max_records=3, dimension=V, seed=4, reads="tokens")
+        )
+        without = query.answer(cohort_of(others), broadcast)
+        zeroed = query.answer(cohort_of([*others, []]), broadcast)
+        moved = query.answer(cohort_of([*others, someone]), broadcast) - without
+        for relation in (NeighboringRelation.ADD_REMOVE, NeighboringRelation.ZERO_OUT):
+            assert 0.999 * query.sensitivity(relation) <= np.linalg.norm(moved)
+            assert np.linalg.norm(moved) <= query.sensitivity(relation)
+        assert np.array_equal(zeroed, without)
+
+    def test_is_attained_by_each_block_alone(self) -> None:
+        # All of one token, and pairs of tokens with one bucket, have nothing in the other block.
+        one = cohort_of([[[0] * 100]])
+        query = JointSketch(bigram_share=0.5)
+        rows = query.contribution(one, query.broadcast(V, np.array([5])))
+        assert np.linalg.norm(rows) == pytest.approx(math.sqrt(0.5), rel=1e-6)
+        for alone in (JointSketch(), JointSketch(bigram_share=1.0)):
+            rows = alone.contribution(one, broadcast_for(alone))
+            assert 0.999 <= np.linalg.norm(rows) <= 1.0
+
+    @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+    def test_under_replacement(self, share: float) -> None:
+        # Counts are not negative: two users are at right angles at most, the root of 2 apart.
+        whole = JointSketch(bigram_share=share)
+        broadcast = whole.broadcast(V, np.arange(V * V))
+        first, second = whole.contribution(cohort_of([[[1, 1, 1]], [[2, 2]]]), broadcast)
+        assert np.linalg.norm(first - second) == pytest.approx(math.sqrt(2), rel=1e-6)
+        # Folded ones may have opposite signs, which attains what is declared.
+        query = JointSketch(bigram_share=share, token_buckets=1, bigram_buckets=1)
+        users = [[[token] * 3] for token in range(V)]
+        rows = query.contribution(cohort_of(users), query.broadcast(V, np.arange(V * V)))
+        apart = np.linalg.norm(rows[:, None] - rows[None], axis=2).max()
+        declared = query.sensitivity(NeighboringRelation.REPLACE_ONE)
+        assert 0.999 * declared <= apart <= declared == 2.0
+
+    @settings(max_examples=60, deadline=None)
+    @given(data=st.data(), query=st.sampled_from(MIXTURES))
+    def test_no_input_passes_it(self, data: st.DataObject, query: JointSketch) -> None:
+        token = st.integers(0, V - 1) | st.sampled_from([-1, V, 2**62, -(2**63)])
+        record = st.lists(token, max_size=30) | token.map(lambda t: [t] * 70)
+        users = data.draw(st.lists(st.lists(record, max_size=4), min_size=1, max_size=4))
+        broadcast = broadcast_for(query)
+        cohort = cohort_of(users)
+        rows = query.contribution(cohort, broadcast)
+        assert np.isfinite(rows).all()
+        assert np.linalg.norm(rows, axis=1).max() <= query.clip_norm
+        answer = query.answer(cohort, broadcast)
+        assert np.array_equal(answer, rows.sum(axis=0))
+        mask = np.arange(len(users)) > 0
+        moved = answer - query.answer(cohort.select(mask), broadcast)
+        assert np.linalg.norm(moved) <= query.sensitivity(NeighboringRelation.ADD_REMOVE)
+        other = query.contribution(cohort_of([data.draw(st.lists(record, max_size=3))]), broadcast)
+        replaced = np.linalg.norm(rows[0] - other[0])
+        assert replaced <= query.sensitivity(NeighboringRelation.REPLACE_ONE)
+
+    @pytest.mark.parametrize(
+        ("epsilon", "runs"), [pytest.param(1.0, 400_000, marks=pytest.mark.slow), (4.0, 150_000)]
+    )
+    def test_an_audit_comes_near_the_claimed_epsilon(self, epsilon: float, runs: int) -> None:
+        """By the trade-off of Gaussian noise (Nasr et al. 2023): one threshold bounds the whole."""
+        query = JointSketch(bigram_share=0.5)
+        broadcast = query.broadcast(3, np.array([1]))
+        others = [[[0, 1, 2, 2]], [[2]], []]
+        present = query.answer(cohort_of([*others, [[0, 1] * 9]]), broadcast)
+        absent = query.answer(cohort_of([*others, []]), broadcast)
+        multiplier = calibrate_noise_multiplier(
+            epsilon=epsilon, delta=1e-5, rounds=1, sampling=FullParticipation()
+        )
+
+        def bound(noise_multiplier: float) -> float:
+            mechanism = GaussianMechanism(
+                noise_multiplier=noise_multiplier,
+                l2_sensitivity=query.sensitivity(NeighboringRelation.ZERO_OUT),
+            )
+            random = InsecureRandom(6)
+            direction = present - absent
+            positive = []
+            for total in (present, absent):
+                released = mechanism.release(np.tile(total, runs), random=random)
+                seen = (released.reshape(runs, -1) - absent) @ direction
+                positive.append(int((seen > 0.5 * (direction @ direction)).sum()))
+            hits, alarms = positive
+            true = stats.beta.ppf(0.0005, hits, runs - hits + 1)
+            false = stats.beta.ppf(0.9995, alarms + 1, runs - alarms)
+            apart = float(stats.norm.ppf(true) - stats.norm.ppf(false))
+            release = Release(noise_multiplier=1.0 / apart, sampling=FullParticipation())
+            return release_epsilon({release: 1}, delta=1e-5)
+
+        assert 0.9 * epsilon <= bound(multiplier) <= epsilon
+        assert bound(0.9 * multiplier) > epsilon
+
+
+class TestBroadcast:
+    @given(st.sets(st.integers(0, 2**48), min_size=1, max_size=50))
+    def test_a_table_travels(self, keys: set[int]) -> None:
+        table = np.array(sorted(keys))
+        assert np.array_equal(joint_sketch.unpack_bigrams(joint_sketch.pack_bigrams(table)), table)
+
+    def test_is_small(self) -> None:
+        generator = np.random.default_rng(7)
+        keys = np.sort(generator.choice(8192 * 8192, size=150_000, replace=False))
+        assert len(joint_sketch.pack_bigrams(keys)) < 320_000
+        # Public bigrams come in runs of one first token, so real tables are smaller.
+        runs = np.unique(
+            (generator.integers(0, 90, 250_000) * 8192) + generator.integers(0, 8192, 250_000)
+        )
+        assert len(joint_sketch.pack_bigrams(runs)) < 1.1 * len(runs)
+
+    def test_arrives_as_it_was_sent(self) -> None:
+        query = MIXTURES[2]
+        sent = broadcast_for(query)
+        record = wire.broadcast_record(sent, precision="float16")
+        received = wire.read_broadcast(record)
+        query.check(received, dimension=V)
+        cohort = random_cohort(num_users=4, max_records=3, dimension=V, seed=8, reads="tokens")
+        assert np.array_equal(query.answer(cohort, received), query.answer(cohort, sent))
+        # Many nodes of a process share what follows from one table.
+        tables = [joint_sketch.unpack_bigrams(received["bigrams"]) for _ in range(2)]
+        assert tables[0] is tables[1]
+        assert JointSketch.from_wire(query.to_wire()) == query
+        assert JointSketch in QUERIES
+
+    @pytest.mark.parametrize(
+        ("share", "broadcast", "named"),
+        [
+            (0.0, {}, "vocabulary"),
+            (0.0, {"vocabulary": np.array([V]), "bigrams": np.array([1])}, "bigrams"),
+            (0.5, {"vocabulary": np.array([V])}, "bigrams"),
+            (0.0, {"vocabulary": np.array([V + 1])}, "must be 23, got 24"),
+            (0.0, {"vocabulary": np.array([V, V])}, "one integer"),
+            (0.0, {"vocabulary": np.array([float(V)])}, "one integer"),
+            (0.5, {"vocabulary": np.array([V]), "bigrams": np.array([1])}, "packed"),
+            (0.5, {"vocabulary": np.array([V]), "bigrams": np.array([], np.uint8)}, "packed"),
+            (0.5, {"vocabulary": np.array([V]), "bigrams": np.array([0x80], np.uint8)}, "packed"),
+            (0.5, {"vocabulary": np.array([V]), "bigrams": np.array([3, 0], np.uint8)}, "differ"),
+            (
+                0.5,
+                {"vocabulary": np.array([V]), "bigrams": np.array([255] * 7 + [1], np.uint8)},
+                "below 2",
+            ),
+            (
+                0.5,
+                {
+                    "vocabulary": np.array([V]),
+                    "bigrams": joint_sketch.pack_bigrams(np.array([V * V])),
+                },
+                "of 23 tokens",
+            ),
+        ],
+    )
+    def test_bad_ones_are_refused(
+        self, share: float, broadcast: dict[str, np.ndarray], named: str
+    ) -> None:
+        with pytest.raises(ValueError, match=named):
+            JointSketch(bigram_share=share).check(broadcast, dimension=V)
+
+    def test_unusable_tables_are_not_packed(self) -> None:
+        for keys in ([], [3, 3], [4, 2], [-1, 2]):
+            with pytest.raises(ValueError, match="increasing"):
+                joint_sketch.pack_bigrams(np.array(keys, dtype=np.int64))
+        with pytest.raises(ValueError, match="needs a table"):
+            JointSketch(bigram_share=0.5).broadcast(V)
+
+    def test_an_answer_that_nobody_could_send_is_refused(self) -> None:
+        vocabulary = 2**23 + 1
+        query = JointSketch()
+        with pytest.raises(ValueError, match="fold"):
+            query.check(query.broadcast(vocabulary), dimension=vocabulary)
+        folded = JointSketch(token_buckets=1024)
+        folded.check(folded.broadcast(vocabulary), dimension=vocabulary)
+
+    @pytest.mark.parametrize(
+        ("arguments", "named"),
+        [
+            ({"bigram_share": -0.1}, "bigram-share"),
+            ({"bigram_share": 1.1}, "bigram-share"),
+            ({"bigram_share": float("nan")}, "bigram-share"),
+            ({"bigram_share": True}, "bigram-share"),
+            ({"token_buckets": -1}, "token-buckets"),
+            ({"token_buckets": 2.0}, "token-buckets"),
+            ({"bigram_buckets": 2**24}, "bigram-buckets"),
+            ({"hash_seed": 2**63}, "hash-seed"),
+            ({"max_tokens_per_user": 0}, "max-tokens-per-user"),
+            ({"max_tokens_per_user": 2**25}, "max-tokens-per-user"),
+        ],
+    )
+    def test_bad_parameters_are_named(self, arguments: dict[str, object], named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            JointSketch(**arguments)  # type: ignore[arg-type]
+
+
+class TestPublicText:
+    def test_frequent_bigrams(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        generator = np.random.default_rng(9)
+        rows = [generator.integers(0, V, size=n) for n in generator.integers(0, 40, size=80)]
+        counts: Counter[int] = Counter()
+        for row in rows:
+            counts.update(int(a) * V + int(b) for a, b in itertools.pairwise(row))
+        for most in (1, 50, V * V):
+            expected = sorted(sorted(counts, key=lambda key: (-counts[key], key))[:most])
+            assert frequent_bigrams(rows, vocabulary=V, most=most).tolist() == expected
+        monkeypatch.setattr(joint_sketch, "_BATCH_TOKENS", 3)
+        assert frequent_bigrams(rows, vocabulary=V, most=50).tolist() == sorted(
+            sorted(counts, key=lambda key: (-counts[key], key))[:50]
+        )
+        with pytest.raises(ValueError, match="range"):
+            frequent_bigrams([np.array([V])], vocabulary=V, most=1)
+
+    @mixtures
+    def test_item_moments_follow_the_definition(
+        self, query: JointSketch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(joint_sketch, "_BATCH_TOKENS", 100)
+        cohort = random_cohort(
+            num_users=20, max_records=5, dimension=V, seed=10, empty=0.2, reads="tokens"
+        )
+        whole = JointSketch(
+            bigram_share=query.bigram_share, max_tokens_per_user=query.max_tokens_per_user
+        )
+        broadcast = broadcast_for(query)
+        moments = query.item_moments(cohort, broadcast)
+        counts = {block.name: block for block in whole.blocks(broadcast)}
+        folds = {block.name: block for block in query.blocks(broadcast)}
+        assert set(moments) == set(counts)
+        for name, block in counts.items():
+            # Unit rows of whole blocks, folded by hand; the length that is left is the divisor.
+            rows = whole.statistic(cohort, broadcast)[:, block.columns] / block.weight
+            places, minus = folds[name].places(np.arange(block.num_items))
+            sketch = np.zeros((20, folds[name].width))
+            np.add.at(sketch.T, places, (rows * np.where(minus, -1.0, 1.0)).T)
+            lengths = np.linalg.norm(sketch, axis=1)
+            some = lengths > 1e-9
+            amounts = np.where(some[:, None], rows / np.where(some, lengths, 1.0)[:, None], 0.0)
+            assert moments[name].num_users == 20
+            assert np.allclose(moments[name].mean, amounts.mean(axis=0), atol=1e-7)
+            assert np.allclose(moments[name].square, (amounts**2).mean(axis=0), atol=1e-7)
+
+    def test_moments_of_nobody(self) -> None:
+        with pytest.raises(ValueError, match="at least one user"):
+            JointSketch().item_moments(cohort_of([]), JointSketch().broadcast(V))
+
+
+#: Whole numbers, quotients and roots of IEEE 754 give it on any machine.
+FROZEN_ANSWER = "76979d0987c9b0da256e665dcecc823d37131e30228d009097ec52a089233a42"
