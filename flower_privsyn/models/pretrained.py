@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 from contextlib import contextmanager
@@ -87,21 +88,7 @@ def load_pretrained(
         ModelError: The model cannot be found, reached or used for this.
         MissingExtraError: PyTorch or Transformers is not installed.
     """
-    from flower_privsyn.models import register_architecture, resolve_model
-
-    # Names first: importing PyTorch takes seconds, and a wrong name needs none of it.
-    resolved = resolve_model(name)
-    try:
-        if not Path(resolved).exists():
-            resolved = _download(resolved)
-            register_architecture(Path(resolved))
-        importlib.import_module("torch")
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"generating text needs PyTorch and Transformers ({shorten(error)}): "
-            "pip install 'flower-privsyn[server]'"
-        ) from error
+    resolved, transformers = _folder_and_library(name)
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
     model_class = (
@@ -109,11 +96,9 @@ def load_pretrained(
     )
     try:
         with quiet_transformers():
+            tokenizer = _read_tokenizer(transformers, resolved)
             # Weights and tables only, whoever made the folder: no code of its own, no pickled
             # objects.
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                resolved, local_files_only=True, trust_remote_code=False
-            )
             model, report = model_class.from_pretrained(
                 resolved,
                 dtype=chosen_dtype,
@@ -145,6 +130,54 @@ def load_pretrained(
         )
     model.eval().requires_grad_(False)
     return model.to(chosen_device), tokenizer
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """Load the fast tokenizer of a model, and nothing else of it.
+
+    Args:
+        name: A bundled short name, a folder, or a name on the Hugging Face hub.
+
+    Raises:
+        ModelError: The model cannot be found or reached, or has no fast tokenizer.
+        MissingExtraError: PyTorch or Transformers is not installed.
+    """
+    resolved, transformers = _folder_and_library(name)
+    try:
+        with quiet_transformers():
+            tokenizer = _read_tokenizer(transformers, resolved)
+    except Exception as error:
+        raise ModelError(
+            f"the tokenizer of model {str(name)!r} cannot be loaded: {shorten(error)}"
+        ) from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"model {str(name)!r} has no fast tokenizer (tokenizer.json)")
+    return tokenizer
+
+
+def _folder_and_library(name: str | Path) -> tuple[str, Any]:
+    """The folder of a model, downloaded if it is on the hub, and the module `transformers`."""
+    from flower_privsyn.models import register_architecture, resolve_model
+
+    # Names first: importing PyTorch takes seconds, and a wrong name needs none of it.
+    resolved = resolve_model(name)
+    try:
+        if not Path(resolved).exists():
+            resolved = _download(resolved)
+            register_architecture(Path(resolved))
+        importlib.import_module("torch")
+        return resolved, importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"generating text needs PyTorch and Transformers ({shorten(error)}): "
+            "pip install 'flower-privsyn[server]'"
+        ) from error
+
+
+def _read_tokenizer(transformers: Any, folder: str) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
 
 
 def _download(name: str) -> str:
@@ -203,6 +236,15 @@ def _cpu_multiplies_bfloat16() -> bool:
         return any(capabilities.get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
     probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return bool(probe()) if probe is not None else False
+
+
+def accepted_arguments(model: Any) -> frozenset[str]:
+    """The arguments that a model's forward pass has a use for.
+
+    A model of this package around another one takes more than it uses, and says which.
+    """
+    said: frozenset[str] | None = getattr(model, "accepted_arguments", None)
+    return frozenset(inspect.signature(model.forward).parameters) if said is None else said
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
+from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import (
     choose_device,
@@ -40,7 +40,14 @@ from flower_privsyn.models.pretrained import (
     shorten,
 )
 from flower_privsyn.training import storage
+from flower_privsyn.training.distillation import (
+    Distillation,
+    TeacherTargets,
+    check_same_tokens,
+    teacher_targets,
+)
 from flower_privsyn.training.fingerprint import library_versions, weight_files
+from flower_privsyn.training.loss import add_gradient
 from flower_privsyn.training.retokenize import retokenized
 from flower_privsyn.training.tokens import first_token, text_window, token_rows
 
@@ -48,7 +55,6 @@ from flower_privsyn.training.tokens import first_token, text_window, token_rows
 CHECKPOINT_SECONDS = 60.0
 
 _STATE = "state.pt"
-_IGNORED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +201,7 @@ class FineTuning:
         epochs: Passes over the rows, as a fraction.
         rows: Rows of one pass.
         tokens: Predicted tokens of one pass.
-        first_loss: Loss of the first step, nats per token.
+        first_loss: Loss of the first step, nats per token; of text and teacher as they are mixed.
         loss: Mean loss of the last tenth of the steps, nats per token.
         losses: The loss of every step.
     """
@@ -216,6 +222,7 @@ def fine_tune(
     settings: CausalTraining,
     output: str | Path,
     seed: int,
+    distillation: Distillation | None = None,
     progress: Callable[[int, int], None] | None = None,
     resume: bool = True,
 ) -> FineTuning:
@@ -238,6 +245,8 @@ def fine_tune(
         output: The folder to become the model, with its tokenizer, as Transformers loads it; it
             appears only when training is finished, and replaces an older model there.
         seed: 0 <= seed < 2**63, of the order of the rows and of dropout.
+        distillation: A teacher to learn from besides the texts; None, or one of weight 0, for the
+            texts alone. What it makes of the rows is kept with the checkpoints.
         progress: Called after every step with the steps made and the steps there will be.
         resume: Go on from an interrupted training, or take a finished one. False starts anew.
 
@@ -245,22 +254,17 @@ def fine_tune(
         What was done.
 
     Raises:
-        ConfigError: A setting does not fit the texts, or there is nothing to learn from.
+        ConfigError: A setting does not fit the texts or the model, or there is nothing to learn.
         ModelError: The model cannot be loaded, or `output` holds something that is no model.
         TrainingError: The loss is no longer finite; `output` is as it was.
         MissingExtraError: PyTorch or Transformers is not installed.
     """
     output = Path(output)
     texts = tuple(texts)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ConfigError(f"training setting seed must be an integer in [0, 2**63), got {seed!r}")
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"fine-tuning needs a list of texts, got {len(texts)} items")
-    resolved = resolve_model(model)
-    if Path(resolved).exists() and Path(resolved).resolve() == output.resolve():
-        raise ConfigError(f"output must be another folder than the model's, got {output} for both")
-    fingerprint = _fingerprint(resolved, texts, settings, seed)
-    _refuse_other(output)
+    if distillation is not None and distillation.weight == 0:
+        distillation = None
+    resolved = _checked(model, texts, output=output, seed=seed)
+    fingerprint = _fingerprint(resolved, texts, settings, seed, distillation)
     partial = output.with_name(output.name + ".partial")
     if not resume and partial.exists():
         shutil.rmtree(partial)
@@ -270,6 +274,8 @@ def fine_tune(
         if progress is not None:
             progress(report.steps, report.steps)
         return report
+    if distillation is not None:
+        check_same_tokens(model, distillation.teacher)
     output.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = storage.last_checkpoint(partial, fingerprint)
     built = partial / "model"
@@ -280,6 +286,7 @@ def fine_tune(
         texts,
         settings=settings,
         seed=seed,
+        distillation=distillation,
         progress=progress,
         partial=partial,
         checkpoint=checkpoint,
@@ -288,6 +295,19 @@ def fine_tune(
     storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
     shutil.rmtree(partial)
     return report
+
+
+def _checked(model: str | Path, texts: Sequence[str], *, output: Path, seed: int) -> str:
+    """The folder or hub name of a model, once nothing is wrong with what it is to be trained on."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"training setting seed must be an integer in [0, 2**63), got {seed!r}")
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"fine-tuning needs a list of texts, got {len(texts)} items")
+    resolved = resolve_model(model)
+    if Path(resolved).exists() and Path(resolved).resolve() == output.resolve():
+        raise ConfigError(f"output must be another folder than the model's, got {output} for both")
+    storage.refuse_other(output)
+    return resolved
 
 
 def training_rows(
@@ -331,6 +351,7 @@ def _train(
     *,
     settings: CausalTraining,
     seed: int,
+    distillation: Distillation | None,
     progress: Callable[[int, int], None] | None,
     partial: Path,
     checkpoint: Path | None,
@@ -352,6 +373,18 @@ def _train(
         raise ConfigError("there is nothing to learn from: no text has a token")
     per_epoch = math.ceil(len(rows) / settings.batch_size)
     total = settings.max_steps or settings.epochs * per_epoch
+    bfloat16 = _multiplies_in_bfloat16(settings, device)
+    taught = None
+    if distillation is not None:
+        taught = teacher_targets(
+            rows,
+            _order(len(rows), seed, 0)[: total * settings.batch_size],  # what the steps visit
+            distillation=distillation,
+            vocabulary=int(network.get_output_embeddings().weight.shape[0]),
+            folder=partial / "teacher",
+            device=str(device),
+            bfloat16=bfloat16,
+        )
     optimiser = torch.optim.AdamW(
         network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
@@ -371,6 +404,8 @@ def _train(
         seed=seed,
         total=total,
         device=device,
+        bfloat16=bfloat16,
+        taught=taught,
         partial=partial,
         progress=progress,
     )
@@ -390,6 +425,11 @@ def _train(
         loss=sum(tail) / len(tail),
         losses=tuple(losses),
     )
+
+
+def _multiplies_in_bfloat16(settings: CausalTraining, device: Any) -> bool:
+    automatic = settings.precision == "auto" and device.type == "cuda"
+    return automatic or settings.precision == "bfloat16"
 
 
 def _torch() -> Any:
@@ -413,13 +453,12 @@ def _take_steps(
     seed: int,
     total: int,
     device: Any,
+    bfloat16: bool,
+    taught: TeacherTargets | None,
     partial: Path,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Take the steps that are left, adding the loss of each; write checkpoints to `partial`."""
-    bfloat16 = settings.precision == "bfloat16" or (
-        settings.precision == "auto" and device.type == "cuda"
-    )
     saved = time.monotonic()
     with _own_random_state(torch, device):
         while len(losses) < total:
@@ -429,13 +468,15 @@ def _take_steps(
             chosen = _rows_of_step(len(rows), settings.batch_size, step, seed)
             # Dropout is drawn anew for every step, so that a resumed training draws the same.
             torch.manual_seed(_mixed(seed, step))
-            loss = _step(
+            loss = add_gradient(
                 torch,
                 network,
-                [rows[index] for index in chosen],
+                rows,
+                chosen,
                 micro=settings.micro_batch_size or settings.batch_size,
                 device=device,
                 bfloat16=bfloat16,
+                taught=taught,
             )
             if not math.isfinite(loss):
                 raise TrainingError(
@@ -452,43 +493,6 @@ def _take_steps(
                 saved = time.monotonic()
             if progress is not None:
                 progress(len(losses), total)
-
-
-def _step(
-    torch: Any,
-    network: Any,
-    rows: Sequence[Sequence[int]],
-    *,
-    micro: int,
-    device: Any,
-    bfloat16: bool,
-) -> float:
-    """Add up the gradient of the mean loss over all tokens of a batch; return that loss."""
-    predicted = sum(len(row) - 1 for row in rows)
-    loss = 0.0
-    for first in range(0, len(rows), micro):
-        part = rows[first : first + micro]
-        width = max(len(row) for row in part)
-        tokens = torch.zeros((len(part), width), dtype=torch.long)
-        attention = torch.zeros_like(tokens)
-        targets = torch.full_like(tokens, _IGNORED)
-        for place, row in enumerate(part):  # padding follows, where no token looks
-            tokens[place, : len(row)] = torch.tensor(row)
-            attention[place, : len(row)] = 1
-            targets[place, : len(row)] = tokens[place, : len(row)]
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-            logits = network(
-                input_ids=tokens.to(device), attention_mask=attention.to(device), use_cache=False
-            ).logits
-        summed = torch.nn.functional.cross_entropy(
-            logits[:, :-1].float().flatten(0, 1),
-            targets[:, 1:].to(device).flatten(),
-            ignore_index=_IGNORED,
-            reduction="sum",
-        )
-        (summed / predicted).backward()
-        loss += float(summed.detach()) / predicted
-    return loss
 
 
 def _rate(settings: CausalTraining, step: int, total: int) -> float:
@@ -542,14 +546,18 @@ def _save(torch: Any, partial: Path, network: Any, optimiser: Any, losses: list[
 
 
 def _fingerprint(
-    resolved: str, texts: Sequence[str], settings: CausalTraining, seed: int
+    resolved: str,
+    texts: Sequence[str],
+    settings: CausalTraining,
+    seed: int,
+    distillation: Distillation | None,
 ) -> dict[str, Any]:
     """Everything the trained weights depend on, short of the machine, as JSON can hold it."""
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return {
+    found = {
         "kind": "causal",
         "model": weight_files(resolved),
         "texts": digest.hexdigest(),
@@ -557,17 +565,7 @@ def _fingerprint(
         "seed": seed,
         "versions": library_versions("torch", "transformers"),
     }
-
-
-def _refuse_other(output: Path) -> None:
-    """Never replace a folder that is not a model."""
-    if not output.exists() or (output / "config.json").is_file():
-        return
-    if not output.is_dir() or any(output.iterdir()):
-        raise ModelError(
-            f"{output} cannot become a model: it exists and holds no config.json, so it is not "
-            "replaced"
-        )
+    return found | ({} if distillation is None else {"distillation": distillation.fingerprint()})
 
 
 def _finished(output: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Adapters on disk: written as a whole, without this machine's paths, and resumable before that."""
+"""Adapters and models on disk: written as a whole, without this machine's paths, and resumable."""
 
 from __future__ import annotations
 
@@ -123,13 +123,28 @@ def finished_report(output: Path, fingerprint: Mapping[str, Any]) -> dict[str, A
     return report if isinstance(report, dict) else None
 
 
+def refuse_other(output: Path) -> None:
+    """Never replace a folder that is not a model.
+
+    Raises:
+        ModelError: ``output`` is a file, or a folder with other things in it.
+    """
+    if not output.exists() or (output / "config.json").is_file():
+        return
+    if not output.is_dir() or any(output.iterdir()):
+        raise ModelError(
+            f"{output} cannot become a model: it exists and holds no config.json, so it is not "
+            "replaced"
+        )
+
+
 def install(
     built: Path, output: Path, *, fingerprint: Mapping[str, Any], report: Mapping[str, Any]
 ) -> None:
-    """Make a built adapter the output in one step; an older one there is replaced.
+    """Make a built adapter or model the output in one step; an older one there is replaced.
 
     Args:
-        built: The folder with the adapter's two files, on the same disk as ``output``.
+        built: The folder with its files, on the same disk as ``output``.
         output: What it is to be called.
         fingerprint: What the training depended on.
         report: What it reported.

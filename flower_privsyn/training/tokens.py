@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def first_token(tokenizer: Any) -> int:
@@ -44,3 +47,18 @@ def token_rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
         verbose=False,  # no line about texts beyond the context: they are split
     )["input_ids"]
     return rows
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows as one batch: the tokens, and 1 where there is one; both (rows, longest) integers.
+
+    Padding follows a row, where no token of it looks.
+    """
+    import torch
+
+    tokens = torch.zeros((len(rows), max(len(row) for row in rows)), dtype=torch.long)
+    attention = torch.zeros_like(tokens)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = torch.tensor(row, dtype=torch.long)
+        attention[place, : len(row)] = 1
+    return tokens, attention

@@ -1,0 +1,343 @@
+"""Learning from a teacher: the loss against brute force, resuming, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.training import causal, distillation
+from flower_privsyn.training.causal import CausalTraining, fine_tune, training_rows
+from flower_privsyn.training.distillation import (
+    Distillation,
+    check_same_tokens,
+    mixed_losses,
+    teacher_targets,
+)
+
+
+def quick(**changes: Any) -> CausalTraining:
+    values: dict[str, Any] = {
+        "learning_rate": 3e-3,
+        "batch_size": 8,
+        "max_steps": 4,
+        "warmup_steps": 0,
+        "schedule": "constant",
+        "device": "cpu",
+        **changes,
+    }
+    return CausalTraining(**values)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return dict(model.state_dict())
+
+
+def same(first: Path, second: Path) -> bool:
+    one, other = weights(first), weights(second)
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+class TestLoss:
+    def draw(self, positions: int = 9, vocabulary: int = 31) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(5)
+        student, teacher = 2.0 * torch.randn((2, positions, vocabulary), generator=generator)
+        tokens = torch.randint(vocabulary, (positions,), generator=generator)
+        return student, teacher, tokens
+
+    @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+    @pytest.mark.parametrize("temperature", [1.0, 2.5])
+    def test_all_probabilities_give_the_dense_loss_and_gradient(
+        self, weight: float, temperature: float
+    ) -> None:
+        student, teacher, tokens = self.draw()
+        ids = torch.stack([torch.randperm(31) for _ in range(9)])
+        logs = torch.log_softmax(teacher / temperature, -1).gather(-1, ids)
+        given = student.clone().requires_grad_(True)
+        found = mixed_losses(given, tokens, ids, logs, weight=weight, temperature=temperature)
+        dense = student.clone().requires_grad_(True)
+        text = torch.nn.functional.cross_entropy(dense, tokens, reduction="none")
+        divergence = torch.nn.functional.kl_div(
+            torch.log_softmax(dense / temperature, -1),
+            torch.softmax(teacher / temperature, -1),
+            reduction="none",
+        ).sum(-1)
+        expected = (1 - weight) * text + weight * temperature**2 * divergence
+        assert torch.allclose(found, expected, atol=1e-5)
+        found.sum().backward()
+        expected.sum().backward()
+        assert given.grad is not None
+        assert dense.grad is not None
+        assert torch.allclose(given.grad, dense.grad, atol=1e-5)
+
+    def test_the_other_tokens_are_one_class(self) -> None:
+        student, teacher, tokens = self.draw()
+        logs, ids = torch.log_softmax(teacher, -1).topk(4, -1)
+        found = mixed_losses(student, tokens, ids, logs, weight=1.0, temperature=1.0)
+        p, q = (torch.softmax(logits.double(), -1) for logits in (teacher, student))
+        for row in range(len(student)):
+            best = ids[row]
+            classes = [
+                torch.cat([mass[row, best], (1 - mass[row, best].sum())[None]]) for mass in (p, q)
+            ]
+            assert float(found[row]) == pytest.approx(
+                float((classes[0] * (classes[0] / classes[1]).log()).sum()), abs=1e-5
+            )
+            assert found[row] >= 0
+
+    def test_a_student_that_agrees_has_no_loss(self) -> None:
+        _, teacher, tokens = self.draw()
+        logs, ids = torch.log_softmax(teacher, -1).topk(4, -1)
+        agreeing = teacher.clone().requires_grad_(True)
+        found = mixed_losses(agreeing, tokens, ids, logs, weight=1.0, temperature=1.0)
+        assert float(found.detach().abs().max()) < 1e-5
+        found.sum().backward()
+        assert agreeing.grad is not None
+        assert float(agreeing.grad.abs().max()) < 1e-5
+
+    def test_rounding_on_disk_leaves_a_loss_of_its_size(self) -> None:
+        student, teacher, tokens = self.draw()
+        logs, ids = torch.log_softmax(teacher, -1).topk(31, -1)
+        exact = mixed_losses(student, tokens, ids, logs, weight=1.0, temperature=1.0)
+        rounded = mixed_losses(
+            student, tokens, ids, logs.half().float(), weight=1.0, temperature=1.0
+        )
+        assert torch.allclose(exact, rounded, atol=5e-3)
+
+
+class TestTargets:
+    def read(self, model: Path, texts: list[str], folder: Path, **changes: Any) -> Any:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        rows = training_rows(tokenizer, texts, settings=quick(), window=64, seed=0)
+        settings = Distillation(model, **{"top_k": 5, **changes})
+        return rows, teacher_targets(
+            rows,
+            np.array([7, 0, 3, 11]),
+            distillation=settings,
+            vocabulary=len(tokenizer),
+            folder=folder,
+            device="cpu",
+            bfloat16=False,
+        )
+
+    def test_they_are_the_teachers_probabilities_of_the_rows_that_are_visited(
+        self, llama: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        rows, targets = self.read(llama, texts[:20], tmp_path, temperature=2.0)
+        model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+        for row in (0, 3, 7, 11):
+            with torch.no_grad():
+                logits = model(torch.tensor([rows[row]])).logits[0, :-1] / 2.0
+            logs, _ = torch.log_softmax(logits, -1).topk(5, -1)
+            start = targets._starts[row]
+            place = slice(start, start + len(rows[row]) - 1)
+            kept = torch.from_numpy(targets._log_probabilities[place].astype(np.float32))
+            assert torch.allclose(kept, logs, atol=1e-2)
+            ids = torch.from_numpy(targets._ids[place].astype(np.int64))
+            assert torch.allclose(torch.log_softmax(logits, -1).gather(-1, ids), logs, atol=1e-4)
+        assert targets._ids.dtype == np.uint16
+        assert len(targets._ids) == sum(len(rows[row]) - 1 for row in (0, 3, 7, 11))
+        assert (np.delete(targets._starts, [0, 3, 7, 11]) == -1).all()
+
+    def test_rows_beyond_the_teachers_context_are_refused(self, gpt2: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"at most 127 tokens .* lower max_tokens"):
+            teacher_targets(
+                [[1] * 140],
+                np.array([0]),
+                distillation=Distillation(gpt2),
+                vocabulary=600,
+                folder=tmp_path,
+                device="cpu",
+                bfloat16=False,
+            )
+
+
+class TestFineTune:
+    def test_without_weight_it_is_the_text_alone_to_the_bit(
+        self, gpt2: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        plain = fine_tune(gpt2, texts[:20], settings=quick(), output=tmp_path / "a", seed=1)
+        nothing = Distillation("a teacher that is not asked", weight=0.0)
+        other = fine_tune(
+            gpt2,
+            texts[:20],
+            settings=quick(),
+            output=tmp_path / "b",
+            seed=1,
+            distillation=nothing,
+        )
+        assert same(tmp_path / "a", tmp_path / "b")
+        assert plain == other
+
+    def test_one_step_equals_dense_distillation_by_hand(
+        self, llama: Path, gpt2: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        """Over all tokens of the batch, whatever its lengths and however it is split."""
+        settings = quick(max_steps=1, batch_size=100, max_gradient_norm=0.0, weight_decay=0.0)
+        for name, changes in (("whole", {}), ("split", {"micro_batch_size": 4})):
+            report = fine_tune(
+                llama,
+                texts[:6],
+                settings=quick(
+                    max_steps=1, batch_size=100, max_gradient_norm=0.0, weight_decay=0.0, **changes
+                ),
+                output=tmp_path / name,
+                seed=0,
+                distillation=Distillation(gpt2, weight=0.4, top_k=10_000),
+            )
+        model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+        teacher = AutoModelForCausalLM.from_pretrained(gpt2, dtype=torch.float32)
+        rows = training_rows(
+            AutoTokenizer.from_pretrained(llama), texts[:6], settings=settings, window=64, seed=0
+        )
+        total = sum(len(row) - 1 for row in rows)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+        whole = 0.0
+        for row in rows:
+            ids = torch.tensor([row])
+            logits = model(input_ids=ids).logits[0, :-1]
+            with torch.no_grad():
+                taught = torch.log_softmax(teacher(input_ids=ids).logits[0, :-1], -1)
+            text = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
+            student = torch.log_softmax(logits, -1)
+            divergence = (taught.exp() * (taught - student)).sum()
+            loss = (0.6 * text + 0.4 * divergence) / total
+            loss.backward()
+            whole += float(loss.detach())
+        optimiser.step()
+        assert report.first_loss == pytest.approx(whole, rel=1e-3)
+        for name in ("whole", "split"):
+            found = weights(tmp_path / name)
+            for key, value in model.named_parameters():
+                # Adam's first step is as long for a gradient of rounding errors as for a real one.
+                real = value.grad.abs() > 1e-3
+                assert torch.allclose(found[key][real], value[real], atol=1e-4), key
+
+    def test_the_bundled_writer_teaches_the_smaller_model(self, tmp_path: Path) -> None:
+        """By its probabilities alone, it comes closer to the writer in a few steps."""
+        given = [f"The {place} was described in a book of the last century." for place in "abcd"]
+        report = fine_tune(
+            "privsyn-tiny",
+            given,
+            settings=quick(max_steps=6, batch_size=4, learning_rate=1e-3),
+            output=tmp_path / "out",
+            seed=0,
+            distillation=Distillation("privsyn-lm", weight=1.0),
+        )
+        assert 0 < report.losses[-1] < 0.6 * report.first_loss
+        assert not list(tmp_path.glob("*.partial*"))
+
+    @pytest.mark.parametrize("stop", ["teacher", "steps"])
+    def test_an_interruption_changes_no_bit(
+        self,
+        gpt2: Path,
+        llama: Path,
+        texts: list[str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        stop: str,
+    ) -> None:
+        monkeypatch.setattr(causal, "CHECKPOINT_SECONDS", 0.0)
+        monkeypatch.setattr(distillation, "BLOCK_ROWS", 7)
+        options: dict[str, Any] = {
+            "settings": quick(max_steps=6),
+            "seed": 3,
+            "distillation": Distillation(llama, top_k=9, temperature=1.5),
+        }
+        given = texts[:40]
+        whole = fine_tune(gpt2, given, output=tmp_path / "whole", **options)
+        read: list[list[int]] = []
+        again: list[list[int]] = []
+        predictions = distillation._predictions
+
+        class Killed(BaseException):
+            """Ends a training as a signal would."""
+
+        def watched(network: Any, rows: Any, **kwargs: Any) -> Any:
+            if stop == "teacher" and len(read) == 21:
+                raise Killed
+            read.extend(rows)
+            return predictions(network, rows, **kwargs)
+
+        def counted(network: Any, rows: Any, **kwargs: Any) -> Any:
+            again.extend(rows)
+            return predictions(network, rows, **kwargs)
+
+        def progress(done: int, total: int) -> None:
+            if stop == "steps" and done == 4:
+                raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(distillation, "_predictions", watched)
+            with pytest.raises(Killed):
+                fine_tune(gpt2, given, output=tmp_path / "cut", progress=progress, **options)
+        assert len(read) == (21 if stop == "teacher" else 40)
+        monkeypatch.setattr(distillation, "_predictions", counted)
+        report = fine_tune(gpt2, given, output=tmp_path / "cut", **options)
+        assert report.losses == whole.losses
+        assert same(tmp_path / "whole", tmp_path / "cut")
+        # What the teacher had read in whole blocks was not read again.
+        assert len(again) == (40 - 21 if stop == "teacher" else 0)
+
+    def test_another_teacher_starts_anew(
+        self, gpt2: Path, llama: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        first = Distillation(llama, top_k=4)
+        steps: list[int] = []
+
+        def train(taught: Distillation) -> None:
+            fine_tune(
+                gpt2,
+                texts[:9],
+                settings=quick(max_steps=2),
+                output=tmp_path / "a",
+                seed=0,
+                distillation=taught,
+                progress=lambda done, total: steps.append(done),
+            )
+
+        train(first)
+        train(first)
+        assert steps == [1, 2, 2]  # the second was taken as it is
+        train(Distillation(llama, top_k=5))
+        train(Distillation(gpt2, top_k=5))
+        assert steps == [1, 2, 2, 1, 2, 1, 2]
+
+
+class TestRefusals:
+    def test_other_tokens(self, gpt2: Path, texts: list[str], tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"8192, of which \d+ are the same"):
+            fine_tune(
+                gpt2,
+                texts,
+                settings=quick(),
+                output=tmp_path / "a",
+                seed=0,
+                distillation=Distillation("privsyn-lm"),
+            )
+        assert not list(tmp_path.iterdir())
+
+    def test_the_bundled_models_share_their_tokens(self) -> None:
+        check_same_tokens("privsyn-tiny", "privsyn-lm")
+        check_same_tokens("privsyn-lstm", "privsyn-lm")
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"weight": 1.5}, r"weight must be in \[0, 1\]"),
+            ({"weight": True}, "weight must be a number"),
+            ({"weight": float("nan")}, "weight must be a number"),
+            ({"top_k": 0}, "top_k must be an integer >= 1"),
+            ({"temperature": 0}, "temperature must be > 0"),
+            ({"temperature": -1}, "temperature must be a number >= 0"),
+        ],
+    )
+    def test_settings(self, changes: dict[str, Any], words: str) -> None:
+        with pytest.raises(ConfigError, match=words):
+            Distillation("privsyn-lm", **changes)
