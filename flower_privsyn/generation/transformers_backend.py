@@ -10,7 +10,6 @@ and an attention that suits single queries.
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from flower_privsyn.generation.backends import (
     check_texts,
 )
 from flower_privsyn.models.adapters import AdapterSwitch
-from flower_privsyn.models.pretrained import Precision, load_pretrained
+from flower_privsyn.models.pretrained import Precision, accepted_arguments, load_pretrained
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +80,7 @@ class TransformersGenerator:
         self._adapters = AdapterSwitch(self._model, self.name)
         self._end_tokens = self._find_end_tokens()
         self._banned = self._find_banned_tokens()
-        accepted = set(inspect.signature(self._model.forward).parameters)
+        accepted = accepted_arguments(self._model)
         self._own_loop = {"position_ids", "past_key_values"} <= accepted
         self._keeps_last_logits = "logits_to_keep" in accepted
         # For one query at a time PyTorch's fused bfloat16 attention takes 4 times as long on a

@@ -23,7 +23,10 @@ BUNDLED_MODELS: tuple[str, ...] = ("privsyn-lm", "privsyn-mlm", "privsyn-tiny", 
 BUNDLED_FOLDER = Path(__file__).parent
 
 # Architectures that Transformers does not know, by `model_type`, and the module that tells it.
-_OWN_ARCHITECTURES = {"privsyn-lstm": "flower_privsyn.models.lstm"}
+_OWN_ARCHITECTURES = {
+    "privsyn-biased": "flower_privsyn.models.biased",
+    "privsyn-lstm": "flower_privsyn.models.lstm",
+}
 
 # A hub name is "name" or "owner/name"; anything else that is written can only be a path.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -32,9 +35,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def resolve_model(name: str | Path) -> str:
     """Turn a short name, a path or a hub name into what ``from_pretrained`` takes.
 
-    A folder of an architecture of this package (the LSTM) is made known to the ``AutoModel``
-    classes on the way, so that the result loads like any other; for such a folder alone this
-    imports PyTorch.
+    A folder of an architecture of this package (the LSTM, a model with a bias) is made known to the
+    ``AutoModel`` classes on the way, so that the result loads like any other; for such a folder
+    alone this imports PyTorch.
 
     Args:
         name: One of ``BUNDLED_MODELS``; the path of a model folder; or a hub name such as

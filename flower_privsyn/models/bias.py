@@ -1,0 +1,159 @@
+"""A bias of a language model's logits, by the next token and by the token before it, in NumPy.
+
+What a release of token counts says about private text can be put into a model without training it:
+the log-ratio of how often a token is written there and in public text is added to its logit.
+`flower_privsyn.models.biased` holds a model with such a bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bigrams:
+    """Values of some pairs of tokens, in the order of the first one (compressed sparse rows).
+
+    Attributes:
+        starts: (V + 1,) int64; the pairs that begin with token t are `starts[t]:starts[t + 1]`.
+        tokens: (n,) int32, the second token of each pair.
+        values: (n,) float32, finite.
+    """
+
+    starts: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int32]
+    values: Float32Array
+
+    @classmethod
+    def of_pairs(
+        cls,
+        first: npt.ArrayLike,
+        second: npt.ArrayLike,
+        values: npt.ArrayLike,
+        *,
+        vocabulary: int,
+    ) -> Self:
+        """Put pairs into order.
+
+        Args:
+            first: (n,) the token before.
+            second: (n,) the token after it; no pair twice.
+            values: (n,) finite numbers.
+            vocabulary: number of tokens.
+
+        Raises:
+            ConfigError: The arrays do not fit together, or a token is outside the vocabulary.
+        """
+        before, after = (np.asarray(part, dtype=np.int64) for part in (first, second))
+        numbers = np.asarray(values, dtype=np.float32)
+        if not (before.ndim == 1 and before.shape == after.shape == numbers.shape):
+            raise ConfigError(
+                "bigrams must be three arrays of one length, got shapes "
+                f"{before.shape}, {after.shape} and {numbers.shape}"
+            )
+        if not np.isfinite(numbers).all():
+            raise ConfigError("the value of a bigram is not finite")
+        both = np.concatenate([before, after])
+        if len(both) and not 0 <= both.min() <= both.max() < vocabulary:
+            raise ConfigError(
+                f"tokens of bigrams must be in [0, {vocabulary}), got {both.min()} to {both.max()}"
+            )
+        order = np.lexsort((after, before))
+        before, after = before[order], after[order]
+        if len(order) > 1 and bool(((np.diff(before) == 0) & (np.diff(after) == 0)).any()):
+            raise ConfigError("a bigram is given twice")
+        counts = np.bincount(before, minlength=vocabulary)
+        return cls(
+            starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            tokens=after.astype(np.int32),
+            values=numbers[order],
+        )
+
+    def without_first(self, token: int) -> Bigrams:
+        """The pairs that do not begin with a token."""
+        kept = np.ones(len(self.tokens), dtype=np.bool_)
+        kept[self.starts[token] : self.starts[token + 1]] = False
+        starts = self.starts.copy()
+        starts[token + 1 :] -= starts[token + 1] - starts[token]
+        return Bigrams(starts=starts, tokens=self.tokens[kept], values=self.values[kept])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LogitBias:
+    """What is added to a model's logits: at every position a number for each possible next token.
+
+    Attributes:
+        tokens: (V,) float32, added wherever the token may come next.
+        bigrams: added to that where the token before is the pair's first; None for none.
+
+    Raises:
+        ConfigError: A shape is wrong or a number not finite.
+    """
+
+    tokens: Float32Array
+    bigrams: Bigrams | None = None
+
+    def __post_init__(self) -> None:
+        """Check the shapes."""
+        if self.tokens.ndim != 1 or not np.isfinite(self.tokens).all():
+            raise ConfigError(
+                f"a bias of tokens must be one finite number each, got shape {self.tokens.shape}"
+            )
+        if self.bigrams is not None and len(self.bigrams.starts) != len(self.tokens) + 1:
+            raise ConfigError(
+                f"the bias of tokens is of {len(self.tokens)} and that of bigrams of "
+                f"{len(self.bigrams.starts) - 1} tokens"
+            )
+
+    def scaled(self, token_weight: float, bigram_weight: float = 0.0) -> LogitBias:
+        """The bias times weights; pairs that would add nothing are left out.
+
+        Args:
+            token_weight: of `tokens`; less than 1 as the numbers are noisy.
+            bigram_weight: of `bigrams`; 0 leaves them out.
+        """
+        pairs = self.bigrams
+        if pairs is not None:
+            pairs = (
+                None
+                if bigram_weight == 0
+                else Bigrams(
+                    starts=pairs.starts,
+                    tokens=pairs.tokens,
+                    values=(pairs.values * np.float32(bigram_weight)).astype(np.float32),
+                )
+            )
+        return LogitBias(
+            tokens=(self.tokens * np.float32(token_weight)).astype(np.float32), bigrams=pairs
+        )
+
+    def for_model(self, size: int, *, first_token: int) -> LogitBias:
+        """The bias for a model's output, which may have more rows than there are tokens.
+
+        Args:
+            size: rows of the output, at least the tokens here; rows of no token get 0.
+            first_token: what stands before a text: nothing is known of what follows it but the
+                frequencies of tokens, so pairs that begin with it are left out.
+
+        Raises:
+            ConfigError: The output has fewer rows.
+        """
+        missing = size - len(self.tokens)
+        if missing < 0:
+            raise ConfigError(
+                f"the bias is of {len(self.tokens)} tokens, more than the {size} of the model"
+            )
+        pairs = self.bigrams
+        if pairs is not None:
+            starts = np.pad(pairs.starts, (0, missing), mode="edge")
+            pairs = Bigrams(starts=starts, tokens=pairs.tokens, values=pairs.values)
+            pairs = pairs.without_first(first_token)
+        return LogitBias(tokens=np.pad(self.tokens, (0, missing)), bigrams=pairs)

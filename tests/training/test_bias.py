@@ -1,0 +1,103 @@
+"""How strong a bias is to be: the scores of all weights against models that hold them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.evaluation.language_model import evaluate_language_model
+from flower_privsyn.models.bias import Bigrams, LogitBias
+from flower_privsyn.training.bias import BiasScores, save_biased, score_bias
+
+
+def drawn(vocabulary: int) -> LogitBias:
+    generator = np.random.default_rng(3)
+    codes = generator.choice(vocabulary**2, 30_000, replace=False)
+    return LogitBias(
+        tokens=generator.standard_normal(vocabulary).astype(np.float32),
+        bigrams=Bigrams.of_pairs(
+            codes // vocabulary,
+            codes % vocabulary,
+            generator.standard_normal(len(codes)),
+            vocabulary=vocabulary,
+        ),
+    )
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_every_pair_of_weights_is_the_evaluation_of_that_model(
+    llama: Path, texts: list[str], tmp_path: Path, pairs: bool
+) -> None:
+    bias = drawn(len(AutoTokenizer.from_pretrained(llama)))
+    if not pairs:
+        bias = bias.scaled(1.0)
+    given = [text * (1 + place % 3) for place, text in enumerate(texts[:12])]
+    scores = score_bias(
+        llama,
+        bias,
+        given,
+        token_weights=(0.0, 0.5, 1.5),
+        bigram_weights=(0.0, 0.7),
+        max_tokens=20,
+        device="cpu",
+    )
+    assert scores.nats.shape == (3, 2 if pairs else 1)
+    for place, weights in ((0, (0.0, 0.0)), (1, (0.5, 0.7)), (2, (1.5, 0.0))):
+        other = scores.bigram_weights.index(weights[1] if pairs else 0.0)
+        save_biased(llama, tmp_path / str(place), bias.scaled(*weights))
+        found = evaluate_language_model(
+            tmp_path / str(place), given, max_tokens=20, resamples=1, device="cpu"
+        )
+        assert found.bits_per_byte is not None
+        assert scores.bits_per_byte[place, other] == pytest.approx(
+            found.bits_per_byte.value, rel=1e-5
+        )
+        assert scores.tokens == found.tokens
+
+
+def test_the_weight_of_the_fewest_bits_is_chosen(llama: Path, texts: list[str]) -> None:
+    """Log-ratios that are right are to be used whole; wrong ones not at all."""
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    counts = np.bincount(np.concatenate(tokenizer(texts)["input_ids"]), minlength=len(tokenizer))
+    ratios = (np.log(counts + 0.1) - np.log(0.1)).astype(np.float32)
+    right = score_bias(llama, LogitBias(tokens=ratios), texts[:20], device="cpu")
+    assert right.best()[0] >= 0.8
+    wrong = score_bias(llama, LogitBias(tokens=-ratios), texts[:20], device="cpu")
+    assert wrong.best() == (0.0, 0.0)
+
+
+def scores(nats: list[list[float]], weights: tuple[float, ...] = (0.0, 1.0)) -> BiasScores:
+    return BiasScores(
+        token_weights=weights,
+        bigram_weights=(0.0, 0.5),
+        nats=np.array(nats),
+        tokens=10,
+        bytes=40,
+    )
+
+
+def test_scores_of_several_splits_are_added() -> None:
+    one, other = scores([[4.0, 2.0], [3.0, 5.0]]), scores([[4.0, 9.0], [3.0, 5.0]])
+    both = one + other
+    assert one.best() == (0.0, 0.5)
+    assert both.best() == (1.0, 0.0)
+    assert (both.tokens, both.bytes) == (20, 80)
+    assert both.bits_per_byte[1, 0] == pytest.approx(6.0 / math.log(2) / 80)
+    assert scores([[2.0, 2.0], [2.0, 2.0]]).best() == (0.0, 0.0)
+    with pytest.raises(ConfigError, match="cannot be added"):
+        one + scores([[1.0, 1.0], [1.0, 1.0]], (0.0, 2.0))
+
+
+def test_refusals(llama: Path) -> None:
+    bias = LogitBias(tokens=np.zeros(100, dtype=np.float32))
+    with pytest.raises(ConfigError, match="token weights .* ascending order, got 1.0, 0.5"):
+        score_bias(llama, bias, ["a"], token_weights=(1.0, 0.5))
+    with pytest.raises(ConfigError, match="token weights .* got none"):
+        score_bias(llama, bias, ["a"], token_weights=())
+    with pytest.raises(ConfigError, match="no text has a token"):
+        score_bias(llama, bias, [""])
