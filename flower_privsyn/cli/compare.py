@@ -47,6 +47,13 @@ _Settings = Annotated[
         "--set",
     ),
 ]
+_OpenSealed = Annotated[
+    bool,
+    typer.Option(
+        "--open-sealed",
+        help="hold out the tenth of all users that is kept for one last table; stamps every output",
+    ),
+]
 _Output = Annotated[str, option("DIR", "where to write")]
 
 
@@ -69,6 +76,7 @@ def compare(
     app: _App = None,
     config: _Config = "cpu",
     settings: _Settings = None,
+    open_sealed: _OpenSealed = False,
     output: _Output = "comparison",
     client_column: Column = "client_id",
     text_column: Column = "text",
@@ -107,6 +115,7 @@ def compare(
             "text_column": text_column,
             "date_column": date_column,
         },
+        open_sealed=open_sealed,
     )
     typed = shlex.join(["privsyn", *context.obj])
     return _follow(Comparison(plan, Path(output), command=typed))

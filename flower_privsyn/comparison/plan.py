@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ import numpy as np
 
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.evaluation.result import STAMP
+from flower_privsyn.evaluation.sealed import OPENED, only_sealed, without_sealed
 from flower_privsyn.host.app import App, ConfigValue, check_settings, resolve_config
 from flower_privsyn.strategies.by_name import listed_strategies
 from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
@@ -66,6 +69,7 @@ class Plan:
         max_texts: most texts on either side of a comparison of distributions.
         settings: `key=value` or `method.key=value`.
         newer_than: only text dated after this day takes part, or "".
+        opened: whether the held-out users are the sealed ones.
     """
 
     app: App
@@ -82,6 +86,12 @@ class Plan:
     max_texts: int = 1000
     settings: tuple[str, ...] = ()
     newer_than: str = ""
+    opened: bool = False
+
+    @property
+    def stamp(self) -> str:
+        """What every figure of the comparison carries."""
+        return f"{STAMP}; {OPENED}" if self.opened else STAMP
 
     def cells(self) -> list[Cell]:
         """All cells, in the order in which they are run: a whole table per seed."""
@@ -237,7 +247,7 @@ def split_users(users: Users, *, private: int, held_out: int) -> tuple[Users, Us
     The same people are held out whatever the order of the file and the seed of a run.
 
     Args:
-        users: all there are.
+        users: all there are but the sealed ones.
         private: how many take part; 0 for all that are not held out.
         held_out: how many do not, >= 1.
 
@@ -251,8 +261,8 @@ def split_users(users: Users, *, private: int, held_out: int) -> tuple[Users, Us
         )
     if len(users) < held_out + max(private, 1):
         raise DataError(
-            f"the data has {len(users)} users, fewer than the {held_out} to hold out and the "
-            f"{max(private, 1)} to take part"
+            f"the data has {len(users)} users that are not sealed, fewer than the {held_out} to "
+            f"hold out and the {max(private, 1)} to take part"
         )
 
     def place(user: str) -> bytes:
@@ -315,6 +325,7 @@ def make_plan(
     max_texts: int = 1000,
     settings: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
+    open_sealed: bool = False,
 ) -> Plan:
     """Read the users, choose what is compared, and check all of it.
 
@@ -336,6 +347,7 @@ def make_plan(
         max_texts: see `Plan`.
         settings: see `Plan`.
         columns: names of the columns, for `load_users`.
+        open_sealed: hold out the sealed users and no others; the same users take part.
 
     Raises:
         ConfigError: Something asked for is not possible; the sentence names it.
@@ -344,18 +356,14 @@ def make_plan(
     budgets = _budgets(epsilons)
     if seeds < 1:
         raise ConfigError(f"--seeds must be a whole number >= 1, got {seeds}")
-
-    def read(source: str) -> Users:
-        found = load_users(source, **(columns or {}))
-        found.check_documents(dated=bool(newer_than))
-        return found.newer_than(newer_than) if newer_than else found
-
+    read = partial(_read, newer_than=newer_than, columns=columns or {})
     chosen = _chosen(app, config, methods)
     private, others = _both_groups(
         joined([read(source) for source in data]),
         None if held_out is None else read(held_out),
         aside=held_out_users,
         users=users,
+        open_sealed=open_sealed,
     )
     size = len(private)
     plan = Plan(
@@ -373,9 +381,16 @@ def make_plan(
         max_texts=max_texts,
         settings=tuple(settings),
         newer_than=newer_than,
+        opened=open_sealed,
     )
     plan.check()
     return plan
+
+
+def _read(source: str, *, newer_than: str, columns: Mapping[str, str]) -> Users:
+    found = load_users(source, **columns)
+    found.check_documents(dated=bool(newer_than))
+    return found.newer_than(newer_than) if newer_than else found
 
 
 def _budgets(epsilons: Sequence[float]) -> tuple[float, ...]:
@@ -403,16 +418,20 @@ def _chosen(app: App, config: str, names: Sequence[str]) -> tuple[ComparedMethod
 
 
 def _both_groups(
-    every: Users, others: Users | None, *, aside: int | None, users: int
+    every: Users, others: Users | None, *, aside: int | None, users: int, open_sealed: bool
 ) -> tuple[Users, Users]:
-    """Users that take part and users that never do.
+    """Users that take part and users that never do; the sealed ones are neither.
 
     Args:
         every: of the data.
         others: users of another file that are held out; None to hold out some of `every`.
         aside: how many of `every` to hold out; None for a default.
         users: that take part; 0 for all.
+        open_sealed: hold out the sealed users in place of others.
     """
+    name = "--data" if others is None else "--held-out"
+    closed = only_sealed(every if others is None else others, what=name) if open_sealed else None
+    every = without_sealed(every, what="--data")
     if others is None:
         if aside is None:
             aside = 500 if len(every) >= 2500 else max(1, len(every) // 5)
@@ -420,6 +439,7 @@ def _both_groups(
     else:
         if aside is not None:
             raise ConfigError("give either --held-out or --held-out-users, not both")
+        others = others if open_sealed else without_sealed(others, what="--held-out")
         if both := set(others.user_ids) & set(every.user_ids):
             raise ConfigError(
                 f"{len(both)} users of --held-out are in --data as well: held-out users must not "
@@ -428,7 +448,7 @@ def _both_groups(
         private = split_users(every, private=users, held_out=1)[0] if users else every
     if len(private) < 2:
         raise DataError(f"{len(private)} users take part, at least 2 are needed")
-    return private, others
+    return private, others if closed is None else closed
 
 
 def settings_of(values: Mapping[str, ConfigValue]) -> dict[str, Any]:

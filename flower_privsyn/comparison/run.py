@@ -35,7 +35,6 @@ from flower_privsyn.errors import (
     PrivsynError,
     RunDirectoryError,
 )
-from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import TRAINED_MODEL
 from flower_privsyn.files import (
     append_json_lines,
@@ -166,7 +165,8 @@ class Comparison:
                     say(f"    failed: {record['error']}")
                 else:
                     accuracy = record["quality"]["next_token_accuracy"]
-                    say(f"    next-token accuracy {accuracy:.4f} on held-out users ({STAMP})")
+                    stamp = self.plan.stamp
+                    say(f"    next-token accuracy {accuracy:.4f} on held-out users ({stamp})")
             return self._write(cells, running=None)
 
     def _tell_of_missing_libraries(self, say: Callable[[str], None]) -> None:
@@ -207,7 +207,7 @@ class Comparison:
         folder = self._cell_folder(cell)
         folder.mkdir(parents=True, exist_ok=True)
         record: dict[str, Any] = {
-            "stamp": STAMP,
+            "stamp": self.plan.stamp,
             "method": cell.method,
             "epsilon": cell.epsilon,
             "seed": cell.seed,

@@ -13,7 +13,6 @@ from typing import Any
 
 from flower_privsyn import clock
 from flower_privsyn.comparison.plan import Plan
-from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.strategies.catalogue import ComparedMethod
 
 #: Figures of `quality` and of `texts` that the table has.
@@ -73,7 +72,7 @@ def document_of(
     results = [{key: cell.get(key) for key in _CELL} for cell in cells]
     complete = all(cell["status"] in ("finished", "failed") for cell in results)
     return {
-        "stamp": STAMP,
+        "stamp": plan.stamp,
         "created": created or clock.now(),
         "finished": clock.now() if complete else None,
         "command": command,

@@ -31,6 +31,7 @@ from flower_privsyn.data import Cut, Users, load_users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.distribution import frechet_distance, mean_discrepancy
+from flower_privsyn.evaluation.sealed import without_sealed
 from flower_privsyn.files import read_json_lines, write_json
 from flower_privsyn.queries import median_bandwidth
 
@@ -60,7 +61,7 @@ def split_users(
             (part.user_ids[owner], text)
             for owner, text in zip(part.owners.tolist(), part.texts, strict=True)
         ]
-    users = Users.from_rows(rows)
+    users = without_sealed(Users.from_rows(rows), what="--private")
     order = sorted(
         range(len(users)),
         key=lambda user: hashlib.blake2b(users.user_ids[user].encode()).digest(),

@@ -7,8 +7,12 @@ import pytest
 
 from flower_privsyn.comparison import APP, Cell, make_plan, methods_of
 from flower_privsyn.comparison.plan import joined, split_users
+from flower_privsyn.comparison.summary import document_of
+from flower_privsyn.comparison.table import markdown
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.evaluation.result import STAMP
+from flower_privsyn.evaluation.sealed import sealed
 from flower_privsyn.host.app import load_app
 from flower_privsyn.strategies import STRATEGIES, configuration_of
 
@@ -45,7 +49,7 @@ class TestApp:
         for cell in asked:
             config = configuration_of(plan.values(cell, Path("users.jsonl")))
             assert config.epsilon == 1.0
-            assert config.num_users == 32
+            assert config.num_users == 29  # of 36 that are not sealed, a fifth is held out
 
     def test_the_folder_in_the_repository_is_the_one_in_the_package(self) -> None:
         folder = Path(__file__).parents[2] / "baselines" / "compare"
@@ -86,7 +90,7 @@ class TestUsers:
 
     def test_too_few_users_are_named(self) -> None:
         users = Users.from_rows((f"u{i}", "text") for i in range(5))
-        with pytest.raises(DataError, match="5 users, fewer than the 3 to hold out and the 3"):
+        with pytest.raises(DataError, match="5 users that are not sealed, fewer than the 3"):
             split_users(users, private=3, held_out=3)
 
     def test_a_person_in_two_files_is_one_user(self) -> None:
@@ -100,8 +104,56 @@ class TestUsers:
         assert texts == {"a": ["one", "four"], "b": ["two", "three"], "c": [], "d": ["five"]}
 
     def test_held_out_users_must_not_take_part(self, data: str) -> None:
-        with pytest.raises(ConfigError, match="40 users of --held-out are in --data"):
+        with pytest.raises(ConfigError, match="36 users of --held-out are in --data"):
             plan_of(data, held_out=data)
+
+
+class TestSealedUsers:
+    #: Of the 40 users of `data`.
+    SEALED = frozenset({"user-0", "user-2", "user-9", "user-35"})
+
+    def test_they_are_on_neither_side(self, data: str, tmp_path: Path) -> None:
+        plan = plan_of(data, held_out_users=6)
+        assert not self.SEALED & {*plan.private.user_ids, *plan.held_out.user_ids}
+        assert len(plan.private) + len(plan.held_out) == 36
+        assert plan.stamp == STAMP
+        other = tmp_path / "others.jsonl"
+        rows = [{"client_id": f"other-{i}", "text": "a text"} for i in range(40)]
+        other.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        plan = plan_of(data, held_out=str(other))
+        assert len(plan.private) == 36
+        assert not sealed(plan.held_out.user_ids).any()
+        assert len(plan.held_out) < 40
+
+    def test_opened_they_alone_are_held_out_and_everything_says_so(self, data: str) -> None:
+        closed = plan_of(data, held_out_users=6)
+        plan = plan_of(data, held_out_users=6, open_sealed=True)
+        assert set(plan.held_out.user_ids) == self.SEALED
+        assert plan.private.user_ids == closed.private.user_ids
+        assert plan.fingerprint() != closed.fingerprint()
+        assert plan.stamp == f"{STAMP}; sealed users opened"
+        document = document_of(
+            plan,
+            [],
+            command="",
+            created=None,
+            fixed={},
+            embedding_seconds=None,
+            picture=None,
+        )
+        assert document["stamp"] == plan.stamp
+        assert markdown(document).startswith(f"> {plan.stamp}")
+
+    def test_a_file_of_them_is_refused(self, data: str, tmp_path: Path) -> None:
+        file = tmp_path / "sealed.jsonl"
+        rows = [{"client_id": f"u{i}", "text": "a text"} for i in (0, 8, 24)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with pytest.raises(DataError, match="all 3 users of --held-out are sealed"):
+            plan_of(data, held_out=str(file))
+        assert len(plan_of(data, held_out=str(file), open_sealed=True).held_out) == 3
+        file.write_text(json.dumps({"client_id": "u1", "text": "a text"}))
+        with pytest.raises(DataError, match="none of the 1 users of --held-out is sealed"):
+            plan_of(data, held_out=str(file), open_sealed=True)
 
 
 class TestCells:
@@ -120,7 +172,7 @@ class TestCells:
         assert Cell(method="finetune-private", epsilon=None, seed=0).name.endswith("eps-inf-seed-0")
 
     def test_delta_is_below_one_over_the_users(self, data: str) -> None:
-        assert plan_of(data).delta < 1 / 32
+        assert plan_of(data).delta < 1 / 29
 
 
 class TestSettings:
