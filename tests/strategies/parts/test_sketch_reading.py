@@ -1,0 +1,231 @@
+"""Reading a sketch: nearer to the truth than what was counted, and as sure as it says it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from flower_privsyn.queries import Cohort, JointSketch
+from flower_privsyn.strategies.parts.sketch_reading import (
+    BlockReading,
+    SketchReading,
+    pseudo_users,
+    read_sketch,
+)
+
+V, LENGTH, USERS = 200, 100, 1000
+QUERIES = {
+    "tokens": JointSketch(max_tokens_per_user=LENGTH),
+    "both": JointSketch(bigram_share=0.5, max_tokens_per_user=LENGTH),
+    "folded tokens": JointSketch(token_buckets=100, max_tokens_per_user=LENGTH),
+    "folded bigrams": JointSketch(
+        bigram_share=0.5, bigram_buckets=300, max_tokens_per_user=LENGTH, hash_seed=4
+    ),
+}
+
+
+class World:
+    """Public text of independent tokens; private tokens are others, and some pairs of them too."""
+
+    def __init__(self, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        law = 1.0 / np.arange(4, V + 4)
+        public = np.tile(law / law.sum(), (V, 1))
+        private = public * np.exp(generator.normal(0, 0.7, V) * (generator.random(V) < 0.6))
+        pairs = np.zeros((V, V))
+        pairs[:25, :25] = generator.normal(0, 0.5, (25, 25))
+        private *= np.exp(pairs)
+        private /= private.sum(axis=1, keepdims=True)
+        often = np.full(V, 1.0 / V)
+        for _ in range(50):
+            often = often @ private
+        self.tokens = np.log(often / public[0])
+        self.pairs = np.log(often[:, None] * private / (public[0][:, None] * public)).reshape(-1)
+        self.public = self.users(generator, public, 2000)
+        self.asked = self.users(generator, private, USERS)
+        # All pairs of the most frequent tokens, and some of the others.
+        a, b = np.divmod(np.arange(V * V), V)
+        self.keys = np.flatnonzero(((a < 25) & (b < 25)) | (np.arange(V * V) % 97 == 0))
+        self._readings: dict[tuple[str, float, int], SketchReading] = {}
+
+    @staticmethod
+    def users(generator: np.random.Generator, chain: np.ndarray, count: int) -> Cohort:
+        laws = np.cumsum(chain, axis=1)
+        laws[:, -1] = 1.0
+        line = (laws + np.arange(V)[:, None]).reshape(-1)  # one law after another
+        tokens = np.empty((count, LENGTH), dtype=np.int64)
+        now = generator.integers(0, V, size=count)
+        for place in range(-10, LENGTH):
+            now = np.searchsorted(line, now + generator.random(count), side="right") % V
+            if place >= 0:
+                tokens[:, place] = now
+        return Cohort.of(list(tokens), np.arange(count), count)
+
+    def read(self, name: str, noise_std: float, *, seed: int = 0) -> SketchReading:
+        if (name, noise_std, seed) not in self._readings:
+            query = QUERIES[name]
+            broadcast = query.broadcast(V, self.keys)
+            total = query.answer(self.asked, broadcast)
+            total += np.random.default_rng(seed).normal(0, 1, len(total)) * noise_std
+            self._readings[name, noise_std, seed] = read_sketch(
+                query,
+                broadcast,
+                total=total,
+                num_users=USERS,
+                noise_std=noise_std,
+                public=self.public,
+            )
+        return self._readings[name, noise_std, seed]
+
+    def blocks(self, name: str, noise_std: float) -> Iterator[tuple[str, BlockReading, np.ndarray]]:
+        """What was read, and the true log-ratios up to what holds for all of a block."""
+        reading = self.read(name, noise_std)
+        for block, truth in ((reading.tokens, self.tokens), (reading.bigrams, self.pairs)):
+            if block is not None:
+                yield block.name, block, truth if block.keys is None else truth[block.keys]
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(seed=1)
+
+
+def error(guess: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> float:
+    """Weighted root mean square error, whatever holds for all aside."""
+    off = guess - truth
+    off = off - np.average(off, weights=weights)
+    return float(np.sqrt(np.average(off**2, weights=weights)))
+
+
+@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("noise_std", [3.0, 6.0])
+def test_is_nearer_to_the_truth(world: World, name: str, noise_std: float) -> None:
+    for _, block, truth in world.blocks(name, noise_std):
+        counted = np.log(np.maximum(block.estimate, 1e-3 * block.public) / block.public)
+        read = error(block.log_ratio, truth, block.public)
+        assert read < 0.95 * error(counted, truth, block.public)
+        assert read < 0.95 * error(np.zeros_like(truth), truth, block.public)
+
+
+@pytest.mark.parametrize("name", ["tokens", "both", "folded bigrams"])
+@pytest.mark.parametrize("noise_std", [0.0, 3.0, 6.0])
+def test_standard_errors_are_what_they_say(world: World, name: str, noise_std: float) -> None:
+    for _, block, truth in world.blocks(name, noise_std):
+        off = (block.log_ratio - truth) / block.standard_error
+        weights = block.standard_error**-2
+        off -= np.average(block.log_ratio - truth, weights=weights) / block.standard_error
+        # What a folded block says of a pair is less than what is known: its error is rather large.
+        least = 0.7 if name == "folded bigrams" and block.keys is not None else 0.8
+        assert least <= np.sqrt(np.mean(np.square(off))) <= 1.2
+
+
+def test_standard_errors_of_few_items_to_a_number(world: World) -> None:
+    """Two tokens to a number are no sum of many: sure of most, and of some too sure."""
+    for _, block, truth in world.blocks("folded tokens", 3.0):
+        off = np.abs(block.log_ratio + block.centre - truth) / block.standard_error
+        assert 0.6 <= np.mean(off < 1) <= 0.85
+        assert np.mean(off < 2) >= 0.9
+
+
+def test_estimates_are_unbiased_and_as_noisy_as_they_say(world: World) -> None:
+    for name in ("both", "folded bigrams"):
+        query = QUERIES[name]
+        moments = query.item_moments(world.asked, query.broadcast(V, world.keys))["bigrams"]
+        off = []
+        for seed in range(2):
+            block = world.read(name, 6.0, seed=seed).bigrams
+            assert block is not None
+            off.append((block.estimate - moments.mean) / block.estimate_error)
+        assert abs(np.mean(off)) < 0.1
+        assert 0.85 <= np.std(off) <= 1.15
+
+
+def test_nothing_is_read_out_of_noise(world: World) -> None:
+    reading = world.read("both", 1e7)
+    for block in (reading.tokens, reading.bigrams):
+        assert block is not None
+        assert np.abs(block.log_ratio).max() < 1e-3
+        assert np.allclose(block.rate / block.public, (block.rate / block.public)[0], rtol=0.05)
+        assert np.isfinite(block.standard_error).all()
+
+
+def test_many_users_without_noise_say_what_they_count(world: World) -> None:
+    block = world.read("tokens", 0.0).tokens
+    assert block is not None
+    often = block.estimate > 0.1
+    counted = np.log(block.estimate / block.public)
+    assert np.abs((block.log_ratio + block.centre - counted)[often]).max() < 0.05
+    assert np.allclose(block.rate[often], block.estimate[often], rtol=0.05)
+    assert (block.standard_error > 0).all()
+
+
+def test_a_bigram_inherits_from_its_tokens(world: World) -> None:
+    # In this world most tokens are independent: a pair's log-ratio is the sum of its tokens'.
+    reading = world.read("both", 6.0)
+    assert reading.tokens is not None
+    assert reading.bigrams is not None
+    assert reading.bigrams.inherited >= 0.75
+    first, second = np.divmod(world.keys, V)
+    own = reading.tokens.log_ratio[first] + reading.tokens.log_ratio[second]
+    rare = reading.bigrams.public < np.median(reading.bigrams.public)
+    assert np.corrcoef(own[rare], reading.bigrams.log_ratio[rare])[0, 1] > 0.8
+
+
+def test_what_public_text_lacks_is_still_defined(world: World) -> None:
+    silent = Cohort.of([np.zeros(LENGTH, dtype=np.int64)] * 5, np.arange(5), 5)
+    query = QUERIES["both"]
+    broadcast = query.broadcast(V, world.keys)
+    total = query.answer(world.asked, broadcast)
+    reading = read_sketch(
+        query, broadcast, total=total, num_users=USERS, noise_std=0.0, public=silent
+    )
+    for block in (reading.tokens, reading.bigrams):
+        assert block is not None
+        assert np.isfinite(block.log_ratio).all()
+        assert (block.public > 0).all()
+
+
+class TestPseudoUsers:
+    def test_have_as_much_as_they_may(self) -> None:
+        documents = [np.arange(start, start + size) for start, size in ((0, 7), (10, 2), (20, 6))]
+        cohort = pseudo_users(documents, tokens_per_user=5)
+        found = [
+            [record.tolist() for record in cohort.records[cohort.owners == user]]
+            for user in range(cohort.num_users)
+        ]
+        assert found == [[[0, 1, 2, 3, 4]], [[5, 6], [10, 11], [20]], [[21, 22, 23, 24, 25]]]
+
+    def test_leave_out_whoever_cannot_be_filled(self) -> None:
+        cohort = pseudo_users([np.arange(7)], tokens_per_user=5)
+        assert [record.tolist() for record in cohort.records] == [[0, 1, 2, 3, 4]]
+        alone = pseudo_users([np.arange(3)], tokens_per_user=5)
+        assert [record.tolist() for record in alone.records] == [[0, 1, 2]]
+        assert pseudo_users([], tokens_per_user=5).num_users == 0
+        with pytest.raises(ValueError, match="tokens-per-user"):
+            pseudo_users([], tokens_per_user=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"total": np.zeros(V - 1)}, "release must be"),
+        ({"total": np.full(V, np.nan)}, "finite"),
+        ({"num_users": 0.0}, "num_users"),
+        ({"noise_std": -1.0}, "noise_std"),
+        ({"noise_std": float("inf")}, "noise_std"),
+        ({"public": Cohort.of([], [], 0)}, "at least one user"),
+    ],
+)
+def test_unusable_arguments_are_named(world: World, changes: dict[str, object], named: str) -> None:
+    query = JointSketch()
+    arguments: dict[str, object] = {
+        "total": np.zeros(V),
+        "num_users": 10.0,
+        "noise_std": 1.0,
+        "public": world.asked,
+        **changes,
+    }
+    with pytest.raises(ValueError, match=named):
+        read_sketch(query, query.broadcast(V), **arguments)  # type: ignore[arg-type]
