@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn.privacy import _checks
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.privacy.participation import Participation
 
 Vector: TypeAlias = NDArray[np.float64]
@@ -59,10 +59,8 @@ def momentum_workload(rounds: int, momentum: float) -> Vector:
     Raises:
         ConfigError: A value is out of range.
     """
-    rounds = _checks.whole("rounds", rounds, low=1)
-    momentum = _checks.real(
-        "momentum", momentum, "at least 0 and below 1", low=0.0, high=math.nextafter(1.0, 0.0)
-    )
+    rounds = check_whole("rounds", rounds, ge=1)
+    momentum = check_number("momentum", momentum, ge=0, lt=1)
     return np.cumsum(momentum ** np.arange(rounds))
 
 

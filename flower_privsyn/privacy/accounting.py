@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks, loss_distributions, renyi
+from flower_privsyn.privacy import loss_distributions, renyi
 from flower_privsyn.privacy.costs import Cost, Costs
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import (
@@ -61,9 +62,7 @@ class Release:
     max_nodes_per_user: int = 1
 
     def __post_init__(self) -> None:
-        multiplier = _checks.real(
-            "noise_multiplier", self.noise_multiplier, "a finite number of at least 0", low=0.0
-        )
+        multiplier = check_number("noise_multiplier", self.noise_multiplier, ge=0)
         if multiplier and not LEAST_MULTIPLIER <= multiplier <= LARGEST_MULTIPLIER:
             # Beyond, epsilon is either meaningless or zero, and the libraries overflow.
             raise ConfigError(
@@ -88,8 +87,8 @@ class Release:
                 'relation must be "zero-out" or "add-remove" for groups of users, got '
                 '"replace-one": who takes a user\'s place may be in another group.'
             )
-        nodes = _checks.whole(
-            "max_nodes_per_user", self.max_nodes_per_user, low=1, high=MOST_NODES_PER_USER
+        nodes = check_whole(
+            "max_nodes_per_user", self.max_nodes_per_user, ge=1, le=MOST_NODES_PER_USER
         )
         object.__setattr__(self, "max_nodes_per_user", nodes)
         if nodes > 1 and isinstance(self.sampling, FixedSizeSampling):
@@ -141,7 +140,7 @@ class Accountant(ABC):
             ConfigError: A value is out of range, the relations differ, or this accountant has no
                 bound for a release.
         """
-        delta = _checks.probability("delta", delta)
+        delta = check_number("delta", delta, gt=0, lt=1)
         return max(self._epsilon_of_one(world, delta) for world in _of_one_user(releases))
 
     def _epsilon_of_one(self, releases: Releases, delta: float) -> float:
@@ -169,7 +168,7 @@ class Accountant(ABC):
         Raises:
             ConfigError: As for :meth:`epsilon`.
         """
-        epsilon = _checks.real("epsilon", epsilon, "a finite number of at least 0", low=0.0)
+        epsilon = check_number("epsilon", epsilon, ge=0)
         return max(self._delta_of_one(world, epsilon) for world in _of_one_user(releases))
 
     def _delta_of_one(self, releases: Releases, epsilon: float) -> float:
@@ -365,7 +364,7 @@ def by_participations(
     known = _with_known_cohort(release)
     chosen = _accountant(accountant)
     return {
-        rounds: chosen.epsilon({known: _checks.whole("participations", rounds, low=1)}, delta=delta)
+        rounds: chosen.epsilon({known: check_whole("participations", rounds, ge=1)}, delta=delta)
         for rounds in participations
     }
 
@@ -428,7 +427,7 @@ def _with_known_cohort(release: Release) -> Release:
 def _counted(releases: Releases) -> Iterator[tuple[Release, int]]:
     if isinstance(releases, Mapping):
         for release, count in releases.items():
-            yield release, _checks.whole("the count of a release", count, low=0)
+            yield release, check_whole("the count of a release", count, ge=0)
     else:
         for release in releases:
             yield release, 1

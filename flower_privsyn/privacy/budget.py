@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks, accounting
+from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import PLDAccountant, RDPAccountant, Release
 from flower_privsyn.privacy.calibration import calibrate_noise_multiplier
 from flower_privsyn.privacy.relation import NeighboringRelation
@@ -55,9 +56,9 @@ def budget_report(
             "exactly one of epsilon and noise_multiplier must be given, got "
             f"epsilon {epsilon!r} and noise_multiplier {noise_multiplier!r}."
         )
-    rounds = _checks.whole("rounds", rounds, low=1)
+    rounds = check_whole("rounds", rounds, ge=1)
     if noise_multiplier is not None:
-        noise_multiplier = _checks.positive("noise_multiplier", noise_multiplier)
+        noise_multiplier = check_number("noise_multiplier", noise_multiplier, gt=0)
     counts = sorted({1, 2, 3, rounds})
     counts = [count for count in counts if count <= rounds]
 

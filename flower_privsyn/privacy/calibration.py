@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks, accounting
+from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import Sampling
@@ -57,7 +58,7 @@ def calibrate_noise_multiplier(
         Balle and Wang 2018, "Improving the Gaussian Mechanism for Differential Privacy",
         algorithm 1, where every user takes part.
     """
-    rounds = _checks.whole("rounds", rounds, low=1)
+    rounds = check_whole("rounds", rounds, ge=1)
 
     def released(multiplier: float) -> dict[Release, int]:
         release = Release(
@@ -100,8 +101,8 @@ def calibrate_open_releases(
         ConfigError: A value is out of range, or no noise multiplier between 0.004 and 250,000
             keeps the budget.
     """
-    epsilon = _checks.positive("epsilon", epsilon)
-    delta = _checks.probability("delta", delta)
+    epsilon = check_number("epsilon", epsilon, gt=0)
+    delta = check_number("delta", delta, gt=0, lt=1)
     chosen = accounting.accountant(accountant)
     if settled and not chosen.epsilon(settled, delta=delta) < epsilon:
         raise ConfigError(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_number
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks
 from flower_privsyn.privacy.rows import squared_norms
 
 
@@ -35,7 +35,7 @@ def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
     Raises:
         ConfigError: ``values`` is not a real matrix or ``norm`` is out of range.
     """
-    norm = _checks.real("norm", norm, "between 1e-30 and 1e30", low=1e-30, high=1e30)
+    norm = check_number("norm", norm, ge=1e-30, le=1e30)
     array = np.asarray(values)
     if array.ndim != 2 or array.dtype.kind not in "biuf":
         raise ConfigError(

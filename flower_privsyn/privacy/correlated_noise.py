@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, LedgerError
 from flower_privsyn.files import replacing
-from flower_privsyn.privacy import _checks
 from flower_privsyn.privacy.factorisation import (
     BandedToeplitz,
     BufferedLinearToeplitz,
@@ -75,7 +75,7 @@ class Correlation:
     def __post_init__(self) -> None:
         if not (isinstance(self.stream, str) and len(self.stream) == 32):
             raise ConfigError(f"stream must be 32 hexadecimal digits, got {self.stream!r}.")
-        _checks.whole("first_round", self.first_round, low=0)
+        check_whole("first_round", self.first_round, ge=0)
         self.factorisation.sensitivity(self.participation)  # refuses other numbers of rounds
 
     @classmethod
@@ -134,7 +134,7 @@ class Correlation:
         Raises:
             ConfigError: It is none of the rounds.
         """
-        number = _checks.whole("round", number, low=self.first_round, high=self.last_round)
+        number = check_whole("round", number, ge=self.first_round, le=self.last_round)
         return number - self.first_round + 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class CorrelatedNoise:
             LedgerError: The noise of the round was already made, or the memory cannot be written.
         """
         step = self._correlation.step(number)
-        size = _checks.whole("size", size, low=1)
+        size = check_whole("size", size, ge=1)
         if step <= self._step:
             raise LedgerError(
                 f"The noise of round {number} was already made; made again, it would not be what "

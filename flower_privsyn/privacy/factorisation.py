@@ -26,8 +26,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks
 from flower_privsyn.privacy._toeplitz import (
     buffer_series,
     filtered,
@@ -262,10 +262,10 @@ class BandedToeplitz(_Toeplitz):
     coefficients: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        rounds = _checks.whole("rounds", self.rounds, low=1)
-        _checks.whole("the number of bands", len(self.coefficients), low=1, high=rounds)
+        rounds = check_whole("rounds", self.rounds, ge=1)
+        check_whole("the number of bands", len(self.coefficients), ge=1, le=rounds)
         values = tuple(
-            _checks.real("coefficients", value, "finite numbers", low=-math.inf)
+            check_number("coefficients", value)
             for value in self.coefficients
         )
         if values[0] != 1.0:
@@ -282,7 +282,7 @@ class BandedToeplitz(_Toeplitz):
             rounds: Rounds T, at least 1.
             bands: Between 1 and T.
         """
-        bands = _checks.whole("bands", bands, low=1, high=_checks.whole("rounds", rounds, low=1))
+        bands = check_whole("bands", bands, ge=1, le=check_whole("rounds", rounds, ge=1))
         return cls(rounds=rounds, coefficients=tuple(square_root_series(bands).tolist()))
 
     @classmethod
@@ -297,7 +297,7 @@ class BandedToeplitz(_Toeplitz):
             bands: Between 1 and T: at most the separation of a user's rounds.
             momentum: Of the server's optimiser, in [0, 1).
         """
-        bands = _checks.whole("bands", bands, low=1, high=_checks.whole("rounds", rounds, low=1))
+        bands = check_whole("bands", bands, ge=1, le=check_whole("rounds", rounds, ge=1))
         workload = momentum_workload(rounds, momentum)
         return cls(rounds=rounds, coefficients=optimal_bands(workload, bands))
 
@@ -396,13 +396,13 @@ class BufferedLinearToeplitz(_Toeplitz):
     decays: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _checks.whole("rounds", self.rounds, low=1)
+        check_whole("rounds", self.rounds, ge=1)
         if len(self.scales) != len(self.decays):
             raise ConfigError(
                 f"scales and decays must be as many, got {len(self.scales)} and {len(self.decays)}."
             )
-        scales = tuple(_checks.positive("scales", value) for value in self.scales)
-        decays = tuple(_checks.probability("decays", value) for value in self.decays)
+        scales = tuple(check_number("scales", value, gt=0) for value in self.scales)
+        decays = tuple(check_number("decays", value, gt=0, lt=1) for value in self.decays)
         if math.fsum(scales) > 1.0:
             raise ConfigError(f"scales must be at most 1 in sum, got {math.fsum(scales):g}.")
         object.__setattr__(self, "scales", scales)
@@ -427,7 +427,7 @@ class BufferedLinearToeplitz(_Toeplitz):
         """
         workload = momentum_workload(participation.rounds, momentum)
         if buffers is not None:
-            buffers = _checks.whole("buffers", buffers, low=0, high=5)
+            buffers = check_whole("buffers", buffers, ge=0, le=5)
         scales, decays = optimal_buffers(workload, participation, buffers)
         return cls(rounds=participation.rounds, scales=scales, decays=decays)
 

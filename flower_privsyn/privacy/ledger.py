@@ -10,8 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
-from flower_privsyn.privacy import _checks, accounting, ledger_file
+from flower_privsyn.privacy import accounting, ledger_file
 from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.ledger_book import LedgerBook
 from flower_privsyn.privacy.ledger_chain import VERSION, damaged, refuse_cut
@@ -95,11 +96,11 @@ class PrivacyLedger(LedgerBook):
             LedgerError: The file exists or cannot be written.
         """
         path = Path(path)
-        budget = None if epsilon_budget is None else _checks.positive("epsilon", epsilon_budget)
+        budget = None if epsilon_budget is None else check_number("epsilon", epsilon_budget, gt=0)
         header = {
             "event": "opened",
             "version": VERSION,
-            "delta": _checks.probability("delta", delta),
+            "delta": check_number("delta", delta, gt=0, lt=1),
             "epsilon_budget": budget,
             "accountant": accounting.accountant(accountant).name,
         }
@@ -250,15 +251,15 @@ class PrivacyLedger(LedgerBook):
                 noise, the sampling or the correlation is another one than in the first.
         """
         planned = PlannedRelease(
-            round=_checks.whole("round", round, low=0),
+            round=check_whole("round", round, ge=0),
             query=query,
             mechanism=mechanism,
             relation=relation,
             sampling=sampling,
-            planned_users=_checks.whole("planned_users", planned_users, low=1),
+            planned_users=check_whole("planned_users", planned_users, ge=1),
             secure_randomness=secure_randomness,
             correlation=correlation,
-            max_nodes_per_user=_checks.whole("max_nodes_per_user", max_nodes_per_user, low=1),
+            max_nodes_per_user=check_whole("max_nodes_per_user", max_nodes_per_user, ge=1),
         )
         if planned.round in self._pending:
             raise LedgerError(f"Round {planned.round} is already started in {self._path}.")
@@ -302,7 +303,7 @@ class PrivacyLedger(LedgerBook):
                 or the file cannot be written.
         """
         planned = self._started(round)
-        num_users = _checks.whole("num_users", num_users, low=0)
+        num_users = check_whole("num_users", num_users, ge=0)
         most = planned.sampling.population
         if isinstance(planned.sampling, FixedSizeSampling):
             most = planned.sampling.sample_size
@@ -351,7 +352,7 @@ class PrivacyLedger(LedgerBook):
                 "event": "discarded",
                 "round": planned.round,
                 "query": planned.query,
-                "num_users": _checks.whole("num_users", num_users, low=0),
+                "num_users": check_whole("num_users", num_users, ge=0),
                 "reason": reason,
             }
         )
@@ -511,9 +512,9 @@ def _turns(sampling: Sampling) -> dict[str, Any]:
 def _checked_header(path: Path, lines: list[dict[str, Any]]) -> dict[str, Any]:
     header = header_of(path, lines)
     try:
-        _checks.probability("delta", header["delta"])
+        check_number("delta", header["delta"], gt=0, lt=1)
         if header["epsilon_budget"] is not None:
-            _checks.positive("epsilon_budget", header["epsilon_budget"])
+            check_number("epsilon_budget", header["epsilon_budget"], gt=0)
         accounting.accountant(header["accountant"])
     except (KeyError, ConfigError) as error:
         raise damaged(path, 1, "a field is missing or out of range") from error

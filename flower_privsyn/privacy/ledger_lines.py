@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks, accounting
+from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
@@ -80,15 +81,15 @@ class PlannedRelease:
         elif "stream" in line:
             correlation = streams[line["stream"]].first.correlation
         return PlannedRelease(
-            round=_checks.whole("round", line["round"], low=0),
+            round=check_whole("round", line["round"], ge=0),
             query=str(line["query"]),
             mechanism=mechanism_from_dict(line),
             relation=NeighboringRelation(line["relation"]),
             sampling=Sampling.from_dict(line["sampling"]),
-            max_nodes_per_user=_checks.whole(
-                "max_nodes_per_user", line.get("max_nodes_per_user", 1), low=1
+            max_nodes_per_user=check_whole(
+                "max_nodes_per_user", line.get("max_nodes_per_user", 1), ge=1
             ),
-            planned_users=_checks.whole("planned_users", line["planned_users"], low=1),
+            planned_users=check_whole("planned_users", line["planned_users"], ge=1),
             secure_randomness=bool(line["secure_randomness"]),
             correlation=correlation,
         )

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_number
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks
 from flower_privsyn.privacy.grid import GRID, LARGEST_NOISE, STEPS, from_grid, to_grid
 from flower_privsyn.privacy.randomness import RandomSource
 
@@ -60,11 +60,9 @@ class GaussianMechanism:
         }
 
     def __post_init__(self) -> None:
-        multiplier = _checks.real(
-            "noise_multiplier", self.noise_multiplier, "a finite number of at least 0", low=0.0
-        )
+        multiplier = check_number("noise_multiplier", self.noise_multiplier, ge=0)
         object.__setattr__(self, "noise_multiplier", multiplier)
-        sensitivity = _checks.positive("l2_sensitivity", self.l2_sensitivity)
+        sensitivity = check_number("l2_sensitivity", self.l2_sensitivity, gt=0)
         object.__setattr__(self, "l2_sensitivity", sensitivity)
         if multiplier and not GRID <= self.standard_deviation <= LARGEST_NOISE:
             raise ConfigError(

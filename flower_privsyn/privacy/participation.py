@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks
 
 #: Patterns that are tried one by one; with more of them a bound takes the place of the maximum.
 _MOST_PATTERNS = 20_000
@@ -59,12 +59,12 @@ class Participation:
     """Rounds that one user can take part in: the smaller of both bounds."""
 
     def __post_init__(self) -> None:
-        rounds = _checks.whole("rounds", self.rounds, low=1)
-        separation = _checks.whole("min_separation", self.min_separation, low=1)
+        rounds = check_whole("rounds", self.rounds, ge=1)
+        separation = check_whole("min_separation", self.min_separation, ge=1)
         room = math.ceil(rounds / separation)
         most = room
         if self.max_participations is not None:
-            most = _checks.whole("max_participations", self.max_participations, low=1)
+            most = check_whole("max_participations", self.max_participations, ge=1)
             if self.cyclic and most < room:
                 raise ConfigError(
                     f"max_participations must be at least {room} where groups of users take turns "

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Protocol
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks, accounting
+from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release, accounted
 from flower_privsyn.privacy.calibration import calibrate_open_releases
 from flower_privsyn.privacy.factorisation import Factorisation
@@ -64,15 +65,12 @@ class Phase:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        _checks.whole(f'rounds of the phase "{self.name}"', self.rounds, low=1)
+        check_whole(f'rounds of the phase "{self.name}"', self.rounds, ge=1)
         if not self.asks:
             raise ConfigError(f'the phase "{self.name}" asks nothing.')
         if self.noise_multiplier is not None:
-            _checks.real(
-                f'noise_multiplier of the phase "{self.name}"',
-                self.noise_multiplier,
-                "a finite number of at least 0",
-                low=0.0,
+            check_number(
+                f'noise_multiplier of the phase "{self.name}"', self.noise_multiplier, ge=0
             )
         if self.factorisation is not None and self.factorisation.rounds != self.rounds:
             raise ConfigError(
@@ -159,7 +157,7 @@ class Plan:
         Raises:
             ConfigError: the plan has no such round.
         """
-        _checks.whole("round", number, low=1, high=self.rounds)
+        check_whole("round", number, ge=1, le=self.rounds)
         for phase in self.phases:
             if number <= phase.rounds:
                 return phase

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn.privacy import _checks
+from flower_privsyn.checks import check_whole
 from flower_privsyn.privacy.rounded_normal import rounded_normal
 
 
@@ -50,7 +50,7 @@ class SecureRandom:
         Returns:
             (n,) uint64.
         """
-        n = _checks.whole("n", n, low=0)
+        n = check_whole("n", n, ge=0)
         return np.frombuffer(os.urandom(8 * n), dtype="<u8").astype(np.uint64, copy=False)
 
     def rounded_normal(self, standard_deviation: float, size: int) -> NDArray[np.int64]:
@@ -83,11 +83,11 @@ class InsecureRandom:
     secure = False
 
     def __init__(self, seed: int) -> None:
-        self._generator = np.random.Generator(np.random.PCG64(_checks.whole("seed", seed, low=0)))
+        self._generator = np.random.Generator(np.random.PCG64(check_whole("seed", seed, ge=0)))
 
     def uint64(self, n: int) -> NDArray[np.uint64]:
         """Return the next ``n`` draws of the stream, uniform over 0 .. 2^64 - 1, (n,) uint64."""
-        n = _checks.whole("n", n, low=0)
+        n = check_whole("n", n, ge=0)
         return self._generator.integers(0, 2**64, size=n, dtype=np.uint64)
 
     def rounded_normal(self, standard_deviation: float, size: int) -> NDArray[np.int64]:

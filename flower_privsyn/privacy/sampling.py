@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError, FederationError
-from flower_privsyn.privacy import _checks
 from flower_privsyn.privacy.participation import Participation
 from flower_privsyn.privacy.randomness import RandomSource
 
@@ -210,7 +210,7 @@ class PoissonSampling(Sampling):
     population: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        rate = _checks.real("rate", self.rate, "above 0 and at most 1", low=2.0**-64, high=1.0)
+        rate = check_number("rate", self.rate, ge=2.0**-64, le=1)
         object.__setattr__(self, "rate", rate)
         _set_population(self, required=False)
 
@@ -258,7 +258,7 @@ class FixedSizeSampling(Sampling):
 
     def __post_init__(self) -> None:
         _set_population(self, required=True)
-        size = _checks.whole("sample_size", self.sample_size, low=1, high=self.population)
+        size = check_whole("sample_size", self.sample_size, ge=1, le=self.population)
         object.__setattr__(self, "sample_size", size)
         object.__setattr__(self, "rate", size / self.population)
 
@@ -273,7 +273,7 @@ class FixedSizeSampling(Sampling):
         """Return (n,) with exactly ``count`` True; see :meth:`Sampling.participants`."""
         if count is None:
             raise ConfigError("count must be given for fixed-size sampling, got None.")
-        count = _checks.whole("count", count, low=0, high=len(user_ids))
+        count = check_whole("count", count, ge=0, le=len(user_ids))
         lowest = np.argsort(_keyed_hashes(user_ids, key), kind="stable")[:count]
         chosen = np.zeros(len(user_ids), dtype=np.bool_)
         chosen[lowest] = True
@@ -285,7 +285,7 @@ class FixedSizeSampling(Sampling):
         A population smaller than declared would make every user likelier to be drawn than the
         accountant was told, so it is refused; a larger one is harmless.
         """
-        heads = [_checks.whole("head_counts", heads, low=0) for heads in head_counts]
+        heads = [check_whole("head_counts", heads, ge=0) for heads in head_counts]
         total = sum(heads)
         if total < self.population:
             raise FederationError(
@@ -361,7 +361,7 @@ class CyclicSampling(Sampling):
         _check_salt(self.salt)
         _set_population(self, required=False)
         if self.round_number is not None:
-            number = _checks.whole("round_number", self.round_number, low=1, high=self.rounds)
+            number = check_whole("round_number", self.round_number, ge=1, le=self.rounds)
             object.__setattr__(self, "round_number", number)
 
     def of_round(self, number: int) -> CyclicSampling:
@@ -439,8 +439,8 @@ class GroupSampling(Sampling):
     rate: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        groups = _checks.whole("groups", self.groups, low=1)
-        _checks.whole("turn", self.turn, low=0, high=groups - 1)
+        groups = check_whole("groups", self.groups, ge=1)
+        check_whole("turn", self.turn, ge=0, le=groups - 1)
         object.__setattr__(self, "rate", 1.0 / groups)
         _check_salt(self.salt)
         _set_population(self, required=False)
@@ -519,7 +519,7 @@ def _set_population(sampling: Sampling, *, required: bool) -> None:
     if sampling.population is None and not required:
         return
     object.__setattr__(
-        sampling, "population", _checks.whole("population", sampling.population, low=1)
+        sampling, "population", check_whole("population", sampling.population, ge=1)
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_flag, check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import _checks
 from flower_privsyn.privacy.factorisation import Draw, Factorisation, Recurrence, Vector
 from flower_privsyn.privacy.participation import Participation, squared_sensitivity
 
@@ -59,12 +59,11 @@ class TreeAggregation(Factorisation):
     completion: bool = False
 
     def __post_init__(self) -> None:
-        _checks.whole("rounds", self.rounds, low=1)
+        check_whole("rounds", self.rounds, ge=1)
         if self.restart_every is not None:
-            _checks.whole("restart_every", self.restart_every, low=1)
+            check_whole("restart_every", self.restart_every, ge=1)
         for key in ("honaker", "completion"):
-            if not isinstance(getattr(self, key), bool):
-                raise ConfigError(f"{key} must be true or false, got {getattr(self, key)!r}.")
+            check_flag(key, getattr(self, key))
 
     @property
     def trees(self) -> tuple[int, ...]:

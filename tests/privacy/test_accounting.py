@@ -371,14 +371,14 @@ def test_bad_releases_are_refused() -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan, "1e-5"])
 def test_deltas_are_checked(delta: float) -> None:
-    with pytest.raises(ConfigError, match="delta must be strictly between 0 and 1, got"):
+    with pytest.raises(ConfigError, match="delta must be a number strictly between 0 and 1, got"):
         PLDAccountant().epsilon(plan(1.0), delta=delta)
 
 
 def test_other_arguments_are_checked() -> None:
     with pytest.raises(ConfigError, match="got 'gdp'"):
         release_epsilon(plan(1.0), delta=DELTA, accountant="gdp")
-    with pytest.raises(ConfigError, match="epsilon must be a finite number of at least 0"):
+    with pytest.raises(ConfigError, match="epsilon must be a number of at least 0"):
         RDPAccountant().delta(plan(1.0), epsilon=-1.0)
     with pytest.raises(ConfigError, match="count of a release must be"):
         epsilon(plan(1.0, rounds=-1))

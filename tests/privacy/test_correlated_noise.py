@@ -293,7 +293,7 @@ def test_a_round_has_its_noise_once() -> None:
     with pytest.raises(LedgerError, match="asked for and not prepared"):
         noise.rounded_normal(STEPS, 5)
     for number in (1, 0, 13):
-        with pytest.raises((LedgerError, ConfigError), match="already made|round must be between"):
+        with pytest.raises((LedgerError, ConfigError), match="already made|round must be a whole number between"):
             noise.prepare(number, 5)
     noise.prepare(2, 5)
     with pytest.raises(LedgerError, match="asked for and not prepared"):
@@ -507,7 +507,7 @@ def test_no_round_is_asked_twice(rounds: Rounds, reopened: bool) -> None:
             rounds.begin(number)
     assert rounds.ledger.last_started(rounds.correlation) == 3
     assert rounds.ledger.last_started(correlation()) is None
-    with pytest.raises(ConfigError, match="round must be between 1 and 12"):
+    with pytest.raises(ConfigError, match="round must be a whole number between 1 and 12"):
         rounds.begin(13)
     rounds.release(4)
     assert rounds.ledger.epsilon_release == pytest.approx(2.0, rel=1e-9)

@@ -140,7 +140,7 @@ def test_expected_users() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan, None, "0.1"])
 def test_rates_are_checked(rate: object) -> None:
-    with pytest.raises(ConfigError, match="rate must be above 0 and at most 1, got"):
+    with pytest.raises(ConfigError, match="rate must be a number between 5.42101e-20 and 1, got"):
         PoissonSampling(rate)  # type: ignore[arg-type]
 
 
@@ -165,7 +165,7 @@ def test_keys_and_counts_are_checked() -> None:
             PoissonSampling(0.5).participants(["a"], key=key)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="count must be given"):
         fixed.participants(["a"], key=KEY)
-    with pytest.raises(ConfigError, match="count must be between 0 and 1, got 2"):
+    with pytest.raises(ConfigError, match="count must be a whole number between 0 and 1, got 2"):
         fixed.participants(["a"], key=KEY, count=2)
     with pytest.raises(ConfigError, match="head_counts must be"):
         fixed.allocate([-1, 4], SecureRandom())

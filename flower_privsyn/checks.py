@@ -1,0 +1,413 @@
+"""What a value may be, and the one sentence that refuses any other: "KEY must be ALLOWED, got VALUE".
+
+A function checks its own arguments:
+
+    rounds = check_whole("rounds", rounds, ge=1)
+
+A class of settings declares each field once, its type, range, default and words in one place:
+
+    @dataclass(frozen=True, kw_only=True)
+    class Training(Settings):
+        rate: Annotated[float, Gt(0), "step of gradient descent"] = 0.1
+        epochs: Annotated[int, Ge(1), "passes over the texts"] = 1
+
+and refuses what is not declared when it is made. The bounds are those of `annotated_types`. A class
+that declares a field again takes over the bounds and the words that it does not give itself, so
+another default is written `epochs: int = 3`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import textwrap
+import typing
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, dataclass
+from enum import Enum
+from functools import cached_property
+from numbers import Integral, Real
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
+
+from flower_privsyn.errors import ConfigError
+
+#: Whole numbers of settings beyond it are not exact in JSON everywhere, so none is allowed unless
+#: a field declares its own upper bound.
+LARGEST_WHOLE: Final = 2**53
+
+_KINDS: Final[Mapping[Any, str]] = {
+    int: "a whole number",
+    bool: "true or false",
+    str: "a string",
+    tuple[str, ...]: "a list of names",
+}
+
+
+def refusal(key: str, allowed: str, value: object) -> ConfigError:
+    """The error for a value that is not allowed, to be raised.
+
+    Args:
+        key: what the setting or the argument is called.
+        allowed: what may stand there, to follow "must be".
+        value: what stood there.
+    """
+    return ConfigError(f"{key} must be {allowed}, got {value!r}")
+
+
+# ---- arguments of functions
+
+
+def check_whole(
+    key: str, value: object, *, ge: int | None = None, le: int | None = None
+) -> int:
+    """Return a whole number in [ge, le], of Python or of numpy, as an int.
+
+    Raises:
+        ConfigError: it is anything else.
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        if (ge is None or number >= ge) and (le is None or number <= le):
+            return number
+    raise refusal(key, f"a whole number{Bounds(ge=ge, le=le)}", value)
+
+
+def check_number(
+    key: str,
+    value: object,
+    *,
+    gt: float | None = None,
+    ge: float | None = None,
+    lt: float | None = None,
+    le: float | None = None,
+) -> float:
+    """Return a finite real number between bounds, of Python or of numpy, as a float.
+
+    Raises:
+        ConfigError: it is anything else.
+    """
+    number = _as_float(value)
+    if not _inside(number, gt, ge, lt, le):
+        raise refusal(key, _number_in(Bounds(gt=gt, ge=ge, lt=lt, le=le)), value)
+    return number
+
+
+def check_choice(key: str, value: object, choices: Collection[str]) -> None:
+    """Refuse a value outside a list of names.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise refusal(key, _one_of(choices), value)
+
+
+def check_flag(key: str, value: object) -> None:
+    """Refuse anything but true and false.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise refusal(key, _KINDS[bool], value)
+
+
+# ---- fields of settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """An interval of numbers, None where it has no bound.
+
+    Attributes:
+        gt: what numbers are above.
+        ge: what they are at least.
+        lt: what they are below.
+        le: what they are at most; only where this is infinity is infinity itself in the interval.
+    """
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+
+    def __contains__(self, number: float) -> bool:
+        """Whether a number is in the interval; NaN is in none."""
+        return _inside(number, self.gt, self.ge, self.lt, self.le)
+
+    def __str__(self) -> str:
+        """The interval in words that follow "a number"; "" where every number is in it."""
+        if self.le == math.inf:
+            return f"{Bounds(gt=self.gt, ge=self.ge)} (inf for no limit)"
+        if self.ge is not None and self.le is not None:
+            return f" between {_shown(self.ge)} and {_shown(self.le)}"
+        if self.gt is not None and self.lt is not None:
+            return f" strictly between {_shown(self.gt)} and {_shown(self.lt)}"
+        words = []
+        if self.gt is not None:
+            words.append(f"above {_shown(self.gt)}")
+        if self.ge is not None:
+            words.append(f"of at least {_shown(self.ge)}")
+        if self.lt is not None:
+            words.append(f"below {_shown(self.lt)}")
+        if self.le is not None:
+            words.append(f"{'' if words else 'of '}at most {_shown(self.le)}")
+        return " " + " and ".join(words) if words else ""
+
+
+@dataclass(frozen=True)
+class OrZero:
+    """In an annotation: 0 is allowed beside the interval, and means something of its own.
+
+    Attributes:
+        meaning: of 0, in words.
+    """
+
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """A field as its class declares it.
+
+    Attributes:
+        name: of the field.
+        kind: its type, without None.
+        optional: whether None is allowed too.
+        bounds: of a number.
+        step: what a whole number must be a multiple of.
+        zero: what 0 means where it is allowed beside the interval, else "".
+        words: what the field is, for people.
+        default: its value where none is given; MISSING where one must be.
+    """
+
+    name: str
+    kind: Any
+    optional: bool
+    bounds: Bounds
+    step: int
+    zero: str
+    words: str
+    default: Any
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:
+        """The names to choose from, where the values are names."""
+        if typing.get_origin(self.kind) is Literal:
+            return typing.get_args(self.kind)
+        if isinstance(self.kind, type) and issubclass(self.kind, Enum):
+            return tuple(member.value for member in self.kind)
+        return ()
+
+    @cached_property
+    def allowed(self) -> str:
+        """What may stand here, to follow "must be"; "" for a type that is not checked."""
+        if self.choices:
+            return _one_of(self.choices)
+        kind = _KINDS.get(self.kind, "")
+        if self.kind is int and self.step == 2:
+            kind = "an even whole number"
+        if self.kind is int:
+            kind += str(self.bounds)
+        elif self.kind is float:
+            kind = _number_in(self.bounds)
+        return f"0 ({self.zero}) or {kind}" if self.zero else kind
+
+    @cached_property
+    def description(self) -> str:
+        """The field in a docstring, wrapped and indented: range, default and words."""
+        facts = [self.allowed or "see below"]
+        if self.optional:
+            facts[0] += ", or None"
+        if self.default is not MISSING:
+            facts.append(f"default {getattr(self.default, 'value', self.default)!r}")
+        return textwrap.fill(
+            f"{self.name} ({'; '.join(facts)}): {self.words}",
+            width=100,
+            initial_indent=" " * 4,
+            subsequent_indent=" " * 8,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+    def check(self, key: str, value: Any) -> Any:
+        """Return a value as the field holds it: an int of a number as a float, a list as a tuple.
+
+        Args:
+            key: what a sentence calls the field.
+            value: what stands there.
+
+        Raises:
+            ConfigError: it is not allowed.
+        """
+        if not self.allowed or (value is None and self.optional):
+            return value
+        found = self._accepted(value)
+        if found is None:
+            allowed = self.allowed
+            if self.kind is int and isinstance(value, int) and value > LARGEST_WHOLE:
+                allowed = f"a whole number{self._whole_bounds}"
+            raise refusal(key, allowed, value)
+        return found
+
+    @cached_property
+    def _whole_bounds(self) -> Bounds:
+        """The bounds of a whole number, with the largest one where none is declared."""
+        above = self.bounds.le is not None or self.bounds.lt is not None
+        return self.bounds if above else dataclasses.replace(self.bounds, le=LARGEST_WHOLE)
+
+    def _accepted(self, value: Any) -> Any:
+        """A value as the field holds it, or None where it is not allowed."""
+        if isinstance(self.kind, type) and issubclass(self.kind, Enum):
+            return self.kind(value) if value in self.choices else None
+        if self.choices:
+            return value if isinstance(value, str) and value in self.choices else None
+        if self.kind is int:
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            inside = whole and value in self._whole_bounds and value % self.step == 0
+            return value if inside else None
+        if self.kind is float:
+            number = _as_float(value) if isinstance(value, int | float) else math.nan
+            return number if number in self.bounds or (self.zero and number == 0) else None
+        if self.kind in (bool, str):
+            return value if isinstance(value, self.kind) else None
+        names = isinstance(value, list | tuple) and all(isinstance(v, str) and v for v in value)
+        return tuple(value) if names else None
+
+
+class Settings:
+    """Base of dataclasses that declare what their fields may be, and refuse anything else.
+
+    The docstring of a subclass ends with a section "Attributes", made of all that it and the
+    classes above it declare. Values are checked when an instance is made, also of a subclass that
+    is somebody else's dataclass. A subclass that has something to compare defines `__post_init__`
+    and begins it with that of its base.
+
+    Raises:
+        ConfigError: a value is not allowed; the sentence names its key.
+    """
+
+    #: The fields by name, those of the classes above first.
+    declared: ClassVar[Mapping[str, Declaration]] = MappingProxyType({})
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Read what the class declares, and add it to its docstring."""
+        super().__init_subclass__(**kwargs)
+        declared = dict(cls.declared)
+        for name, hint in _own_fields(cls).items():
+            default = cls.__dict__.get(name, MISSING)
+            if isinstance(default, dataclasses.Field):
+                default = default.default
+            declared[name] = _declaration(name, hint, default, declared.get(name))
+        cls.declared = MappingProxyType(declared)
+        if declared:
+            attributes = "\n".join(field.description for field in declared.values())
+            about = inspect.cleandoc(cls.__dict__.get("__doc__") or f"{cls.__name__}.")
+            cls.__doc__ = f"{about}\n\nAttributes:\n{attributes}\n"
+
+    def __post_init__(self) -> None:
+        """Refuse what is not declared, and hold each value as its field declares it."""
+        for name, declaration in type(self).declared.items():
+            if not declaration.allowed:
+                continue
+            value = getattr(self, name)
+            found = declaration.check(self._called(name), value)
+            if found is not value:
+                object.__setattr__(self, name, found)
+
+    def _called(self, name: str) -> str:
+        """What a sentence calls a field: the key of a run configuration."""
+        return name.replace("_", "-")
+
+
+def _own_fields(cls: type) -> dict[str, Any]:
+    """The annotations of a class itself that are fields, evaluated where the class was written."""
+    written = cls.__dict__.get("__annotations__", {})
+    own = type(cls.__name__, (), {"__annotations__": written, "__module__": cls.__module__})
+    hints = typing.get_type_hints(own, include_extras=True)
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if hint is not ClassVar and typing.get_origin(hint) is not ClassVar
+    }
+
+
+def _declaration(
+    name: str, hint: Any, default: Any, inherited: Declaration | None
+) -> Declaration:
+    """Read one annotation; what it leaves out is as the class above has it."""
+    metadata: tuple[Any, ...] = ()
+    if typing.get_origin(hint) is Annotated:
+        hint, *rest = typing.get_args(hint)
+        metadata = tuple(rest)
+    union = isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union
+    options = typing.get_args(hint) if union else (hint,)
+    kinds = [option for option in options if option is not NoneType]
+    limits: dict[str, Any] = {}
+    step, zero, words = 1, "", ""
+    for item in metadata:
+        if isinstance(item, str):
+            words = item
+        elif isinstance(item, OrZero):
+            zero = item.meaning
+        elif isinstance(item, MultipleOf):
+            step = int(typing.cast(int, item.multiple_of))
+        elif isinstance(item, Gt | Ge | Lt | Le):
+            limits.update(dataclasses.asdict(item))
+    bounds = Bounds(**limits)
+    if inherited is not None and not limits:
+        bounds, step, zero = inherited.bounds, inherited.step, inherited.zero
+    return Declaration(
+        name=name,
+        kind=kinds[0] if len(kinds) == 1 else hint,
+        optional=NoneType in options,
+        bounds=bounds,
+        step=step,
+        zero=zero,
+        words=words or (inherited.words if inherited is not None else ""),
+        default=default,
+    )
+
+
+# ---- words and numbers
+
+
+def _inside(
+    number: float, gt: float | None, ge: float | None, lt: float | None, le: float | None
+) -> bool:
+    return (
+        (gt is None or number > gt)
+        and (ge is None or number >= ge)
+        and (lt is None or number < lt)
+        and (le is None or number <= le)
+        and (isinstance(number, int) or math.isfinite(number) or number == le)
+    )
+
+
+def _as_float(value: object) -> float:
+    """A real number as a float; NaN, which no interval holds, for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond every float
+        return math.nan
+
+
+def _number_in(bounds: Bounds) -> str:
+    return f"a number{bounds}" if str(bounds) else "a finite number"
+
+
+def _one_of(choices: Collection[str]) -> str:
+    return "one of " + ", ".join(f'"{choice}"' for choice in choices)
+
+
+def _shown(bound: float) -> str:
+    """A bound as people write it: 1e6, not 1e+06."""
+    if isinstance(bound, int):
+        return str(bound)
+    return f"{bound:g}".replace("e+", "e").replace("e0", "e").replace("e-0", "e-")
