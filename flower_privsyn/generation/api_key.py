@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import SplitResult, urlsplit
 
 from flower_privsyn import environment
@@ -17,6 +17,13 @@ from flower_privsyn.errors import ConfigError
 
 API_KEY_VARIABLE: Final = environment.API_KEY
 """Where a key is looked for when no other variable is named."""
+
+ApiKeyVariable = Annotated[
+    str,
+    "the environment variable of the ServerApp that holds the server's key; the key itself is "
+    "never a setting. No key is sent where the usual one is not set.",
+]
+"""The setting `generator-api-key-env`."""
 
 REDACTED: Final = "[api key]"
 _SERVER: Final = ("http:", "https:")

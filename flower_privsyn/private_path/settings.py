@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
-import types
-import typing
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
 
+from annotated_types import Ge, Gt, Le, Lt
+
+from flower_privsyn.checks import OrZero, Settings
 from flower_privsyn.data import parse_cutoff
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     MOST_NODES_PER_USER,
     FixedSizeSampling,
     FullParticipation,
-    NeighboringRelation,
     Phase,
     PoissonSampling,
     Sampling,
 )
+from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, LEAST_MULTIPLIER
 from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.private_path.attendance import default_least_users
 
 logger = logging.getLogger("flwr.privsyn")
 
-_NEGATIVE_IS_NONE = frozenset({"epsilon", "noise_multiplier", "min_users"})
+#: Settings of which every method may have another default: an app that runs several leaves it.
+_EMPTY_IS_DEFAULT = frozenset({"sampling", "checkpoint"})
 
 #: Keys that nodes read from the run's configuration; a strategy leaves them alone.
 CLIENT_KEYS = frozenset({"data", "client-column", "text-column", "date-column", "ray-address"})
@@ -36,35 +37,8 @@ CLIENT_KEYS = frozenset({"data", "client-column", "text-column", "date-column", 
 NODE_KEYS = CLIENT_KEYS - {"ray-address"}
 
 
-def check_number(
-    key: str, value: object, *, low: float, high: float = math.inf, low_open: bool = False
-) -> None:
-    """Refuse a number outside [low, high], or (low, high], with a sentence that names the key."""
-    bracket = "(" if low_open else "["
-    allowed = f"{bracket}{low:g}, {high:g}]" if high < math.inf else f"{bracket}{low:g}, ...)"
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if ok:
-        number = float(typing.cast(float, value))
-        ok = (number > low if low_open else number >= low) and number <= high
-    if not ok:
-        raise ConfigError(f"{key} must be a number in {allowed}, got {value!r}")
-
-
-def check_integer(key: str, value: object, *, low: int, high: int = 2**53) -> None:
-    """Refuse anything but a whole number in [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{key} must be a whole number of at least {low}, got {value!r}")
-
-
-def check_choice(key: str, value: object, choices: Collection[str]) -> None:
-    """Refuse a value outside a list."""
-    if value not in choices:
-        listed = ", ".join(f'"{choice}"' for choice in choices)
-        raise ConfigError(f"{key} must be one of {listed}, got {value!r}")
-
-
 @dataclass(frozen=True, kw_only=True)
-class PrivateSumConfig:
+class PrivateSumConfig(Settings):
     """Settings that every strategy with a private sum shares.
 
     In a run configuration the keys are hyphenated (`num-rounds`), a negative `epsilon` or
@@ -72,109 +46,113 @@ class PrivateSumConfig:
     users expected, and an empty `sampling` or `checkpoint` the method's own: turns for
     `DPFTRL` and everybody in every round for all others; the released judge for `KernelSketch` and
     the last round for `POPri`.
-
-    Attributes:
-        epsilon: privacy budget of the whole run, > 0; the noise multiplier follows from it.
-        noise_multiplier: noise standard deviation over the clip norm (times `max_nodes_per_user`),
-            >= 0, in place of `epsilon`. 0 means no noise and no privacy; the ledger says so.
-        delta: target delta, in (0, 1); should stay below 1 / num_users.
-        num_rounds: rounds of the private query, >= 1.
-        num_users: users that must be on the nodes before the first round, or 0 for as many as
-            there are. With fewer the run stops before any budget is spent.
-        num_nodes: nodes to wait for, >= 1.
-        sampling: "full", "poisson" (every user flips a coin in every round) or "fixed-size".
-        sampling_rate: the coin's probability, in (0, 1], for "poisson".
-        sample_size: users per round, >= 1, for "fixed-size".
-        max_nodes_per_user: on how many nodes one `client_id` may be, >= 1. Every node clips by
-            itself, so the noise grows by this factor. In a deployment nobody can check it.
-        relation: neighbouring relation, "zero-out" (default), "add-remove" or "replace-one".
-        accountant: "pld" (default) or "rdp" (as in the papers).
-        min_users: rounds answered by fewer users are discarded; 0 discards those that nobody
-            answered. None, in a run configuration a negative number: half of the users expected
-            in a round. Under Poisson and fixed-size sampling there is none: who was drawn is
-            secret.
-        accept_noise: run also where the noise of a round drowns what all of its users together
-            could say: without it such a run stops before anything is spent.
-        embedding_model: sentence-transformers name, or path.
-        embedding_precision: "float32" or "bfloat16".
-        broadcast_precision: how candidates travel, "float16" or "float32".
-        max_tokens: length of one private sample in tokens, >= 1.
-        max_samples: samples of one user that take part, >= 1, a random subset fixed per user and
-            seed; 0 for all of them, for queries whose clip bounds a user whatever their number.
-        newer_than: ISO date; only text dated after it takes part (the cutoff of the public
-            model's training data); "" for all.
-        held_out_fraction: share of users, in [0, 1), that never take part and serve evaluation.
-        seed: seed of everything public: seeds, variations, expansion. Noise and coins never
-            come from it.
-        node_timeout: seconds to wait for the nodes, > 0.
-        round_timeout: seconds to wait for the replies of one round, > 0.
-        run_dir: where the run is written; "" for a new folder under `~/privsyn-runs`.
-        resume: continue the run in `run_dir`.
-        node_settings: what nodes read from the same run configuration (`data`, `client-column` and
-            the like), by key, for the run directory to know; not a key itself.
     """
 
-    samplings: ClassVar[tuple[str, ...]] = ("full", "poisson", "fixed-size")
-
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float = 1e-6
-    num_rounds: int = 11
-    num_users: int = 0
-    num_nodes: int = 2
-    sampling: Literal["full", "poisson", "fixed-size"] = "full"
-    sampling_rate: float = 1.0
-    sample_size: int = 0
-    max_nodes_per_user: int = 1
-    relation: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
-    accountant: Literal["pld", "rdp"] = "pld"
-    min_users: int | None = None
-    accept_noise: bool = False
-    embedding_model: str = "all-MiniLM-L6-v2"
-    embedding_precision: Literal["float32", "bfloat16"] = "float32"
-    broadcast_precision: Literal["float16", "float32"] = "float16"
-    max_tokens: int = 64
-    max_samples: int = 8
-    newer_than: str = ""
-    held_out_fraction: float = 0.0
-    seed: int = 0
-    node_timeout: float = 300.0
-    round_timeout: float = 3600.0
-    run_dir: str = ""
-    resume: bool = False
-    node_settings: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    epsilon: Annotated[
+        float | None,
+        Gt(0),
+        "privacy budget of the whole run; the noise multiplier follows from it.",
+    ] = None
+    noise_multiplier: Annotated[
+        float | None,
+        OrZero("no privacy"),
+        Ge(LEAST_MULTIPLIER),
+        Le(LARGEST_MULTIPLIER),
+        "noise standard deviation over the clip norm (times `max_nodes_per_user`), in place of "
+        "`epsilon`. 0 means no noise and no privacy; the ledger says so.",
+    ] = None
+    delta: Annotated[
+        float, Gt(0), Lt(1), "target delta; should stay below 1 / num_users."
+    ] = 1e-6
+    num_rounds: Annotated[int, Ge(1), "rounds of the private query."] = 11
+    num_users: Annotated[
+        int,
+        Ge(0),
+        "users that must be on the nodes before the first round, or 0 for as many as there are. "
+        "With fewer the run stops before any budget is spent.",
+    ] = 0
+    num_nodes: Annotated[int, Ge(1), "nodes to wait for."] = 2
+    sampling: Annotated[
+        Literal["full", "poisson", "fixed-size"],
+        'who takes part: everybody; "poisson": every user flips a coin in every round; '
+        '"fixed-size": as many users are drawn in every round.',
+    ] = "full"
+    sampling_rate: Annotated[float, Gt(0), Le(1), 'the coin\'s probability, for "poisson".'] = 1.0
+    sample_size: Annotated[int, Ge(0), 'users per round, for "fixed-size"; 0 otherwise.'] = 0
+    max_nodes_per_user: Annotated[
+        int,
+        Ge(1),
+        Le(MOST_NODES_PER_USER),
+        "on how many nodes one `client_id` may be. Every node clips by itself, so the noise grows "
+        "by this factor. In a deployment nobody can check it.",
+    ] = 1
+    relation: Annotated[
+        Literal["zero-out", "add-remove", "replace-one"], "neighbouring relation."
+    ] = "zero-out"
+    accountant: Annotated[Literal["pld", "rdp"], 'accountant; the papers use "rdp".'] = "pld"
+    min_users: Annotated[
+        int | None,
+        Ge(0),
+        "rounds answered by fewer users are discarded; 0 discards those that nobody answered. "
+        "None, in a run configuration a negative number: half of the users expected in a round. "
+        "Under Poisson and fixed-size sampling there is none: who was drawn is secret.",
+    ] = None
+    accept_noise: Annotated[
+        bool,
+        "run also where the noise of a round drowns what all of its users together could say: "
+        "without it such a run stops before anything is spent.",
+    ] = False
+    embedding_model: Annotated[str, "sentence-transformers name, or path."] = "all-MiniLM-L6-v2"
+    embedding_precision: Annotated[
+        Literal["float32", "bfloat16"], "precision in which embeddings are computed."
+    ] = "float32"
+    broadcast_precision: Annotated[
+        Literal["float16", "float32"], "how candidates travel."
+    ] = "float16"
+    max_tokens: Annotated[int, Ge(1), "length of one private sample in tokens."] = 64
+    max_samples: Annotated[
+        int,
+        Ge(0),
+        "samples of one user that take part, a random subset fixed per user and seed; 0 for all of "
+        "them, for queries whose clip bounds a user whatever their number.",
+    ] = 8
+    newer_than: Annotated[
+        str,
+        "ISO date; only text dated after it takes part (the cutoff of the public model's training "
+        'data); "" for all.',
+    ] = ""
+    held_out_fraction: Annotated[
+        float, Ge(0), Le(0.99), "share of users that never take part and serve evaluation."
+    ] = 0.0
+    seed: Annotated[
+        int,
+        Ge(0),
+        "seed of everything public: seeds, variations, expansion. Noise and coins never come from "
+        "it.",
+    ] = 0
+    node_timeout: Annotated[float, Gt(0), "seconds to wait for the nodes."] = 300.0
+    round_timeout: Annotated[
+        float, Gt(0), "seconds to wait for the replies of one round."
+    ] = 3600.0
+    run_dir: Annotated[
+        str, 'where the run is written; "" for a new folder under `~/privsyn-runs`.'
+    ] = ""
+    resume: Annotated[bool, "continue the run in `run_dir`."] = False
+    node_settings: Annotated[
+        tuple[tuple[str, str], ...],
+        "what nodes read from the same run configuration (`data`, `client-column` and the like), "
+        "by key, for the run directory to know; not a key itself.",
+    ] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
+        super().__post_init__()
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ConfigError(
                 f"give either epsilon or noise-multiplier, not both and not neither; got epsilon = "
                 f"{self.epsilon} and noise-multiplier = {self.noise_multiplier} (in a run "
                 "configuration a negative value means not given: --set epsilon=-1)"
             )
-        if self.epsilon is not None:
-            check_number("epsilon", self.epsilon, low=0, low_open=True)
-        if self.noise_multiplier is not None:
-            check_number("noise-multiplier", self.noise_multiplier, low=0, high=1e6)
-            if 0 < self.noise_multiplier < 1e-3:
-                raise ConfigError(
-                    f"noise-multiplier must be 0 (no privacy) or at least 0.001, got "
-                    f"{self.noise_multiplier}"
-                )
-        check_number("delta", self.delta, low=0, high=0.999999, low_open=True)
-        for key in ("num_rounds", "num_nodes", "max_tokens"):
-            check_integer(key.replace("_", "-"), getattr(self, key), low=1)
-        for key in (
-            "num_users",
-            "sample_size",
-            "max_samples",
-            "seed",
-        ):
-            check_integer(key.replace("_", "-"), getattr(self, key), low=0)
-        if self.min_users is not None:
-            check_integer("min-users", self.min_users, low=0)
-        check_choice("sampling", self.sampling, self.samplings)
-        check_number("sampling-rate", self.sampling_rate, low=0, high=1, low_open=True)
         if self.sampling != "poisson" and self.sampling_rate != 1.0:
             raise ConfigError(
                 f'sampling-rate = {self.sampling_rate} needs sampling = "poisson", got sampling = '
@@ -185,15 +163,7 @@ class PrivateSumConfig:
                 f'sample-size >= 1 and sampling = "fixed-size" go together, got sample-size = '
                 f'{self.sample_size} and sampling = "{self.sampling}"'
             )
-        check_integer("max-nodes-per-user", self.max_nodes_per_user, low=1)
-        check_choice("relation", self.relation, [r.value for r in NeighboringRelation])
-        check_choice("accountant", self.accountant, ("pld", "rdp"))
         self._check_accounting()
-        check_choice("embedding-precision", self.embedding_precision, ("float32", "bfloat16"))
-        check_choice("broadcast-precision", self.broadcast_precision, ("float16", "float32"))
-        check_number("held-out-fraction", self.held_out_fraction, low=0, high=0.99)
-        check_number("node-timeout", self.node_timeout, low=0, low_open=True)
-        check_number("round-timeout", self.round_timeout, low=0, low_open=True)
         if self.newer_than:
             parse_cutoff(self.newer_than)
         if self.resume and not self.run_dir:
@@ -228,10 +198,6 @@ class PrivateSumConfig:
     def _check_nodes_per_user(self) -> None:
         """Refuse what is not accounted for a user on several nodes."""
         nodes = self.max_nodes_per_user
-        if nodes > MOST_NODES_PER_USER:
-            raise ConfigError(
-                f"max-nodes-per-user must be at most {MOST_NODES_PER_USER}, got {nodes}"
-            )
         if nodes == 1:
             return
         given = f"max-nodes-per-user = {nodes} needs"
@@ -265,7 +231,6 @@ class PrivateSumConfig:
         Raises:
             ConfigError: a key is unknown, or its value has the wrong type or is out of range.
         """
-        kinds = typing.get_type_hints(cls)
         known = {key.replace("_", "-"): key for key in cls._names()}
         values: dict[str, Any] = {
             "node_settings": tuple(
@@ -280,11 +245,11 @@ class PrivateSumConfig:
                 hint = f'; did you mean "{close[0]}"?' if close else ""
                 raise ConfigError(f'unknown key "{key}" in the run configuration{hint}')
             name = known[key]
-            if name in _NEGATIVE_IS_NONE and isinstance(value, int | float):
-                value = None if value < 0 else value
-            if name in ("sampling", "checkpoint") and value == "":
+            if cls.declared[name].optional and isinstance(value, int | float) and value < 0:
+                value = None  # which a run configuration cannot hold
+            if name in _EMPTY_IS_DEFAULT and value == "":
                 continue
-            values[name] = _typed(key, value, kinds[name])
+            values[name] = value
         return cls(**values)
 
     @classmethod
@@ -295,7 +260,7 @@ class PrivateSumConfig:
     @classmethod
     def _names(cls) -> list[str]:
         """The fields that are keys of a run configuration."""
-        return [field.name for field in fields(cls) if field.name != "node_settings"]
+        return [name for name in cls.declared if name != "node_settings"]
 
     def to_dict(self) -> dict[str, Any]:
         """The settings under their hyphenated keys."""
@@ -304,8 +269,7 @@ class PrivateSumConfig:
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """The default of every setting under its hyphenated key."""
-        names = set(cls._names())
-        return {f.name.replace("_", "-"): f.default for f in fields(cls) if f.name in names}
+        return {name.replace("_", "-"): cls.declared[name].default for name in cls._names()}
 
     def sampling_of(self, population: int) -> Sampling:
         """Who takes part in a round, given the size of the roster.
@@ -370,21 +334,3 @@ class PrivateSumConfig:
                 1 / population,
             )
 
-
-def _typed(key: str, value: Any, hint: Any) -> Any:
-    """Check a scalar of a run configuration against a field's type."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        if option is type(None) and value is None:
-            return None
-        if typing.get_origin(option) is Literal:
-            return value  # its own check names the choices
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if option is int and isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if option in (str, bool) and isinstance(value, option):
-            return value
-    names = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
-    allowed = " or ".join(names[o] for o in options if o in names)
-    raise ConfigError(f"{key} must be {allowed}, got {value!r}")

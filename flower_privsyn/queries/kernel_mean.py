@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Le, Lt, MultipleOf
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries.exact_product import RightFactor, exact_product
 from flower_privsyn.queries.query import (
     Broadcast,
@@ -37,6 +37,9 @@ _CACHED = 2**15
 
 #: Rows whose pairwise distances the median heuristic looks at.
 _MEDIAN_ROWS = 2000
+
+NumFeatures = Annotated[int, Ge(2), MultipleOf(2)]
+Bandwidth = Annotated[float, Ge(1e-6), Le(1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +61,6 @@ class KernelMean(Query):
         that follows acts on rounding errors only and the sketch is not biased by it. Sensitivity 1
         under zero-out and add/remove, 2 under replace-one.
 
-    Attributes:
-        num_features: D, even, >= 2. The error of the kernel falls as D^-1/2, the noise in a score
-            does not depend on D.
-        bandwidth: b > 0, in units of the embeddings; from public text (`median_bandwidth`).
-        feature_seed: of W, in [0, 2^63); public.
-        embedding_weight: a in [0, 1].
-        max_samples: records of one user that count, the first ones; 0 for all of them.
-
     References:
         Rahimi and Recht 2007, section 3; Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012)
         for the mean discrepancy and its witness.
@@ -73,30 +68,18 @@ class KernelMean(Query):
 
     name: ClassVar[str] = "kernel_mean"
 
-    num_features: int = 4096
-    bandwidth: float = 1.0
-    feature_seed: int = 0
-    embedding_weight: float = 0.0
-    max_samples: int = 0
-
-    def __post_init__(self) -> None:
-        """Validate the parameters."""
-        for key, low in (("num_features", 2), ("feature_seed", 0), ("max_samples", 0)):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ConfigError(
-                    f"{key.replace('_', '-')} must be an integer >= {low}, got {value!r}"
-                )
-        if self.num_features % 2:
-            raise ConfigError(f"num-features must be even, got {self.num_features}")
-        if self.feature_seed >= 2**63:
-            raise ConfigError(f"feature-seed must be below 2^63, got {self.feature_seed}")
-        if not _is_real(self.bandwidth) or not 1e-6 <= self.bandwidth <= 1e6:
-            raise ConfigError(f"bandwidth must be between 1e-6 and 1e6, got {self.bandwidth!r}")
-        if not _is_real(self.embedding_weight) or not 0.0 <= self.embedding_weight <= 1.0:
-            raise ConfigError(
-                f"embedding-weight must be between 0 and 1, got {self.embedding_weight!r}"
-            )
+    num_features: Annotated[
+        NumFeatures,
+        "D. The error of the kernel falls as D^-1/2, the noise in a score does not depend on D.",
+    ] = 4096
+    bandwidth: Annotated[
+        Bandwidth, "b, in units of the embeddings; from public text (`median_bandwidth`)."
+    ] = 1.0
+    feature_seed: Annotated[int, Ge(0), Lt(2**63), "of W; public."] = 0
+    embedding_weight: Annotated[float, Ge(0), Le(1), "a."] = 0.0
+    max_samples: Annotated[
+        int, Ge(0), "records of one user that count, the first ones; 0 for all of them."
+    ] = 0
 
     @property
     def clip_norm(self) -> float:

@@ -14,60 +14,67 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+from annotated_types import Ge, Gt, Le
 
+from flower_privsyn.checks import OrZero, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import clip_rows, squared_norms
 from flower_privsyn.queries.once_per_array import all_finite
 from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, Query, Reads
 
+_SMALLEST_CLIP = 1e-12
 _LARGEST = 1e12
-_TRAINABLE = ("full", "lora", "layers")
+
+#: How much of the bound on a user the bit of adaptive clipping may take.
+LEAST_BIT_SHARE = 1e-4
+LARGEST_BIT_SHARE = 0.9
+
+Trainable = Literal["full", "lora", "layers"]
+LocalPrecision = Literal["float32", "bfloat16"]
+ClipNorm = Annotated[float, Ge(_SMALLEST_CLIP), Le(_LARGEST)]
+LearningRate = Annotated[float, Gt(0), Le(_LARGEST)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainableModel:
+class TrainableModel(Settings):
     """A causal language model and which of its parameters are trained.
-
-    Attributes:
-        name: a bundled short name, a folder, or a hub name; server and nodes may know the same
-            model by different names, their fingerprints are compared.
-        trainable: "full": every parameter; "lora": low-rank adapters on all linear layers but the
-            output; "layers": the parameters that `layers` names.
-        layers: for "layers": patterns of parameter names separated by commas, such as
-            "lm_head.*,model.layers.3.*"; "" otherwise.
-        lora_rank: for "lora": rank of the adapters, >= 1.
-        lora_alpha: for "lora": their scale times their rank, >= 1.
-        precision: "float32", or "bfloat16": activations and products of local training in
-            bfloat16, twice as fast on CPUs that have it; parameters and updates stay float32.
     """
 
-    name: str
-    trainable: Literal["full", "lora", "layers"] = "full"
-    layers: str = ""
-    lora_rank: int = 4
-    lora_alpha: int = 8
-    precision: Literal["float32", "bfloat16"] = "float32"
+    name: Annotated[
+        str,
+        "a bundled short name, a folder, or a hub name; server and nodes may know the same model "
+        "by different names, their fingerprints are compared.",
+    ]
+    trainable: Annotated[
+        Trainable,
+        '"full": every parameter; "lora": low-rank adapters on all linear layers but the output; '
+        '"layers": the parameters that `layers` names.',
+    ] = "full"
+    layers: Annotated[
+        str,
+        'for "layers": patterns of parameter names separated by commas, such as '
+        '"lm_head.*,model.layers.3.*"; "" otherwise.',
+    ] = ""
+    lora_rank: Annotated[int, Ge(1), 'for "lora": rank of the adapters.'] = 4
+    lora_alpha: Annotated[int, Ge(1), 'for "lora": their scale times their rank.'] = 8
+    precision: Annotated[
+        LocalPrecision,
+        '"bfloat16": activations and products of local training in bfloat16, twice as fast on CPUs '
+        "that have it; parameters and updates stay float32.",
+    ] = "float32"
 
     def __post_init__(self) -> None:
         """Validate the parameters."""
-        if not isinstance(self.name, str) or not self.name.strip():
+        super().__post_init__()
+        if not self.name.strip():
             raise ConfigError(f"model must name a causal language model, got {self.name!r}")
-        if self.trainable not in _TRAINABLE:
-            listed = ", ".join(f'"{choice}"' for choice in _TRAINABLE)
-            raise ConfigError(f"trainable must be one of {listed}, got {self.trainable!r}")
         if (self.trainable == "layers") != bool(self.patterns):
             raise ConfigError(
                 'trainable-layers and trainable = "layers" go together, got trainable-layers = '
                 f'"{self.layers}" and trainable = "{self.trainable}"'
-            )
-        _check_integer("lora-rank", self.lora_rank, low=1)
-        _check_integer("lora-alpha", self.lora_alpha, low=1)
-        if self.precision not in ("float32", "bfloat16"):
-            raise ConfigError(
-                f'local-precision must be one of "float32", "bfloat16", got {self.precision!r}'
             )
 
     @property
@@ -115,15 +122,6 @@ class ModelDelta(Query):
         without an update (no text, or one that is not finite) answers the zero vector, the bit
         included.
 
-    Attributes:
-        clip_to: C, bound on the L2 norm of the update, in parameters, > 0.
-        bit_share: b, the part of the bound that the bit takes, in [0, 0.9]; 0 asks for no bit.
-            At 0.2 the updates carry 2 % more noise than without it.
-        learning_rate: of local stochastic gradient descent, > 0.
-        epochs: passes over the user's samples, >= 1.
-        batch_size: samples per step, >= 1.
-        max_steps: steps after which training ends, or 0 for all of the epochs.
-
     References:
         McMahan et al. 2018 (DP-FedAvg), Algorithm 1: UserUpdateFedAvg, flat clipping; Andrew et
         al. 2021, Algorithm 1 and theorem 1.
@@ -133,25 +131,21 @@ class ModelDelta(Query):
     reads: ClassVar[Reads] = "tokens"
     trains: ClassVar[bool] = True
 
-    clip_to: float
-    bit_share: float = 0.0
-    learning_rate: float = 0.1
-    epochs: int = 1
-    batch_size: int = 4
-    max_steps: int = 0
-
-    def __post_init__(self) -> None:
-        """Validate the parameters."""
-        _check_number("clip-norm", self.clip_to, low=1e-12, high=_LARGEST)
-        _check_number("clip-bit-share", self.bit_share, low=0.0, high=0.9)
-        if 0 < self.bit_share < 1e-4:
-            raise ConfigError(
-                f"clip-bit-share must be 0 (no bit) or at least 0.0001, got {self.bit_share}"
-            )
-        _check_number("local-learning-rate", self.learning_rate, low=0.0, high=_LARGEST, open=True)
-        _check_integer("local-epochs", self.epochs, low=1)
-        _check_integer("local-batch-size", self.batch_size, low=1)
-        _check_integer("local-steps", self.max_steps, low=0)
+    clip_to: Annotated[ClipNorm, "C, bound on the L2 norm of the update, in parameters."]
+    bit_share: Annotated[
+        float,
+        OrZero("no bit"),
+        Ge(LEAST_BIT_SHARE),
+        Le(LARGEST_BIT_SHARE),
+        "b, the part of the bound that the bit takes. At 0.2 the updates carry 2 % more noise than "
+        "without it.",
+    ] = 0.0
+    learning_rate: Annotated[LearningRate, "of local stochastic gradient descent."] = 0.1
+    epochs: Annotated[int, Ge(1), "passes over the user's samples."] = 1
+    batch_size: Annotated[int, Ge(1), "samples per step."] = 4
+    max_steps: Annotated[
+        int, Ge(0), "steps after which training ends, or 0 for all of the epochs."
+    ] = 0
 
     @property
     def unit(self) -> float:
@@ -292,24 +286,5 @@ def next_clip_norm(
         Andrew et al. 2021, section 2.1 and Algorithm 1.
     """
     following = clip_norm * math.exp(-learning_rate * (fraction_within - quantile))
-    return min(max(following, 1e-12), _LARGEST)
+    return min(max(following, _SMALLEST_CLIP), _LARGEST)
 
-
-def _check_number(
-    key: str,
-    value: object,
-    *,
-    low: float,
-    high: float,
-    open: bool = False,  # noqa: A002 - as in an open interval
-) -> None:
-    bracket = "(" if open else "["
-    number = float(value) if isinstance(value, int | float) else math.nan
-    inside = low < number <= high if open else low <= number <= high
-    if isinstance(value, bool) or not inside:
-        raise ConfigError(f"{key} must be a number in {bracket}{low:g}, {high:g}], got {value!r}")
-
-
-def _check_integer(key: str, value: object, *, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= 2**53:
-        raise ConfigError(f"{key} must be a whole number of at least {low}, got {value!r}")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries.once_per_array import all_finite, once_per_array
@@ -27,6 +28,8 @@ from flower_privsyn.queries.query import (
 
 #: Elements of one block of the similarity matrix: 8 MiB of float32.
 _BLOCK_ELEMENTS = 2**21
+
+VoteClip = Literal["count", "l2"]
 
 
 def block_rows(num_candidates: int) -> int:
@@ -144,30 +147,25 @@ class NearestNeighborHistogram(Query):
         norm `clip_to` (default sqrt(max_samples), which leaves votes on distinct candidates
         untouched and shrinks concentrated ones): the noise is smaller by max_samples / clip_to.
 
-    Attributes:
-        max_samples: records of one user that vote, >= 1 (8 in PrE-Text, 16 for CODE).
-        clip: "count" (the papers) or "l2".
-        clip_to: the norm for `clip="l2"`, in [sqrt(max_samples), max_samples]; 0 means
-            sqrt(max_samples).
-
     References:
         Hou et al. 2024 (PrE-Text), Algorithm 1, lines 6-10; Lin et al. 2023, Algorithm 2.
     """
 
     name: ClassVar[str] = "nearest_neighbor_histogram"
 
-    max_samples: int = 8
-    clip: Literal["count", "l2"] = "count"
-    clip_to: float = 0.0
+    max_samples: Annotated[
+        int, Ge(1), "records of one user that vote (8 in PrE-Text, 16 for CODE)."
+    ] = 8
+    clip: Annotated[VoteClip, '"count" (the papers) or "l2".'] = "count"
+    clip_to: Annotated[
+        float,
+        Ge(0),
+        'the norm for `clip="l2"`, in [sqrt(max_samples), max_samples]; 0 means sqrt(max_samples).',
+    ] = 0.0
 
     def __post_init__(self) -> None:
         """Validate the parameters."""
-        if isinstance(self.max_samples, bool) or not isinstance(self.max_samples, int):
-            raise ConfigError(f"max-samples must be an integer >= 1, got {self.max_samples!r}")
-        if self.max_samples < 1:
-            raise ConfigError(f"max-samples must be >= 1, got {self.max_samples}")
-        if self.clip not in ("count", "l2"):
-            raise ConfigError(f'clip must be "count" or "l2", got {self.clip!r}')
+        super().__post_init__()
         low = math.sqrt(self.max_samples)
         # The exact end points are allowed although sqrt rounds.
         inside = low * (1 - 1e-12) <= self.clip_to <= self.max_samples

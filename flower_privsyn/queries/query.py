@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Literal, Self, final, get_args
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.checks import Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import NeighboringRelation, clip_rows
 from flower_privsyn.privacy.grid import GRID
@@ -118,7 +119,7 @@ class Cohort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Query(ABC):
+class Query(Settings, ABC):
     """One question, answered by every user with one vector of bounded L2 norm.
 
     Formal guarantee:

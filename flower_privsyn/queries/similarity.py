@@ -20,12 +20,12 @@ import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import squared_norms
 from flower_privsyn.privacy.grid import GRID, STEPS
 from flower_privsyn.queries.exact_product import RightFactor, exact_product
@@ -40,6 +40,8 @@ from flower_privsyn.queries.query import (
 from flower_privsyn.queries.user_means import unit_rows, user_means
 
 Centre = Literal["prompt", "all", "none"]
+Scale = Literal["clip", "unit"]
+AnswerSpace = Literal["candidates", "span"]
 
 #: Root mean square of a user's centred cosines below which the user has no preference. Embeddings
 #: of passages give about 0.09; equal texts in float32, 1e-7.
@@ -112,39 +114,23 @@ class MeanSimilarity(Query):
             preference counts the same. A user whose centred cosines have a root mean square below
             1e-4 has none and contributes zero.
 
-    Attributes:
-        centre: "prompt", "all" or "none".
-        scale: "clip" or "unit".
-        max_samples: records of one user that count, the first ones; 0 for all of them.
-        answer_space: "candidates": the m scores. "span": d numbers from which the server computes
-            the same m scores (`expand_scores`); at equal privacy the noise in the scores is that of
-            "candidates" projected onto the span, with m / d times less variance on average.
-
     References:
         Hou et al. 2025 (POPri), Algorithm 1, the clients' scores.
     """
 
     name: ClassVar[str] = "mean_similarity"
 
-    centre: Centre = "prompt"
-    scale: Literal["clip", "unit"] = "clip"
-    max_samples: int = 0
-    answer_space: Literal["candidates", "span"] = "candidates"
-
-    def __post_init__(self) -> None:
-        """Validate the parameters."""
-        if isinstance(self.max_samples, bool) or not isinstance(self.max_samples, int):
-            raise ConfigError(f"max-samples must be an integer >= 0, got {self.max_samples!r}")
-        if self.max_samples < 0:
-            raise ConfigError(f"max-samples must be >= 0, got {self.max_samples}")
-        for key, value, allowed in (
-            ("centre", self.centre, ("prompt", "all", "none")),
-            ("scale", self.scale, ("clip", "unit")),
-            ("answer-space", self.answer_space, ("candidates", "span")),
-        ):
-            if value not in allowed:
-                choices = ", ".join(f'"{choice}"' for choice in allowed)
-                raise ConfigError(f"{key} must be one of {choices}, got {value!r}")
+    centre: Annotated[Centre, "what is subtracted, see above."] = "prompt"
+    scale: Annotated[Scale, "how vectors get norm 1 at most, see above."] = "clip"
+    max_samples: Annotated[
+        int, Ge(0), "records of one user that count, the first ones; 0 for all of them."
+    ] = 0
+    answer_space: Annotated[
+        AnswerSpace,
+        '"candidates": the m scores. "span": d numbers from which the server computes the same m '
+        "scores (`expand_scores`); at equal privacy the noise in the scores is that of "
+        '"candidates" projected onto the span, with m / d times less variance on average.',
+    ] = "candidates"
 
     @property
     def clip_norm(self) -> float:

@@ -22,14 +22,17 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self, final
+from typing import Annotated, Any, Final, Self, final
 
+from annotated_types import Ge, Le
+
+from flower_privsyn.checks import check_number
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Plan, RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.release import ReleasedSum
-from flower_privsyn.private_path.settings import check_number
 from flower_privsyn.queries import ModelDelta, next_clip_norm
+from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE
 from flower_privsyn.strategies.parts.federated_training import (
     FederatedTraining,
     FederatedTrainingConfig,
@@ -59,30 +62,31 @@ _UNCAPPED: Final[Mapping[str, int]] = {"max_samples": 0, "local_steps": 0}
 class DPFedAvgConfig(FederatedTrainingConfig):
     """Settings of `DPFedAvg`.
 
-    Attributes:
-        adaptive_clipping: let the clip norm follow a quantile of the updates' norms; `clip_norm`
-            is the first one.
-        clip_quantile: the fraction of users whose update shall be within the clip norm, in [0, 1].
-        clip_learning_rate: how fast the clip norm moves, >= 0; 0.2 in the paper.
-        clip_bit_share: part of the bound on a user that the bit takes, in [0.0001, 0.9]. At 0.2
-            updates carry 2 % more noise, and the fraction has noise 2.5 z / users at the noise
-            multiplier z; `queries.bit_share` turns the paper's users / 20 into a share.
-
     References:
         Andrew et al. 2021, section 3: quantile 0.5, learning rate 0.2, first clip norm 0.1.
     """
 
-    adaptive_clipping: bool = False
-    clip_quantile: float = 0.5
-    clip_learning_rate: float = 0.2
-    clip_bit_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        check_number("clip-quantile", self.clip_quantile, low=0, high=1)
-        check_number("clip-learning-rate", self.clip_learning_rate, low=0, high=10)
-        check_number("clip-bit-share", self.clip_bit_share, low=1e-4, high=0.9)
-        super().__post_init__()
+    adaptive_clipping: Annotated[
+        bool,
+        "let the clip norm follow a quantile of the updates' norms; `clip_norm` is the first one.",
+    ] = False
+    clip_quantile: Annotated[
+        float,
+        Ge(0),
+        Le(1),
+        "the fraction of users whose update shall be within the clip norm.",
+    ] = 0.5
+    clip_learning_rate: Annotated[
+        float, Ge(0), Le(10), "how fast the clip norm moves; 0.2 in the paper."
+    ] = 0.2
+    clip_bit_share: Annotated[
+        float,
+        Ge(LEAST_BIT_SHARE),
+        Le(LARGEST_BIT_SHARE),
+        "part of the bound on a user that the bit takes. At 0.2 updates carry 2 % more noise, and "
+        "the fraction has noise 2.5 z / users at the noise multiplier z; `queries.bit_share` turns "
+        "the paper's users / 20 into a share.",
+    ] = 0.2
 
     def question(self, clip_norm: float) -> ModelDelta:
         """The query these settings ask at a clip norm."""
@@ -135,7 +139,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
         chosen = {"local_learning_rate": local_learning_rate, "clip_norm": clip_norm}
         for key, value in chosen.items():
             low, high = POPRI_RANGES[key]
-            check_number(key.replace("_", "-"), value, low=low, high=high)
+            check_number(key.replace("_", "-"), value, ge=low, le=high)
         return cls(**{"num_rounds": 20, "local_batch_size": 2, **_UNCAPPED, **chosen, **overrides})
 
 

@@ -22,8 +22,11 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Literal, Self, final
+from typing import Annotated, Any, Final, Literal, Self, final
 
+from annotated_types import Ge, Le
+
+from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     BandedToeplitz,
@@ -39,15 +42,12 @@ from flower_privsyn.privacy import (
     participation_of,
 )
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.settings import check_choice, check_integer, check_number
 from flower_privsyn.strategies.parts.federated_training import (
     FederatedTraining,
     FederatedTrainingConfig,
 )
 
 logger = logging.getLogger("flwr.privsyn")
-
-CORRELATIONS: Final = ("blt", "banded", "banded-square-root", "tree", "tree-honaker")
 
 #: POPri's noise multipliers for DP-FTRL by (users, users per round) and epsilon, table 3.
 POPRI_TREES: Final[Mapping[tuple[int, int], Mapping[str, float]]] = {
@@ -76,49 +76,62 @@ PUBLIC_LLM_TREES: Final[Mapping[str, float]] = {"1.77": 8.83, "18.71": 1.13}
 class DPFTRLConfig(FederatedTrainingConfig):
     """Settings of `DPFTRL`.
 
-    Attributes:
-        sampling: "cyclic": users are dealt to `min_separation` groups that take turns.
-        noise_multiplier: standard deviation of the fresh part of a round's noise over the clip
-            norm, as papers on DP-FTRL state it: of one node of a tree. What all rounds cost is
-            this over the sensitivity of the correlation, and follows from the participation.
-        min_separation: b, rounds from one participation of a user to the next, >= 1. About
-            num_users / min_separation users take part in a round. At 1 everybody takes part in
-            every round, and no correlation is worth having: that is DP-FedAvg.
-        max_participations: rounds that one user may take part in, >= 1, or 0 for as many as
-            `num_rounds` and `min_separation` leave room for; more rounds than it allows are
-            refused.
-        correlation: "blt": buffers; "banded": bands; "banded-square-root": bands that need no
-            optimisation; "tree", "tree-honaker": binary trees as published.
-        noise_buffers: for "blt": vectors of the model's size that are kept, 1 to 5, or 0 for as
-            many as are worth it.
-        noise_bands: for the banded ones: rounds that a round's noise depends on, itself included,
-            up to `min_separation`, or 0 for that; all but one are kept.
-        tree_restart: for trees: rounds per tree, or 0 for one pass over the users,
-            `min_separation`.
-        tree_completion: for trees: read the total of a tree that ends off its root.
-
     References:
         Kairouz et al. 2021, Algorithm 1; McMahan, Xu, Zhang 2024; Choquette-Choo et al. 2023.
     """
 
-    samplings: ClassVar[tuple[str, ...]] = ("cyclic",)
-
-    sampling: Literal["cyclic"] = "cyclic"  # type: ignore[assignment]
-    min_separation: int = 10
-    max_participations: int = 0
-    correlation: Literal["blt", "banded", "banded-square-root", "tree", "tree-honaker"] = "blt"
-    noise_buffers: int = 0
-    noise_bands: int = 0
-    tree_restart: int = 0
-    tree_completion: bool = False
+    sampling: Annotated[  # type: ignore[assignment]
+        Literal["cyclic"],
+        "who takes part: users are dealt to `min_separation` groups that take turns.",
+    ] = "cyclic"
+    noise_multiplier: Annotated[
+        float | None,
+        "standard deviation of the fresh part of a round's noise over the clip norm, as papers on "
+        "DP-FTRL state it: of one node of a tree. What all rounds cost is this over the "
+        "sensitivity of the correlation, and follows from the participation.",
+    ] = None
+    min_separation: Annotated[
+        int,
+        Ge(1),
+        "b, rounds from one participation of a user to the next. About num_users / min_separation "
+        "users take part in a round. At 1 everybody takes part in every round, and no correlation "
+        "is worth having: that is DP-FedAvg.",
+    ] = 10
+    max_participations: Annotated[
+        int,
+        Ge(0),
+        "rounds that one user may take part in, or 0 for as many as `num_rounds` and "
+        "`min_separation` leave room for; more rounds than it allows are refused.",
+    ] = 0
+    correlation: Annotated[
+        Literal["blt", "banded", "banded-square-root", "tree", "tree-honaker"],
+        '"blt": buffers; "banded": bands; "banded-square-root": bands that need no optimisation; '
+        '"tree", "tree-honaker": binary trees as published.',
+    ] = "blt"
+    noise_buffers: Annotated[
+        int,
+        Ge(0),
+        Le(5),
+        'for "blt": vectors of the model\'s size that are kept, or 0 for as many as are worth it.',
+    ] = 0
+    noise_bands: Annotated[
+        int,
+        Ge(0),
+        "for the banded ones: rounds that a round's noise depends on, itself included, up to "
+        "`min_separation`, or 0 for that; all but one are kept.",
+    ] = 0
+    tree_restart: Annotated[
+        int,
+        Ge(0),
+        "for trees: rounds per tree, or 0 for one pass over the users, `min_separation`.",
+    ] = 0
+    tree_completion: Annotated[
+        bool, "for trees: read the total of a tree that ends off its root."
+    ] = False
 
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
-        check_integer("min-separation", self.min_separation, low=1)
-        for key in ("max_participations", "noise_buffers", "noise_bands", "tree_restart"):
-            check_integer(key.replace("_", "-"), getattr(self, key), low=0)
-        check_number("noise-buffers", self.noise_buffers, low=0, high=5)
-        check_choice("correlation", self.correlation, CORRELATIONS)
+        super().__post_init__()
         self._refuse_unused("noise-buffers", self.noise_buffers, ("blt",))
         self._refuse_unused("noise-bands", self.noise_bands, ("banded", "banded-square-root"))
         self._refuse_unused("tree-restart", self.tree_restart, ("tree", "tree-honaker"))
@@ -128,7 +141,6 @@ class DPFTRLConfig(FederatedTrainingConfig):
                 f"noise-bands = {self.noise_bands} must be at most min-separation = "
                 f"{self.min_separation}"
             )
-        super().__post_init__()
         turns = -(-self.num_rounds // self.min_separation)
         if 0 < self.max_participations < turns:
             raise ConfigError(

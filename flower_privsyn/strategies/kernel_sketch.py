@@ -19,16 +19,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge
 
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
 from flower_privsyn.private_path.release import ReleasedSum
-from flower_privsyn.private_path.settings import check_choice, check_integer, check_number
 from flower_privsyn.queries import KernelMean, Query
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.runs.rounds import Rounds
@@ -44,7 +44,7 @@ from flower_privsyn.strategies.parts.preferences import (
 )
 from flower_privsyn.strategies.parts.public_side import PublicSide
 from flower_privsyn.strategies.parts.sketch import Sketch, sketch_query
-from flower_privsyn.strategies.parts.variation import mask_filling
+from flower_privsyn.strategies.parts.variation import MaskFraction, mask_filling
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -90,43 +90,41 @@ class KernelSketchConfig(PreferenceConfig):
 
     `num_rounds` counts releases, as everywhere: one by default, with the whole budget. Refinement
     rounds are not releases and have no price.
-
-    Attributes:
-        refine: what the sketch is used for: "preference" trains the generator as POPri does;
-            "evolution" evolves public text as private evolution does, and expands the survivors.
-        objective: "witness": how much more the users' texts resemble a candidate than the current
-            population does, so that what is covered is not rewarded again; "mean": how much they
-            resemble it, POPri's objective.
-        refinement_rounds: rounds of preferences or of evolution, >= 0; 0 writes the synthetic
-            texts with the public model.
-        num_candidates: for "evolution", texts that survive a round, >= 1.
-        variations: for "evolution", variations of each survivor that compete with it in the next
-            round, >= 1. The first round draws `num_candidates` x (1 + `variations`) public texts.
-        variation_model: for "evolution", the masked language model that varies texts.
-        mask_fraction: share of a text's tokens masked in one step, in (0, 1].
-        mask_steps: how often a text is masked and filled, >= 1.
     """
 
     num_rounds: int = 1
     checkpoint: Literal["last", "sketch-mmd", "validation"] = "sketch-mmd"
-    refine: Literal["preference", "evolution"] = "preference"
-    objective: Literal["witness", "mean"] = "witness"
-    refinement_rounds: int = 20
-    num_candidates: int = 1024
-    variations: int = 1
-    variation_model: str = "privsyn-mlm"
-    mask_fraction: float = 0.3
-    mask_steps: int = 2
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        super().__post_init__()
-        check_choice("refine", self.refine, ("preference", "evolution"))
-        check_choice("objective", self.objective, ("witness", "mean"))
-        check_integer("refinement-rounds", self.refinement_rounds, low=0)
-        for key in ("num_candidates", "variations", "mask_steps"):
-            check_integer(key.replace("_", "-"), getattr(self, key), low=1)
-        check_number("mask-fraction", self.mask_fraction, low=0, high=1, low_open=True)
+    refine: Annotated[
+        Literal["preference", "evolution"],
+        'what the sketch is used for: "preference" trains the generator as POPri does; '
+        '"evolution" evolves public text as private evolution does, and expands the survivors.',
+    ] = "preference"
+    objective: Annotated[
+        Literal["witness", "mean"],
+        '"witness": how much more the users\' texts resemble a candidate than the current '
+        'population does, so that what is covered is not rewarded again; "mean": how much they '
+        "resemble it, POPri's objective.",
+    ] = "witness"
+    refinement_rounds: Annotated[
+        int,
+        Ge(0),
+        "rounds of preferences or of evolution; 0 writes the synthetic texts with the public "
+        "model.",
+    ] = 20
+    num_candidates: Annotated[
+        int, Ge(1), 'for "evolution", texts that survive a round.'
+    ] = 1024
+    variations: Annotated[
+        int,
+        Ge(1),
+        'for "evolution", variations of each survivor that compete with it in the next round. The '
+        "first round draws `num_candidates` x (1 + `variations`) public texts.",
+    ] = 1
+    variation_model: Annotated[
+        str, 'for "evolution", the masked language model that varies texts.'
+    ] = "privsyn-mlm"
+    mask_fraction: Annotated[MaskFraction, "share of a text's tokens masked in one step."] = 0.3
+    mask_steps: Annotated[int, Ge(1), "how often a text is masked and filled."] = 2
 
     @property
     def needs_training(self) -> bool:

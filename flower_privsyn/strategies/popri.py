@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
 from flower_privsyn.private_path.release import ReleasedSum
-from flower_privsyn.private_path.settings import check_choice
 from flower_privsyn.queries import (
     KernelMean,
     MeanSimilarity,
@@ -39,6 +38,7 @@ from flower_privsyn.queries import (
     expand_scores,
     project_scores,
 )
+from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.strategies.parts.judge import best, stops, validation_sketch
 from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
@@ -81,34 +81,36 @@ class POPriConfig(PreferenceConfig):
     `checkpoint = "sketch-mmd"` the first of them is the kernel mean that rounds are compared with,
     so `num_rounds` = T + 1 makes T rounds of preferences; all have the same noise multiplier.
 
-    Attributes:
-        centre: what is subtracted from a user's scores before clipping: "prompt", their mean over
-            the responses to the same prompt (ours); "all", over all responses (the authors' code);
-            "none" (as printed).
-        scale: "clip" to norm 1 at most (as printed), or "unit": every user with any preference
-            to norm 1 (the authors' code).
-        answer_space: "candidates": users answer one number per response (as printed); "span": one
-            number per dimension of the embedding, from which the server computes all scores. Same
-            sensitivity, and the noise is confined to what scores can be: `queries/similarity.py`.
-        project_scores: with "candidates", take the noise outside that span out of what was
-            released; free.
-
     References:
         Hou et al. 2025, section 4, Table 3 and appendix.
     """
 
     num_rounds: int = 20
-    centre: Literal["prompt", "all", "none"] = "prompt"
-    scale: Literal["clip", "unit"] = "clip"
-    answer_space: Literal["candidates", "span"] = "span"
-    project_scores: bool = False
+    centre: Annotated[
+        Centre,
+        'what is subtracted from a user\'s scores before clipping: "prompt", their mean over the '
+        'responses to the same prompt (ours); "all", over all responses (the authors\' code); '
+        '"none" (as printed).',
+    ] = "prompt"
+    scale: Annotated[
+        Scale,
+        '"clip" to norm 1 at most (as printed), or "unit": every user with any preference to norm '
+        "1 (the authors' code).",
+    ] = "clip"
+    answer_space: Annotated[
+        AnswerSpace,
+        '"candidates": users answer one number per response (as printed); "span": one number per '
+        "dimension of the embedding, from which the server computes all scores. Same sensitivity, "
+        "and the noise is confined to what scores can be: `queries/similarity.py`.",
+    ] = "span"
+    project_scores: Annotated[
+        bool,
+        'with "candidates", take the noise outside that span out of what was released; free.',
+    ] = False
 
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
-        check_choice("centre", self.centre, ("prompt", "all", "none"))
-        check_choice("scale", self.scale, ("clip", "unit"))
-        check_choice("answer-space", self.answer_space, ("candidates", "span"))
         if self.project_scores and self.answer_space != "candidates":
             raise ConfigError(
                 f'project-scores = true needs answer-space = "candidates", got answer-space = '

@@ -24,28 +24,25 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
+from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
 from flower_privsyn.private_path.release import ReleasedSum
-from flower_privsyn.private_path.settings import (
-    PrivateSumConfig,
-    check_choice,
-    check_integer,
-    check_number,
-)
+from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import NearestNeighborHistogram, Query
+from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.population import Population
-from flower_privsyn.strategies.parts.variation import mask_filling
+from flower_privsyn.strategies.parts.variation import MaskFraction, mask_filling
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -65,76 +62,79 @@ PRE_TEXT_THRESHOLD_VOTES = 8 * 1.541 * math.sqrt(2)
 class PrivateEvolutionConfig(PrivateSumConfig):
     """Settings of `PrivateEvolution`; the defaults are PrE-Text with our corrections.
 
-    Attributes:
-        num_candidates: texts in the population (N_syn), >= 2; 1,024 at epsilon 1.29 and 2,048 at
-            epsilon 7.58 in PrE-Text.
-        lookahead: variations whose mean embedding stands for a candidate (K), >= 0; 4 in the
-            authors' code, 0 embeds the candidate itself.
-        clip: "count", the papers' votes with sensitivity `max_samples`; or "l2", each user's
-            votes scaled to norm `clip_to`, with less noise.
-        clip_to: norm for `clip = "l2"`; 0 for sqrt(max_samples).
-        threshold: H, subtracted from the noisy votes, >= 0.
-        threshold_unit: "noise-std": H is `threshold` standard deviations of the noise; "votes":
-            H is `threshold` votes, as in PrE-Text.
-        public_text: seeds: "bundled", or a JSONL file with `text` and no person's data.
-        variation_model: masked language model that varies texts.
-        mask_fraction: share of a text's tokens masked in one step, in (0, 1]; 0.3 in PrE-Text.
-        mask_steps: how often a text is masked and filled, >= 1; 2 in PrE-Text.
-        generator: causal language model that expands the survivors; a name, a path, or
-            "http://host:port/v1#model" for an OpenAI-compatible server such as vLLM's.
-        generator_api_key_env: the environment variable of the ServerApp that holds the server's
-            key; the key itself is never a setting. No key is sent where the usual one is not set.
-        prompt: the expansion prompt, a bundled name or a JSON file.
-        expand_samples: synthetic texts to write, >= 0; 0 writes the survivors themselves.
-        max_new_tokens: tokens per synthetic text, >= 1; 85 in PrE-Text.
-        temperature: sampling temperature of variation and expansion, > 0.
-        top_p: nucleus of variation and expansion, in (0, 1].
-        survivor_weights: "distinct": a text that survived in several rounds is one seed;
-            "counted": it is as many seeds, as in the authors' code.
-        output: what `synthetic.jsonl` holds: "expanded" texts (PrE-Text), "survivors", or "both".
-
     References:
         Hou et al. 2024, section 4 and appendix; values above are from there unless said.
     """
 
     num_rounds: int = 11
     delta: float = 3e-6
-    num_candidates: int = 1024
-    lookahead: int = 4
-    clip: Literal["count", "l2"] = "count"
-    clip_to: float = 0.0
-    threshold: float = 1.0
-    threshold_unit: Literal["noise-std", "votes"] = "noise-std"
-    public_text: str = "bundled"
-    variation_model: str = "privsyn-mlm"
-    mask_fraction: float = 0.3
-    mask_steps: int = 2
-    generator: str = "privsyn-lm"
-    generator_api_key_env: str = API_KEY_VARIABLE
-    prompt: str = "pre-text"
-    expand_samples: int = 2000
-    max_new_tokens: int = 85
-    temperature: float = 1.0
-    top_p: float = 1.0
-    survivor_weights: Literal["distinct", "counted"] = "distinct"
-    output: Literal["expanded", "survivors", "both"] = "expanded"
+    max_samples: Annotated[
+        int, Ge(1), "samples of one user that vote, a random subset fixed per user and seed."
+    ] = 8
+    num_candidates: Annotated[
+        int,
+        Ge(2),
+        "texts in the population (N_syn); 1,024 at epsilon 1.29 and 2,048 at epsilon 7.58 in "
+        "PrE-Text.",
+    ] = 1024
+    lookahead: Annotated[
+        int,
+        Ge(0),
+        "variations whose mean embedding stands for a candidate (K); 4 in the authors' code, 0 "
+        "embeds the candidate itself.",
+    ] = 4
+    clip: Annotated[
+        VoteClip,
+        '"count", the papers\' votes with sensitivity `max_samples`; or "l2", each user\'s votes '
+        "scaled to norm `clip_to`, with less noise.",
+    ] = "count"
+    clip_to: Annotated[float, Ge(0), 'norm for `clip = "l2"`; 0 for sqrt(max_samples).'] = 0.0
+    threshold: Annotated[float, Ge(0), "H, subtracted from the noisy votes."] = 1.0
+    threshold_unit: Annotated[
+        Literal["noise-std", "votes"],
+        '"noise-std": H is `threshold` standard deviations of the noise; "votes": H is `threshold` '
+        "votes, as in PrE-Text.",
+    ] = "noise-std"
+    public_text: Annotated[
+        str, 'seeds: "bundled", or a JSONL file with `text` and no person\'s data.'
+    ] = "bundled"
+    variation_model: Annotated[str, "masked language model that varies texts."] = "privsyn-mlm"
+    mask_fraction: Annotated[
+        MaskFraction, "share of a text's tokens masked in one step; 0.3 in PrE-Text."
+    ] = 0.3
+    mask_steps: Annotated[
+        int, Ge(1), "how often a text is masked and filled; 2 in PrE-Text."
+    ] = 2
+    generator: Annotated[
+        str,
+        "causal language model that expands the survivors; a name, a path, or "
+        '"http://host:port/v1#model" for an OpenAI-compatible server such as vLLM\'s.',
+    ] = "privsyn-lm"
+    generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
+    prompt: Annotated[str, "the expansion prompt, a bundled name or a JSON file."] = "pre-text"
+    expand_samples: Annotated[
+        int, Ge(0), "synthetic texts to write; 0 writes the survivors themselves."
+    ] = 2000
+    max_new_tokens: Annotated[int, Ge(1), "tokens per synthetic text; 85 in PrE-Text."] = 85
+    temperature: Annotated[
+        float, Gt(0), "sampling temperature of variation and expansion."
+    ] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), "nucleus of variation and expansion."] = 1.0
+    survivor_weights: Annotated[
+        Literal["distinct", "counted"],
+        '"distinct": a text that survived in several rounds is one seed; "counted": it is as many '
+        "seeds, as in the authors' code.",
+    ] = "distinct"
+    output: Annotated[
+        Literal["expanded", "survivors", "both"],
+        'what `synthetic.jsonl` holds: "expanded" texts (PrE-Text), "survivors", or "both".',
+    ] = "expanded"
 
     def __post_init__(self) -> None:
         """Check every value."""
-        super().__post_init__()
+        # First, because its sentences do not quote what may be a key.
         check_generator(self.generator, self.generator_api_key_env)
-        check_integer("num-candidates", self.num_candidates, low=2)
-        check_number("threshold", self.threshold, low=0)
-        for key in ("lookahead", "expand_samples"):
-            check_integer(key.replace("_", "-"), getattr(self, key), low=0)
-        for key in ("mask_steps", "max_new_tokens"):
-            check_integer(key.replace("_", "-"), getattr(self, key), low=1)
-        check_number("mask-fraction", self.mask_fraction, low=0, high=1, low_open=True)
-        check_number("temperature", self.temperature, low=0, low_open=True)
-        check_number("top-p", self.top_p, low=0, high=1, low_open=True)
-        check_choice("threshold-unit", self.threshold_unit, ("noise-std", "votes"))
-        check_choice("survivor-weights", self.survivor_weights, ("distinct", "counted"))
-        check_choice("output", self.output, ("expanded", "survivors", "both"))
+        super().__post_init__()
         if self.output != "survivors" and self.expand_samples == 0:
             raise ConfigError(
                 f'expand-samples = 0 needs output = "survivors", got output = "{self.output}"'

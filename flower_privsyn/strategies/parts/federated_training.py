@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
 from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
 from flower_privsyn.private_path.release import ReleasedSum
-from flower_privsyn.private_path.settings import (
-    PrivateSumConfig,
-    check_choice,
-    check_number,
-)
+from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import ModelDelta, Query, TrainableModel
+from flower_privsyn.queries.model_delta import ClipNorm, LearningRate, LocalPrecision, Trainable
 from flower_privsyn.runs.rounds import RoundFiles
 
 if TYPE_CHECKING:
@@ -45,59 +43,62 @@ class FederatedTrainingConfig(PrivateSumConfig):
     `embedding_model` and `embedding_precision` are not used: text is cut by the model's own
     tokenizer, `max_tokens` tokens to a sample.
 
-    Attributes:
-        broadcast_precision: how parameters travel; "float16" halves the download, and users train
-            from the rounded parameters.
-        max_samples: samples of one user that are trained on, a random subset fixed per user and
-            seed; 0 for all of them: the clip bounds a user whatever their number. The default
-            bounds the time a user's training takes, which nothing noises.
-        model: causal language model to train; a bundled short name, a path, or a hub name.
-        trainable: "full"; "lora": adapters on all linear layers but the output; or "layers": the
-            parameters named by `trainable_layers`.
-        trainable_layers: patterns of parameter names separated by commas, for "layers".
-        lora_rank: rank of the adapters, >= 1.
-        lora_alpha: their scale times their rank, >= 1.
-        local_precision: "float32", or "bfloat16" for the products of local training on CPUs that
-            multiply it natively.
-        local_learning_rate: of a user's stochastic gradient descent, > 0.
-        local_epochs: passes over a user's samples in a round, >= 1.
-        local_batch_size: samples per local step, >= 1.
-        local_steps: steps after which a user's training ends, or 0 for all of the epochs. By
-            default as many as one pass over `max_samples` takes one by one.
-        clip_norm: bound on the L2 norm of a user's whole update, > 0.
-        server_learning_rate: step along the momentum, > 0.
-        server_momentum: in [0, 1); 0 is plain averaging.
-        checkpoints: "last": only the latest model is kept; "all": that of every round.
-
     References:
         McMahan et al. 2018, Algorithm 1; Hsu et al. 2019.
     """
 
     delta: float = 3e-6
     num_rounds: int = 20
-    broadcast_precision: Literal["float16", "float32"] = "float32"
-    max_samples: int = 64
-    model: str = "privsyn-lm"
-    trainable: Literal["full", "lora", "layers"] = "full"
-    trainable_layers: str = ""
-    lora_rank: int = 4
-    lora_alpha: int = 8
-    local_precision: Literal["float32", "bfloat16"] = "float32"
-    local_learning_rate: float = 0.1
-    local_epochs: int = 1
-    local_batch_size: int = 4
-    local_steps: int = 64
-    clip_norm: float = 0.1
-    server_learning_rate: float = 1.0
-    server_momentum: float = 0.9
-    checkpoints: Literal["last", "all"] = "last"
+    broadcast_precision: Annotated[
+        Literal["float16", "float32"],
+        'how parameters travel; "float16" halves the download, and users train from the rounded '
+        "parameters.",
+    ] = "float32"
+    max_samples: Annotated[
+        int,
+        "samples of one user that are trained on, a random subset fixed per user and seed; 0 for "
+        "all of them: the clip bounds a user whatever their number. The default bounds the time a "
+        "user's training takes, which nothing noises.",
+    ] = 64
+    model: Annotated[
+        str, "causal language model to train; a bundled short name, a path, or a hub name."
+    ] = "privsyn-lm"
+    trainable: Annotated[
+        Trainable,
+        '"full": all parameters; "lora": adapters on all linear layers but the output; "layers": '
+        "the parameters named by `trainable_layers`.",
+    ] = "full"
+    trainable_layers: Annotated[
+        str, 'patterns of parameter names separated by commas, for "layers".'
+    ] = ""
+    lora_rank: Annotated[int, Ge(1), "rank of the adapters."] = 4
+    lora_alpha: Annotated[int, Ge(1), "their scale times their rank."] = 8
+    local_precision: Annotated[
+        LocalPrecision,
+        '"bfloat16" is for the products of local training on CPUs that multiply it natively.',
+    ] = "float32"
+    local_learning_rate: Annotated[
+        LearningRate, "of a user's stochastic gradient descent."
+    ] = 0.1
+    local_epochs: Annotated[int, Ge(1), "passes over a user's samples in a round."] = 1
+    local_batch_size: Annotated[int, Ge(1), "samples per local step."] = 4
+    local_steps: Annotated[
+        int,
+        Ge(0),
+        "steps after which a user's training ends, or 0 for all of the epochs. By default as many "
+        "as one pass over `max_samples` takes one by one.",
+    ] = 64
+    clip_norm: Annotated[ClipNorm, "bound on the L2 norm of a user's whole update."] = 0.1
+    server_learning_rate: Annotated[float, Gt(0), "step along the momentum."] = 1.0
+    server_momentum: Annotated[float, Ge(0), Le(0.999999), "0 is plain averaging."] = 0.9
+    checkpoints: Annotated[
+        Literal["last", "all"],
+        '"last": only the latest model is kept; "all": that of every round.',
+    ] = "last"
 
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
-        check_number("server-learning-rate", self.server_learning_rate, low=0, low_open=True)
-        check_number("server-momentum", self.server_momentum, low=0, high=0.999999)
-        check_choice("checkpoints", self.checkpoints, ("last", "all"))
         self.trained_model()
         self.question(self.clip_norm)
 

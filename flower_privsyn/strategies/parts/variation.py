@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from annotated_types import Gt, Le
 
 from flower_privsyn.files import located
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Variation
+
+MaskFraction = Annotated[float, Gt(0), Le(1)]
+"""Share of a text's tokens that are masked in one step."""
 
 
 class MaskSettings(Protocol):
