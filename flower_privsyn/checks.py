@@ -43,11 +43,12 @@ _KINDS: Final[Mapping[Any, str]] = {
     int: "a whole number",
     bool: "true or false",
     str: "a string",
-    tuple[str, ...]: "a list of names",
+    tuple[str, ...]: "a list of strings that are not empty",
+    Mapping[str, str]: "a table of strings",
 }
 
 
-def refusal(key: str, allowed: str, value: object) -> ConfigError:
+def wrong_value(key: str, allowed: str, value: object) -> ConfigError:
     """The error for a value that is not allowed, to be raised.
 
     Args:
@@ -73,7 +74,7 @@ def check_whole(
         number = int(value)
         if (ge is None or number >= ge) and (le is None or number <= le):
             return number
-    raise refusal(key, f"a whole number{Bounds(ge=ge, le=le)}", value)
+    raise wrong_value(key, f"a whole number{Bounds(ge=ge, le=le)}", value)
 
 
 def check_number(
@@ -92,7 +93,7 @@ def check_number(
     """
     number = _as_float(value)
     if not _inside(number, gt, ge, lt, le):
-        raise refusal(key, _number_in(Bounds(gt=gt, ge=ge, lt=lt, le=le)), value)
+        raise wrong_value(key, _number_in(Bounds(gt=gt, ge=ge, lt=lt, le=le)), value)
     return number
 
 
@@ -103,7 +104,7 @@ def check_choice(key: str, value: object, choices: Collection[str]) -> None:
         ConfigError: it is none of them.
     """
     if not isinstance(value, str) or value not in choices:
-        raise refusal(key, _one_of(choices), value)
+        raise wrong_value(key, _one_of(choices), value)
 
 
 def check_flag(key: str, value: object) -> None:
@@ -113,7 +114,7 @@ def check_flag(key: str, value: object) -> None:
         ConfigError: it is neither.
     """
     if not isinstance(value, bool):
-        raise refusal(key, _KINDS[bool], value)
+        raise wrong_value(key, _KINDS[bool], value)
 
 
 # ---- fields of settings
@@ -220,7 +221,7 @@ class Declaration:
     @cached_property
     def description(self) -> str:
         """The field in a docstring, wrapped and indented: range, default and words."""
-        facts = [self.allowed or "see below"]
+        facts = [self.allowed or inspect.formatannotation(self.kind)]
         if self.optional:
             facts[0] += ", or None"
         if self.default is not MISSING:
@@ -251,7 +252,7 @@ class Declaration:
             allowed = self.allowed
             if self.kind is int and isinstance(value, int) and value > LARGEST_WHOLE:
                 allowed = f"a whole number{self._whole_bounds}"
-            raise refusal(key, allowed, value)
+            raise wrong_value(key, allowed, value)
         return found
 
     @cached_property
@@ -275,6 +276,11 @@ class Declaration:
             return number if number in self.bounds or (self.zero and number == 0) else None
         if self.kind in (bool, str):
             return value if isinstance(value, self.kind) else None
+        if self.kind == Mapping[str, str]:
+            table = isinstance(value, Mapping) and all(
+                isinstance(item, str) for pair in value.items() for item in pair
+            )
+            return value if table else None
         names = isinstance(value, list | tuple) and all(isinstance(v, str) and v for v in value)
         return tuple(value) if names else None
 
@@ -407,7 +413,9 @@ def _one_of(choices: Collection[str]) -> str:
 
 
 def _shown(bound: float) -> str:
-    """A bound as people write it: 1e6, not 1e+06."""
+    """A bound as people write it: 1e6, not 1e+06, and 2^53, not 9007199254740992."""
     if isinstance(bound, int):
-        return str(bound)
+        size = abs(bound)
+        power = size >= 2**31 and size & (size - 1) == 0
+        return f"{'-' * (bound < 0)}2^{size.bit_length() - 1}" if power else str(bound)
     return f"{bound:g}".replace("e+", "e").replace("e0", "e").replace("e-0", "e-")

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
@@ -354,8 +355,7 @@ def make_plan(
         DataError: The data cannot be read or is too little.
     """
     budgets = _budgets(epsilons)
-    if seeds < 1:
-        raise ConfigError(f"--seeds must be a whole number >= 1, got {seeds}")
+    check_whole("--seeds", seeds, ge=1)
     read = partial(_read, newer_than=newer_than, columns=columns or {})
     chosen = _chosen(app, config, methods)
     private, others = _both_groups(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
+from annotated_types import Ge, Le, Lt
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import Settings
 from flower_privsyn.data.limits import ranked, within_limits
-from flower_privsyn.data.users import Users, check_fraction, parse_cutoff, seed_key
+from flower_privsyn.data.users import Users, parse_cutoff, seed_key
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import quarantine
 
@@ -42,7 +44,7 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class Cut(Settings):
     """How users' text is cut into samples: the same for nodes, evaluation and comparison.
 
     Documents are cut at token borders by character offsets, at white space wherever the piece
@@ -54,13 +56,6 @@ class Cut:
     lowest keyed hashes win): not on other users, their order, or the node. The same seed gives
     the same subset in every round of a run.
 
-    Attributes:
-        max_tokens: Longest sample, in tokens, at least 1; None keeps documents whole.
-        max_samples: Most samples of a user, at least 1; None keeps all.
-        newer_than: ISO day; only documents dated after it count; "" for all.
-        held_out_fraction: Share of users kept out of the run for evaluation, in [0, 1].
-        seed: Key of the subset and of the held-out coins; public.
-
     Raises:
         ConfigError: If a value is out of range.
 
@@ -69,21 +64,28 @@ class Cut:
         LLMs", ICML 2024: samples of at most 64 tokens, at most 8 (16 for code) each.
     """
 
-    max_tokens: int | None = 64
-    max_samples: int | None = None
-    newer_than: str = ""
-    held_out_fraction: float = 0.0
-    seed: int = 0
+    max_tokens: Annotated[
+        int | None, Ge(1), "Longest sample, in tokens; None keeps documents whole."
+    ] = 64
+    max_samples: Annotated[int | None, Ge(1), "Most samples of a user; None keeps all."] = None
+    newer_than: Annotated[
+        str, 'ISO day; only documents dated after it count; "" for all.'
+    ] = ""
+    held_out_fraction: Annotated[
+        float, Ge(0), Le(1), "Share of users kept out of the run for evaluation."
+    ] = 0.0
+    seed: Annotated[
+        int,
+        Ge(-(2**127)),
+        Lt(2**127),
+        "Key of the subset and of the held-out coins; public.",
+    ] = 0
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"max-tokens must be at least 1, got {self.max_tokens}.")
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ConfigError(f"max-samples must be at least 1, got {self.max_samples}.")
+        """Check every value."""
+        super().__post_init__()
         if self.newer_than:
             parse_cutoff(self.newer_than)
-        check_fraction(self.held_out_fraction)
-        seed_key(self.seed)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.data.public_text import BUNDLED
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import replacing
@@ -65,8 +66,7 @@ def simulate_users(
         ("samples-per-user", samples_per_user, 1),
         ("seed", seed, 0),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}.")
+        check_whole(name, value, ge=low)
     if path.suffix.lower() not in (".jsonl", ".parquet"):
         raise ConfigError(f"The output must end in .jsonl or .parquet, got {path.name}.")
     if not path.parent.is_dir():

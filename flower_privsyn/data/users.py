@@ -11,6 +11,7 @@ from datetime import date, datetime
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.privacy import quarantine
 
@@ -51,16 +52,6 @@ def parse_cutoff(value: date | str) -> date:
         raise ConfigError(
             f"newer-than must be an ISO date such as 2025-03-18, got {value!r}."
         ) from None
-
-
-def check_fraction(fraction: float) -> None:
-    """Refuse a share of held-out users outside [0, 1].
-
-    Raises:
-        ConfigError: If it is.
-    """
-    if not 0.0 <= fraction <= 1.0:
-        raise ConfigError(f"held-out fraction must lie in [0, 1], got {fraction}.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -201,12 +192,8 @@ class Users:
         Raises:
             ConfigError: If either is out of range.
         """
-        if num_partitions < 1:
-            raise ConfigError(f"num-partitions must be at least 1, got {num_partitions}.")
-        if not 0 <= partition_id < num_partitions:
-            raise ConfigError(
-                f"partition-id must lie in 0..{num_partitions - 1}, got {partition_id}."
-            )
+        check_whole("num-partitions", num_partitions, ge=1)
+        check_whole("partition-id", partition_id, ge=0, le=num_partitions - 1)
         return self.select(np.arange(len(self)) % num_partitions == partition_id)
 
     def newer_than(self, cutoff: date | str) -> Users:
@@ -279,7 +266,7 @@ class Users:
         Raises:
             ConfigError: If the fraction is outside [0, 1].
         """
-        check_fraction(fraction)
+        check_number("held-out-fraction", fraction, ge=0, le=1)
         key = seed_key(seed)
         limit = int(fraction * 2**64)
         held_out = np.fromiter(

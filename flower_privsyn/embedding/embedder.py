@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_choice, check_whole
 from flower_privsyn.embedding.trust import own_code, refuse_code
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
 from flower_privsyn.models.hub import hub_unreachable
@@ -320,12 +321,9 @@ def load_embedder(
 
 
 def _check(precision: str, max_tokens: int | None) -> None:
-    if precision not in PRECISIONS:
-        raise ConfigError(
-            f"embedding-precision must be one of {', '.join(PRECISIONS)}, got {precision!r}."
-        )
-    if max_tokens is not None and max_tokens < 8:
-        raise ConfigError(f"embedding max-tokens must be at least 8, got {max_tokens}.")
+    check_choice("embedding-precision", precision, PRECISIONS)
+    if max_tokens is not None:
+        check_whole("embedding max-tokens", max_tokens, ge=8)
 
 
 # ---- where the model is ------------------------------------------------------------------------

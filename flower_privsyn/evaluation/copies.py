@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.neighbors import library
 from flower_privsyn.evaluation.result import NotPrivate
@@ -91,10 +92,8 @@ def copy_rates(
         if not texts:
             raise ConfigError(f"there must be at least one {name} text")
     for name, value in (("window_words", window_words), ("shingle_words", shingle_words)):
-        if value < 1:
-            raise ConfigError(f"{name} must be a whole number >= 1, got {value}")
-    if not 0.0 < threshold <= 1.0:
-        raise ConfigError(f"threshold must be in (0, 1], got {threshold}")
+        check_whole(name, value, ge=1)
+    check_number("threshold", threshold, gt=0, le=1)
     vocabulary: dict[str, int] = {}
     rows = [_words(text, vocabulary) for text in synthetic]
     others = [_words(text, vocabulary) for text in private]

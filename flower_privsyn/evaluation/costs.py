@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import read_json_lines
@@ -174,8 +175,7 @@ def _counted() -> dict[str, str]:
 
 def _communication(down: int, up: int, rounds: int) -> Communication:
     for name, value in (("numbers down", down), ("numbers up", up), ("rounds", rounds)):
-        if value < 0:
-            raise ConfigError(f"{name} must be a whole number >= 0, got {value}")
+        check_whole(name, value, ge=0)
     return Communication(floats_down=down, floats_up=up, rounds=rounds)
 
 
@@ -316,8 +316,7 @@ def client_costs(file: str | Path, *, users: int) -> ClientCosts:
         ConfigError: Users is out of range.
         DataError: The file holds no such lines.
     """
-    if users < 1:
-        raise ConfigError(f"users must be a whole number >= 1, got {users}")
+    check_whole("users", users, ge=1)
     prepare = rounds = 0.0
     answers = 0
     for line in read_json_lines(Path(file)):

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.neighbors import (
     Float64Array,
@@ -230,8 +231,7 @@ def precision_recall(synthetic: Matrix, private: Matrix, *, neighbors: int = 3) 
     References:
         Kynkäänniemi et al. 2019, equations 1 and 2.
     """
-    if neighbors < 1:
-        raise ConfigError(f"neighbors must be a whole number >= 1, got {neighbors}")
+    check_whole("neighbors", neighbors, ge=1)
     first, second = _checked(synthetic, private, least=neighbors + 1)
     return PrecisionRecall(
         precision=_share_inside(first, second, neighbors),
@@ -267,8 +267,7 @@ def mean_discrepancy(
             bandwidth = median_bandwidth(second)
         except ValueError as error:
             raise ConfigError(f"give a bandwidth: {error}") from None
-    if not (math.isfinite(bandwidth) and bandwidth > 0):
-        raise ConfigError(f"bandwidth must be a number > 0, got {bandwidth}")
+    check_number("bandwidth", bandwidth, gt=0)
     n, m = len(first), len(second)
     within_first = _kernel_sums(first, first, bandwidth)[0] - 1.0  # (n,), without the text itself
     within_second = _kernel_sums(second, second, bandwidth)[0] - 1.0  # (m,)
@@ -332,10 +331,8 @@ def mauve(
     first, second = _checked(synthetic, private, least=2)
     least = min(len(first), len(second))
     clusters = max(2, round(least / 10)) if clusters is None else clusters
-    if not 2 <= clusters <= len(first) + len(second):
-        raise ConfigError(f"clusters must be at least 2 and at most the texts, got {clusters}")
-    if not scaling > 0:
-        raise ConfigError(f"scaling must be a number > 0, got {scaling}")
+    check_whole("clusters", clusters, ge=2, le=len(first) + len(second))
+    check_number("scaling", scaling, gt=0)
     labels = _quantise(np.concatenate([first, second]), clusters, seed)
     counts = [
         np.bincount(part, minlength=clusters).astype(np.float64)

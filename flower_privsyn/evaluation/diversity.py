@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.neighbors import neighbor_distances
 
@@ -70,8 +71,7 @@ def diversity(
     """
     if not texts:
         raise ConfigError("diversity needs at least one text")
-    if num_words < 1:
-        raise ConfigError(f"num_words must be a whole number >= 1, got {num_words}")
+    check_whole("num_words", num_words, ge=1)
     sample: list[list[str]] = []
     words = 0
     for index in np.random.default_rng(seed).permutation(len(texts)):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.training.tokens import first_token, text_window, token_rows
@@ -144,12 +145,9 @@ def evaluate_language_model(
     References:
         Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13.
     """
-    if not 0.0 < confidence < 1.0:
-        raise ConfigError(f"confidence must be in (0, 1), got {confidence}")
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-        raise ConfigError(f"max_tokens must be a whole number >= 1, got {max_tokens!r}")
-    if resamples < 1:
-        raise ConfigError(f"resamples must be a whole number >= 1, got {resamples}")
+    check_number("confidence", confidence, gt=0, lt=1)
+    check_whole("max_tokens", max_tokens, ge=1)
+    check_whole("resamples", resamples, ge=1)
     texts = list(texts)
     users = _user_numbers(owners, len(texts))
     from flower_privsyn.models.pretrained import load_pretrained
@@ -305,8 +303,7 @@ def predict(
     """
     import torch
 
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be a whole number >= 1, got {batch_size}")
+    check_whole("batch_size", batch_size, ge=1)
     correct = np.zeros(len(windows), dtype=np.int64)
     nats = np.zeros(len(windows), dtype=np.float64)
     device = next(network.parameters()).device

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import ConfigError, DataError
@@ -220,8 +221,7 @@ def _check(
     max_texts: int,
 ) -> None:
     """Refuse what `evaluate_run` cannot do."""
-    if max_texts < _LEAST_TEXTS:
-        raise ConfigError(f"max_texts must be a whole number >= {_LEAST_TEXTS}, got {max_texts}")
+    check_whole("max_texts", max_texts, ge=_LEAST_TEXTS)
     if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
         raise ConfigError(
             f"{len(both)} users are among the held-out ones and among those the run learned from: "

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     TextGenerator,
-    check_integer,
     check_texts,
 )
 from flower_privsyn.generation.prompts import Prompt, load_prompt
@@ -92,14 +92,9 @@ class Expand:
         """
         self._generator = generator
         self._prompt = prompt if isinstance(prompt, Prompt) else load_prompt(prompt)
-        check_integer("num_examples", num_examples, minimum=1, maximum=self._prompt.num_samples - 1)
-        check_integer("batch_size", batch_size, minimum=1)
-        number = isinstance(max_attempts_per_sample, int | float)
-        if not number or isinstance(max_attempts_per_sample, bool) or max_attempts_per_sample < 1:
-            raise GenerationError(
-                "generation setting max_attempts_per_sample must be a number >= 1, "
-                f"got {max_attempts_per_sample!r}"
-            )
+        check_whole("generation setting num_examples", num_examples, ge=1, le=self._prompt.num_samples - 1)
+        check_whole("generation setting batch_size", batch_size, ge=1)
+        check_number("generation setting max_attempts_per_sample", max_attempts_per_sample, ge=1)
         self._num_examples = num_examples
         self._batch_size = batch_size
         self._max_attempts_per_sample = max_attempts_per_sample
@@ -153,8 +148,8 @@ class Expand:
                 generator failed.
         """
         check_texts("seeds", seeds)
-        check_integer("num_samples", num_samples, minimum=0)
-        check_integer("seed", seed, minimum=0, maximum=2**64 - 1)
+        check_whole("generation setting num_samples", num_samples, ge=0)
+        check_whole("generation setting seed", seed, ge=0, le=2**64 - 1)
         flat = [_normalise(text) for text in seeds]
         pool = [index for index, text in enumerate(flat) if text]
         if not pool:

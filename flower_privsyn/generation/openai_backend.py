@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import GenerationError, MissingExtraError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.api_key import REDACTED, has_secrets, redact, shown_address
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
-    check_integer,
     check_texts,
 )
 from flower_privsyn.models.adapters import adapter_digest
@@ -94,15 +94,10 @@ class OpenAIGenerator:
                 "generation setting base_url must look like 'http://host:port/v1', "
                 f"got {base_url!r}"
             )
-        check_integer("max_retries", max_retries, minimum=0)
-        check_integer("max_concurrency", max_concurrency, minimum=1)
-        for key, value, smallest in (("timeout", timeout, 1e-3), ("backoff", backoff, 0.0)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not smallest <= value < float("inf"):
-                raise GenerationError(
-                    f"generation setting {key} must be a number of seconds >= {smallest:g}, "
-                    f"got {value!r}"
-                )
+        check_whole("generation setting max_retries", max_retries, ge=0)
+        check_whole("generation setting max_concurrency", max_concurrency, ge=1)
+        check_number("generation setting timeout, in seconds,", timeout, ge=1e-3)
+        check_number("generation setting backoff, in seconds,", backoff, ge=0)
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._max_retries = max_retries
@@ -150,7 +145,7 @@ class OpenAIGenerator:
                 retries, or answered something else than completions.
             ModelError: The adapter folder holds no adapter.
         """
-        check_integer("num_samples", num_samples, minimum=1)
+        check_whole("generation setting num_samples", num_samples, ge=1)
         check_texts("prompts", prompts)
         model = self._model if adapter is None else self._load_adapter(Path(adapter))
         seeds = streams.text_seeds(sampling.seed, prompts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, GenerationError
 
 _FOLDER = Path(__file__).with_name("prompts")
@@ -65,14 +66,7 @@ class Prompt:
                 raise ConfigError(
                     f"prompt setting {key} must be one non-empty line of text, got {value!r}"
                 )
-        if isinstance(self.num_samples, bool) or not isinstance(self.num_samples, int):
-            raise ConfigError(
-                f"prompt setting num_samples must be an integer, got {self.num_samples!r}"
-            )
-        if self.num_samples < 2:
-            raise ConfigError(
-                f"prompt setting num_samples must be at least 2, got {self.num_samples}"
-            )
+        check_whole("prompt setting num_samples", self.num_samples, ge=2)
         before, number, after = self.marker.partition("{number}")
         if not number or "{number}" in after or not (before + after).strip():
             raise ConfigError(

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
-    check_integer,
     check_texts,
 )
 from flower_privsyn.models.adapters import AdapterSwitch
@@ -70,7 +70,7 @@ class TransformersGenerator:
             ModelError: The model cannot be found or is no causal language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """
-        check_integer("batch_size", batch_size, minimum=1)
+        check_whole("generation setting batch_size", batch_size, ge=1)
         self.name = str(model)
         self.truncated_prompts = 0
         self._batch_size = batch_size
@@ -119,7 +119,7 @@ class TransformersGenerator:
             ModelError: The adapter cannot be loaded onto this model.
             MissingExtraError: An adapter is given and PEFT is not installed.
         """
-        check_integer("num_samples", num_samples, minimum=1)
+        check_whole("generation setting num_samples", num_samples, ge=1)
         check_texts("prompts", prompts)
         rows = self._tokenize(prompts, sampling)
         self._adapters.activate(adapter)

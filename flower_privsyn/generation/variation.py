@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import GenerationError, ModelError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
     ProgressCallback,
-    check_integer,
-    check_temperature_and_top_p,
     check_texts,
 )
 from flower_privsyn.models.pretrained import Precision, load_pretrained
@@ -105,15 +104,12 @@ class MaskFill:
             ModelError: The model cannot be found or is no masked language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """
-        number = isinstance(mask_fraction, int | float) and not isinstance(mask_fraction, bool)
-        if not number or not 0 < mask_fraction <= 1:
-            raise GenerationError(
-                f"generation setting mask_fraction must be in (0, 1], got {mask_fraction!r}"
-            )
-        check_integer("num_steps", num_steps, minimum=1)
-        check_integer("max_tokens", max_tokens, minimum=1)
-        check_integer("batch_size", batch_size, minimum=1)
-        check_temperature_and_top_p(temperature, top_p)
+        check_number("generation setting mask_fraction", mask_fraction, gt=0, le=1)
+        check_whole("generation setting num_steps", num_steps, ge=1)
+        check_whole("generation setting max_tokens", max_tokens, ge=1)
+        check_whole("generation setting batch_size", batch_size, ge=1)
+        check_number("generation setting temperature", temperature, ge=0)
+        check_number("generation setting top_p", top_p, gt=0, le=1)
         self.name = f"mask-fill {model}"
         self._mask_fraction = mask_fraction
         self._num_steps = num_steps
@@ -147,7 +143,7 @@ class MaskFill:
         Raises:
             GenerationError: The seed is out of range or an entry is no string.
         """
-        check_integer("seed", seed, minimum=0, maximum=2**64 - 1)
+        check_whole("generation setting seed", seed, ge=0, le=2**64 - 1)
         check_texts("texts", texts)
         rows = self._tokenize(texts, streams.text_seeds(seed, texts))
         varied = list(texts)

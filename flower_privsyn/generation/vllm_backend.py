@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
-    check_integer,
     check_texts,
 )
 from flower_privsyn.models.adapters import adapter_digest
@@ -62,10 +62,10 @@ class VLLMGenerator:
             ModelError: The model cannot be found, or vLLM cannot serve it.
             MissingExtraError: vLLM is not installed in this environment.
         """
-        check_integer("max_lora_rank", max_lora_rank, minimum=1)
-        check_integer("batch_size", batch_size, minimum=1)
+        check_whole("generation setting max_lora_rank", max_lora_rank, ge=1)
+        check_whole("generation setting batch_size", batch_size, ge=1)
         if max_model_len is not None:
-            check_integer("max_model_len", max_model_len, minimum=1)
+            check_whole("generation setting max_model_len", max_model_len, ge=1)
         try:
             self._vllm: Any = importlib.import_module("vllm")
             self._lora: Any = importlib.import_module("vllm.lora.request")
@@ -117,7 +117,7 @@ class VLLMGenerator:
                 the engine failed.
             ModelError: The adapter folder holds no adapter.
         """
-        check_integer("num_samples", num_samples, minimum=1)
+        check_whole("generation setting num_samples", num_samples, ge=1)
         check_texts("prompts", prompts)
         request = None if adapter is None else self._lora_request(Path(adapter))
         seeds = streams.text_seeds(sampling.seed, prompts)

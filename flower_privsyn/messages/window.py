@@ -19,6 +19,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError
 
 #: Messages under way by default: enough to keep the nodes of one machine busy and a thousand
@@ -65,10 +66,8 @@ class WindowedGrid(Grid):
     """
 
     def __init__(self, grid: Grid, *, window: int = MESSAGES_UNDER_WAY) -> None:
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise ConfigError(f"window must be a whole number >= 1, got {window!r}")
         self._grid = grid
-        self._window = window
+        self._window = check_whole("window", window, ge=1)
         self._overdue: set[str] = set()
         self._late = 0
         self._ended_processes: set[str] = set()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import MissingExtraError, ModelError
 
 if TYPE_CHECKING:
@@ -49,14 +50,11 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """Resolve ``"auto"``: bfloat16 where the hardware multiplies it natively, else float32.
 
     Raises:
-        ModelError: The name is none of the allowed ones.
+        ConfigError: The name is none of the allowed ones.
     """
     import torch
 
-    if dtype not in _PRECISIONS:
-        raise ModelError(
-            f"generation setting dtype must be one of {', '.join(_PRECISIONS)}, got {dtype!r}"
-        )
+    check_choice("generation setting dtype", dtype, _PRECISIONS)
     if dtype != "auto":
         chosen: torch.dtype = getattr(torch, dtype)
         return chosen

@@ -11,8 +11,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from annotated_types import Ge, Gt, Le, Lt
+
+from flower_privsyn.checks import Settings, wrong_value
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import user_path
@@ -30,95 +33,75 @@ _TRAINED_MODELS = {"privsyn-lm": "", "privsyn-tiny": "", "privsyn-lstm": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodePolicy:
+class NodePolicy(Settings):
     """What the owner of a node allows.
-
-    Attributes:
-        min_noise_multiplier: Least noise multiplier of a round, at least 0; of rounds with
-            correlated noise, that of all of them together.
-        max_clip_norm: Largest clip norm, above 0; infinity for any.
-        max_rounds: Most rounds of one run, at least 1.
-        max_epsilon: Most that all runs of all servers together may cost one user, above 0;
-            infinity for no limit.
-        delta: Of that epsilon, strictly between 0 and 1.
-        relation: Neighbouring relation of that epsilon, whatever relation a run claims.
-        queries: Names of the questions that are answered; by default the bundled ones, so that
-            what an app or another package brings is answered only where the owner names it.
-        servers: Names of the servers that may ask; empty for any. See :attr:`NodeGuard.server`.
-        embedding_models: From the names a server may give to the SHA-256 of the model's files, or
-            "" for whatever stands under the name.
-        trained_models: The same for models that are trained on the node.
-        dataset: Name of the data set whose account is kept; "" for the node's own `dataset`, its
-            `data`, or "default".
-        source: The file the policy comes from.
 
     Raises:
         ConfigError: A value is out of range.
     """
 
-    min_noise_multiplier: float = 0.0
-    max_clip_norm: float = math.inf
-    max_rounds: int = 10_000
-    max_epsilon: float = 10.0
-    delta: float = 1e-6
-    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
-    queries: tuple[str, ...] = BUNDLED_QUERIES
-    servers: tuple[str, ...] = ()
-    dataset: str = ""
-    embedding_models: Mapping[str, str] = field(default_factory=lambda: dict(_EMBEDDING_MODELS))
-    trained_models: Mapping[str, str] = field(default_factory=lambda: dict(_TRAINED_MODELS))
-    source: str = DEFAULTS
+    min_noise_multiplier: Annotated[
+        float,
+        Ge(0),
+        "Least noise multiplier of a round; of rounds with correlated noise, that of all of them "
+        "together.",
+    ] = 0.0
+    max_clip_norm: Annotated[float, Gt(0), Le(math.inf), "Largest clip norm."] = math.inf
+    max_rounds: Annotated[int, Ge(1), "Most rounds of one run."] = 10_000
+    max_epsilon: Annotated[
+        float,
+        Gt(0),
+        Le(math.inf),
+        "Most that all runs of all servers together may cost one user.",
+    ] = 10.0
+    delta: Annotated[float, Gt(0), Lt(1), "Of that epsilon."] = 1e-6
+    relation: Annotated[
+        NeighboringRelation,
+        "Neighbouring relation of that epsilon, whatever relation a run claims.",
+    ] = NeighboringRelation.ZERO_OUT
+    queries: Annotated[
+        tuple[str, ...],
+        "Names of the questions that are answered; by default the bundled ones, so that what an "
+        "app or another package brings is answered only where the owner names it.",
+    ] = BUNDLED_QUERIES
+    servers: Annotated[
+        tuple[str, ...],
+        "Names of the servers that may ask; empty for any. See `NodeGuard.server`.",
+    ] = ()
+    dataset: Annotated[
+        str,
+        "Name of the data set whose account is kept; \"\" for the node's own `dataset`, its `data`, "
+        'or "default".',
+    ] = ""
+    embedding_models: Annotated[
+        Mapping[str, str],
+        "From the names a server may give to the SHA-256 of the model's files, or \"\" for whatever "
+        "stands under the name.",
+    ] = field(default_factory=lambda: dict(_EMBEDDING_MODELS))
+    trained_models: Annotated[
+        Mapping[str, str], "The same for models that are trained on the node."
+    ] = field(default_factory=lambda: dict(_TRAINED_MODELS))
+    source: Annotated[str, "The file the policy comes from."] = DEFAULTS
 
     def __post_init__(self) -> None:
-        for name in ("min_noise_multiplier", "max_clip_norm", "max_epsilon"):
-            zero = name == "min_noise_multiplier"
-            allowed = "a number of at least 0" if zero else "a number above 0 (inf for no limit)"
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or math.isnan(value) or value < 0 or (value == 0) > zero:
-                raise self._wrong(name, value, allowed)
-            if zero and math.isinf(value):
-                raise self._wrong(name, value, allowed)
-            object.__setattr__(self, name, float(value))
-        whole = isinstance(self.max_rounds, int) and not isinstance(self.max_rounds, bool)
-        if not whole or self.max_rounds < 1:
-            raise self._wrong("max_rounds", self.max_rounds, "a whole number of at least 1")
-        if not isinstance(self.delta, float) or not 0.0 < self.delta < 1.0:
-            raise self._wrong("delta", self.delta, "a number strictly between 0 and 1")
-        try:
-            object.__setattr__(self, "relation", NeighboringRelation(self.relation))
-        except ValueError:
-            allowed = "one of " + ", ".join(f'"{known.value}"' for known in NeighboringRelation)
-            raise self._wrong("relation", self.relation, allowed) from None
-        self._check_names()
-
-    def _check_names(self) -> None:
-        for name in ("queries", "servers"):
-            values = getattr(self, name)
-            if not isinstance(values, list | tuple) or not all(
-                isinstance(value, str) and value for value in values
-            ):
-                raise self._wrong(name, values, "a list of names")
-            object.__setattr__(self, name, tuple(values))
+        """Check every value."""
+        super().__post_init__()
         for query in self.queries:
             # Any name: the file is read where the apps that bring questions are not known. One
             # that is misspelt allows nothing.
             if not is_query_name(query):
-                raise self._wrong("queries", query, "names of questions, such as text_lengths")
-        if not isinstance(self.dataset, str):
-            raise self._wrong("dataset", self.dataset, "a name")
+                raise wrong_value(
+                    self._called("queries"), "names of questions, such as text_lengths", query
+                )
         for name in ("embedding_models", "trained_models"):
-            models = getattr(self, name)
-            allowed = 'a table of "name" = "SHA-256 of its files" or "name" = ""'
-            if not isinstance(models, Mapping):
-                raise self._wrong(name, models, allowed)
-            for model, digest in models.items():
-                if not isinstance(digest, str) or (digest and not _SHA256.fullmatch(digest)):
-                    raise self._wrong(f"{name}.{model}", digest, '64 hexadecimal digits or ""')
+            for model, digest in getattr(self, name).items():
+                if digest and not _SHA256.fullmatch(digest):
+                    raise wrong_value(
+                        f"{self._called(name)}.{model}", '64 hexadecimal digits or ""', digest
+                    )
 
-    def _wrong(self, name: str, value: object, allowed: str) -> ConfigError:
-        key = name.replace("_", "-")
-        return ConfigError(f"{self.source}: {key} must be {allowed}, got {value!r}.")
+    def _called(self, name: str) -> str:
+        return f"{self.source}: {name.replace('_', '-')}"
 
     # ---- what is refused
 

@@ -26,11 +26,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt
 
+from flower_privsyn.checks import Settings, check_whole
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import (
@@ -58,95 +60,77 @@ _STATE = "state.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalTraining:
+class CausalTraining(Settings):
     """How texts become a fine-tuned model.
-
-    Attributes:
-        learning_rate: AdamW's, > 0.
-        batch_size: rows per step, >= 1.
-        micro_batch_size: rows in memory at a time, >= 1, or 0 for all. It changes memory, not the
-            result: a step's loss is the mean over all its tokens.
-        epochs: passes over the texts, >= 1; not used with `max_steps`.
-        max_steps: steps in all, however many passes that takes, or 0 for as many as `epochs` says.
-        max_tokens: tokens of text in a row besides the beginning token, >= 1; the end of a text
-            counts. Bounded by the model's context.
-        layout: "pad": a row holds one text or a piece of it. "pack": texts follow one another and
-            rows are full; faster for short texts, and a row may begin inside a text.
-        long_texts: "split": a text of more than `max_tokens` becomes several rows; "cut": only its
-            beginning is used. For "pad".
-        retokenize: train on texts tokenized twice, as the papers' evaluation does; only for
-            comparing with their tables (`flower_privsyn.evaluation.paper_accuracy`).
-        schedule: "constant", or "linear" or "cosine" to zero, after the warm-up.
-        warmup_steps: steps of linear warm-up, >= 0.
-        weight_decay: AdamW's, >= 0.
-        max_gradient_norm: gradients longer than this are scaled to it; 0 for no bound.
-        device: "auto" takes a GPU if there is one; else "cpu" or "cuda".
-        precision: of the products; "auto" is bfloat16 on a GPU and float32 on a CPU. Weights and
-            the optimiser are float32 always.
 
     Raises:
         ConfigError: A value is out of range; the message names the key.
     """
 
-    learning_rate: float = 5e-4
-    batch_size: int = 32
-    micro_batch_size: int = 0
-    epochs: int = 3
-    max_steps: int = 0
-    max_tokens: int = 64
-    layout: Literal["pad", "pack"] = "pad"
-    long_texts: Literal["split", "cut"] = "split"
-    retokenize: bool = False
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
-    warmup_steps: int = 10
-    weight_decay: float = 0.01
-    max_gradient_norm: float = 1.0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    learning_rate: Annotated[float, Gt(0), "AdamW's."] = 5e-4
+    batch_size: Annotated[int, Ge(1), "rows per step."] = 32
+    micro_batch_size: Annotated[
+        int,
+        Ge(0),
+        "rows in memory at a time, or 0 for all. It changes memory, not the result: a step's loss "
+        "is the mean over all its tokens.",
+    ] = 0
+    epochs: Annotated[int, Ge(1), "passes over the texts; not used with `max_steps`."] = 3
+    max_steps: Annotated[
+        int,
+        Ge(0),
+        "steps in all, however many passes that takes, or 0 for as many as `epochs` says.",
+    ] = 0
+    max_tokens: Annotated[
+        int,
+        Ge(1),
+        "tokens of text in a row besides the beginning token; the end of a text counts. Bounded by "
+        "the model's context.",
+    ] = 64
+    layout: Annotated[
+        Literal["pad", "pack"],
+        '"pad": a row holds one text or a piece of it. "pack": texts follow one another and rows '
+        "are full; faster for short texts, and a row may begin inside a text.",
+    ] = "pad"
+    long_texts: Annotated[
+        Literal["split", "cut"],
+        '"split": a text of more than `max_tokens` becomes several rows; "cut": only its beginning '
+        'is used. For "pad".',
+    ] = "split"
+    retokenize: Annotated[
+        bool,
+        "train on texts tokenized twice, as the papers' evaluation does; only for comparing with "
+        "their tables (`flower_privsyn.evaluation.paper_accuracy`).",
+    ] = False
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine"],
+        '"constant", or "linear" or "cosine" to zero, after the warm-up.',
+    ] = "linear"
+    warmup_steps: Annotated[int, Ge(0), "steps of linear warm-up."] = 10
+    weight_decay: Annotated[float, Ge(0), "AdamW's."] = 0.01
+    max_gradient_norm: Annotated[
+        float, Ge(0), "gradients longer than this are scaled to it; 0 for no bound."
+    ] = 1.0
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], '"auto" takes a GPU if there is one; else "cpu" or "cuda".'
+    ] = "auto"
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        'of the products; "auto" is bfloat16 on a GPU and float32 on a CPU. Weights and the '
+        "optimiser are float32 always.",
+    ] = "auto"
 
     def __post_init__(self) -> None:
         """Check every value."""
-        for key, allowed in (
-            ("layout", ("pad", "pack")),
-            ("long_texts", ("split", "cut")),
-            ("schedule", ("constant", "linear", "cosine")),
-            ("device", ("auto", "cpu", "cuda")),
-            ("precision", ("auto", "float32", "bfloat16")),
-        ):
-            if getattr(self, key) not in allowed:
-                raise ConfigError(
-                    f"training setting {key} must be one of {', '.join(allowed)}, got "
-                    f"{getattr(self, key)!r}"
-                )
-        for key, least in (
-            ("batch_size", 1),
-            ("micro_batch_size", 0),
-            ("epochs", 1),
-            ("max_steps", 0),
-            ("max_tokens", 1),
-            ("warmup_steps", 0),
-        ):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"training setting {key} must be an integer >= {least}, got {value!r}"
-                )
-        for key in ("learning_rate", "weight_decay", "max_gradient_norm"):
-            value = getattr(self, key)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
-                raise ConfigError(f"training setting {key} must be a number >= 0, got {value!r}")
-        if self.learning_rate == 0:
-            raise ConfigError("training setting learning_rate must be > 0, got 0")
-        if not isinstance(self.retokenize, bool):
-            raise ConfigError(
-                f"training setting retokenize must be true or false, got {self.retokenize!r}"
-            )
+        super().__post_init__()
         if self.retokenize and (self.layout, self.long_texts) != ("pad", "cut"):
             raise ConfigError(
                 'training setting retokenize = true needs layout = "pad" and long_texts = "cut", '
                 f'got "{self.layout}" and "{self.long_texts}"'
             )
+
+    def _called(self, name: str) -> str:
+        return f"training setting {name}"
 
     @classmethod
     def distilgpt2(cls, **overrides: Any) -> Self:
@@ -299,8 +283,7 @@ def fine_tune(
 
 def _checked(model: str | Path, texts: Sequence[str], *, output: Path, seed: int) -> str:
     """The folder or hub name of a model, once nothing is wrong with what it is to be trained on."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ConfigError(f"training setting seed must be an integer in [0, 2**63), got {seed!r}")
+    check_whole("training setting seed", seed, ge=0, le=2**63 - 1)
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"fine-tuning needs a list of texts, got {len(texts)} items")
     resolved = resolve_model(model)

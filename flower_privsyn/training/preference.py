@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
 from flower_privsyn.models import BUNDLED_MODELS, resolve_model
 from flower_privsyn.models.adapters import adapter_digest
@@ -304,8 +305,7 @@ def _check(
                 f"preference pair {index}: rejected may be empty only for loss = 'sft', "
                 f"got loss = {settings.loss!r}"
             )
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise ConfigError(f"training setting seed must be an integer in [0, 2**64), got {seed!r}")
+    check_whole("training setting seed", seed, ge=0, le=2**64 - 1)
     if adapter is not None and adapter.resolve() == output.resolve():
         raise ConfigError(f"output must be another folder than adapter, got {output} for both")
 

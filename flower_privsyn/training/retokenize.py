@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, ModelError
 
 #: Length to which the papers cut a text, in tokens of the second kind.
@@ -43,8 +44,7 @@ def retokenized(
     References:
         Hou et al. 2024 (PrE-Text) and 2025 (POPri), the released downstream evaluation.
     """
-    if max_tokens < 2:
-        raise ConfigError(f"max_tokens must be a whole number >= 2, got {max_tokens}")
+    check_whole("max_tokens", max_tokens, ge=2)
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if begin is None or end is None:
         raise ModelError("double tokenization needs a tokenizer with a beginning and an end token")
