@@ -1,4 +1,4 @@
-"""What a value may be, and the one sentence that refuses any other: "KEY must be ALLOWED, got VALUE".
+"""What a value may be, and the one sentence that refuses it: "KEY must be ALLOWED, got VALUE".
 
 A function checks its own arguments:
 
@@ -62,15 +62,13 @@ def wrong_value(key: str, allowed: str, value: object) -> ConfigError:
 # ---- arguments of functions
 
 
-def check_whole(
-    key: str, value: object, *, ge: int | None = None, le: int | None = None
-) -> int:
+def check_whole(key: str, value: object, *, ge: int | None = None, le: int | None = None) -> int:
     """Return a whole number in [ge, le], of Python or of numpy, as an int.
 
     Raises:
         ConfigError: it is anything else.
     """
-    if isinstance(value, Integral) and not isinstance(value, bool):
+    if not isinstance(value, bool) and isinstance(value, Integral):
         number = int(value)
         if (ge is None or number >= ge) and (le is None or number <= le):
             return number
@@ -307,7 +305,7 @@ class Settings:
         for name, hint in _own_fields(cls).items():
             default = cls.__dict__.get(name, MISSING)
             if isinstance(default, dataclasses.Field):
-                default = default.default
+                default = _default_of(default)
             declared[name] = _declaration(name, hint, default, declared.get(name))
         cls.declared = MappingProxyType(declared)
         if declared:
@@ -332,7 +330,7 @@ class Settings:
 
 def _own_fields(cls: type) -> dict[str, Any]:
     """The annotations of a class itself that are fields, evaluated where the class was written."""
-    written = cls.__dict__.get("__annotations__", {})
+    written = inspect.get_annotations(cls)
     own = type(cls.__name__, (), {"__annotations__": written, "__module__": cls.__module__})
     hints = typing.get_type_hints(own, include_extras=True)
     return {
@@ -342,9 +340,11 @@ def _own_fields(cls: type) -> dict[str, Any]:
     }
 
 
-def _declaration(
-    name: str, hint: Any, default: Any, inherited: Declaration | None
-) -> Declaration:
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _declaration(name: str, hint: Any, default: Any, inherited: Declaration | None) -> Declaration:
     """Read one annotation; what it leaves out is as the class above has it."""
     metadata: tuple[Any, ...] = ()
     if typing.get_origin(hint) is Annotated:

@@ -58,7 +58,7 @@ for _command, _words in (
     (inspect, "show what a run has done and what it has spent"),
     (migrate, "convert a run directory of version 0.1"),
     (evaluate, "measure a run on held-out private text (not private)"),
-    (methods, "list the methods and their papers"),
+    (methods, "list the methods and their papers, or the settings of one"),
     (embed, "embed a node's text before a run, in several processes and with progress"),
     (simulate, "write a population of any size from public text, for tests of scale"),
     (

@@ -4,35 +4,59 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import typer
 
 from flower_privsyn.cli.options import Json
 
 
-def methods(as_json: Json = False) -> int:
-    """List the methods and their papers."""
+def methods(
+    method: Annotated[str, typer.Argument(metavar="METHOD", hidden=True)] = "",
+    as_json: Json = False,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="print the settings of all methods, in Markdown")
+    ] = False,
+) -> int:
+    """List the methods and their papers; with METHOD, the settings of that one."""
+    from flower_privsyn.cli.settings_page import settings_of, settings_page
     from flower_privsyn.strategies.catalogue import entries, refusals
 
+    if method:
+        _show(("key", "allowed", "default", "what it is"), settings_of(method))
+        return 0
+    if settings:
+        print(settings_page(), end="")
+        return 0
     rows = [entry.to_dict() for entry in entries().values()]
     for sentence in refusals():
         sys.stderr.write(f"privsyn: {sentence}\n")
     if as_json:
         print(json.dumps(rows, ensure_ascii=False, indent=2))
     else:
-        _show(rows)
+        _list(rows)
     return 0
 
 
-def _show(rows: Sequence[dict[str, str]]) -> None:
+def _list(rows: Sequence[dict[str, str]]) -> None:
+    """Print the methods, in two tables where the terminal is narrow."""
+    from rich.console import Console
+
+    headings = {"title": "method", "kind": "gives", "query": "users answer", "paper": "paper"}
+    narrow = Console().width < 120
+    for keys in (["title", "kind"], ["query", "paper"]) if narrow else (list(headings),):
+        shown = ("strategy", *(headings[key] for key in keys))
+        _show(shown, ([row[key] for key in ("name", *keys)] for row in rows))
+
+
+def _show(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text  # plain: the title of a method from outside may look like markup
 
-    headings = {"title": "method", "kind": "gives", "query": "users answer", "paper": "paper"}
-    console = Console()
-    narrow = console.width < 120
-    for keys in (["title", "kind"], ["query", "paper"]) if narrow else (list(headings),):
-        table = Table("strategy", *(headings[key] for key in keys), pad_edge=False)
-        for row in rows:
-            table.add_row(*(Text(row[key]) for key in ("name", *keys)))
-        console.print(table)
+    table = Table(*headings, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)

@@ -68,9 +68,7 @@ class Cut(Settings):
         int | None, Ge(1), "Longest sample, in tokens; None keeps documents whole."
     ] = 64
     max_samples: Annotated[int | None, Ge(1), "Most samples of a user; None keeps all."] = None
-    newer_than: Annotated[
-        str, 'ISO day; only documents dated after it count; "" for all.'
-    ] = ""
+    newer_than: Annotated[str, 'ISO day; only documents dated after it count; "" for all.'] = ""
     held_out_fraction: Annotated[
         float, Ge(0), Le(1), "Share of users kept out of the run for evaluation."
     ] = 0.0

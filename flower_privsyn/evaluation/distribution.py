@@ -16,7 +16,6 @@ Papers:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 

@@ -102,4 +102,3 @@ def check_texts(key: str, texts: Sequence[object]) -> None:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise GenerationError(f"{key}[{index}] must be a string, got {type(text).__name__}")
-

@@ -87,12 +87,13 @@ class Expand:
                 for, >= 1.
 
         Raises:
-            GenerationError: A setting is out of range.
-            ConfigError: The prompt cannot be read.
+            ConfigError: A setting is out of range, or the prompt cannot be read.
         """
         self._generator = generator
         self._prompt = prompt if isinstance(prompt, Prompt) else load_prompt(prompt)
-        check_whole("generation setting num_examples", num_examples, ge=1, le=self._prompt.num_samples - 1)
+        check_whole(
+            "generation setting num_examples", num_examples, ge=1, le=self._prompt.num_samples - 1
+        )
         check_whole("generation setting batch_size", batch_size, ge=1)
         check_number("generation setting max_attempts_per_sample", max_attempts_per_sample, ge=1)
         self._num_examples = num_examples
@@ -144,8 +145,8 @@ class Expand:
             The kept texts; fewer than ``num_samples`` when the attempts were used up.
 
         Raises:
-            GenerationError: There is no seed with any text, a setting is out of range, or the
-                generator failed.
+            ConfigError: A setting is out of range.
+            GenerationError: There is no seed with any text, or the generator failed.
         """
         check_texts("seeds", seeds)
         check_whole("generation setting num_samples", num_samples, ge=0)

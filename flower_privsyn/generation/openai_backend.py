@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flower_privsyn.checks import check_number, check_whole
-from flower_privsyn.errors import GenerationError, MissingExtraError
+from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.api_key import REDACTED, has_secrets, redact, shown_address
 from flower_privsyn.generation.backends import (
@@ -72,8 +72,8 @@ class OpenAIGenerator:
                 interface (vLLM: ``{"top_k": -1}`` where the model's own defaults restrict it).
 
         Raises:
-            GenerationError: A setting is out of range, or the server cannot be asked for its
-                model or serves several.
+            ConfigError: A setting is out of range.
+            GenerationError: The server cannot be asked for its model, or serves several.
             MissingExtraError: httpx is not installed.
         """
         try:
@@ -84,13 +84,13 @@ class OpenAIGenerator:
                 "pip install 'flower-privsyn[server]'"
             ) from error
         if has_secrets(base_url):
-            raise GenerationError(
+            raise ConfigError(
                 f"generation setting base_url, {shown_address(base_url)}, must have no user name, "
                 "password or query: give a key as api_key"
             )
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise GenerationError(
+            raise ConfigError(
                 "generation setting base_url must look like 'http://host:port/v1', "
                 f"got {base_url!r}"
             )

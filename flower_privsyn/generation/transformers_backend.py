@@ -66,7 +66,7 @@ class TransformersGenerator:
             batch_size: Samples per forward pass, >= 1.
 
         Raises:
-            GenerationError: A setting is out of range.
+            ConfigError: A setting is out of range.
             ModelError: The model cannot be found or is no causal language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """
@@ -115,7 +115,8 @@ class TransformersGenerator:
             One list of ``num_samples`` continuations per prompt.
 
         Raises:
-            GenerationError: A setting is out of range, or the new tokens leave no room.
+            ConfigError: A setting is out of range.
+            GenerationError: The new tokens leave no room.
             ModelError: The adapter cannot be loaded onto this model.
             MissingExtraError: An adapter is given and PEFT is not installed.
         """

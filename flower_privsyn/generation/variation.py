@@ -100,7 +100,7 @@ class MaskFill:
             device: As PyTorch names it; None takes the first GPU, else the CPU.
 
         Raises:
-            GenerationError: A setting is out of range.
+            ConfigError: A setting is out of range.
             ModelError: The model cannot be found or is no masked language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """
@@ -141,7 +141,8 @@ class MaskFill:
             text: one of which only white space would be left comes back as it is.
 
         Raises:
-            GenerationError: The seed is out of range or an entry is no string.
+            ConfigError: The seed is out of range.
+            GenerationError: An entry is no string.
         """
         check_whole("generation setting seed", seed, ge=0, le=2**64 - 1)
         check_texts("texts", texts)

@@ -58,7 +58,7 @@ class VLLMGenerator:
             engine_options: Passed on to ``vllm.LLM``.
 
         Raises:
-            GenerationError: A setting is out of range.
+            ConfigError: A setting is out of range.
             ModelError: The model cannot be found, or vLLM cannot serve it.
             MissingExtraError: vLLM is not installed in this environment.
         """
@@ -113,8 +113,8 @@ class VLLMGenerator:
             One list of ``num_samples`` continuations per prompt.
 
         Raises:
-            GenerationError: A setting is out of range, an adapter is given while LoRA is off, or
-                the engine failed.
+            ConfigError: A setting is out of range.
+            GenerationError: An adapter is given while LoRA is off, or the engine failed.
             ModelError: The adapter folder holds no adapter.
         """
         check_whole("generation setting num_samples", num_samples, ge=1)

@@ -20,7 +20,6 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.errors import ConfigError
 
 #: Messages under way by default: enough to keep the nodes of one machine busy and a thousand
 #: devices from waiting in line for long.

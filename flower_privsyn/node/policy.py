@@ -70,12 +70,12 @@ class NodePolicy(Settings):
     ] = ()
     dataset: Annotated[
         str,
-        "Name of the data set whose account is kept; \"\" for the node's own `dataset`, its `data`, "
+        'Name of the data set whose account is kept; "" for the node\'s own `dataset`, its `data`, '
         'or "default".',
     ] = ""
     embedding_models: Annotated[
         Mapping[str, str],
-        "From the names a server may give to the SHA-256 of the model's files, or \"\" for whatever "
+        'From the names a server may give to the SHA-256 of the model\'s files, or "" for whatever '
         "stands under the name.",
     ] = field(default_factory=lambda: dict(_EMBEDDING_MODELS))
     trained_models: Annotated[

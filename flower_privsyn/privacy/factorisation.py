@@ -264,10 +264,7 @@ class BandedToeplitz(_Toeplitz):
     def __post_init__(self) -> None:
         rounds = check_whole("rounds", self.rounds, ge=1)
         check_whole("the number of bands", len(self.coefficients), ge=1, le=rounds)
-        values = tuple(
-            check_number("coefficients", value)
-            for value in self.coefficients
-        )
+        values = tuple(check_number("coefficients", value) for value in self.coefficients)
         if values[0] != 1.0:
             raise ConfigError(f"coefficients must start with 1, got {values[0]!r}.")
         object.__setattr__(self, "coefficients", values)

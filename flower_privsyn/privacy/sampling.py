@@ -518,9 +518,7 @@ def _dealt(user_ids: Sequence[str], *, groups: int, salt: str) -> NDArray[np.int
 def _set_population(sampling: Sampling, *, required: bool) -> None:
     if sampling.population is None and not required:
         return
-    object.__setattr__(
-        sampling, "population", check_whole("population", sampling.population, ge=1)
-    )
+    object.__setattr__(sampling, "population", check_whole("population", sampling.population, ge=1))
 
 
 def _keyed_hashes(user_ids: Sequence[str], key: bytes) -> NDArray[np.uint64]:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_flag, check_whole
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy.factorisation import Draw, Factorisation, Recurrence, Vector
 from flower_privsyn.privacy.participation import Participation, squared_sensitivity
 

@@ -61,9 +61,7 @@ class PrivateSumConfig(Settings):
         "noise standard deviation over the clip norm (times `max_nodes_per_user`), in place of "
         "`epsilon`. 0 means no noise and no privacy; the ledger says so.",
     ] = None
-    delta: Annotated[
-        float, Gt(0), Lt(1), "target delta; should stay below 1 / num_users."
-    ] = 1e-6
+    delta: Annotated[float, Gt(0), Lt(1), "target delta; should stay below 1 / num_users."] = 1e-6
     num_rounds: Annotated[int, Ge(1), "rounds of the private query."] = 11
     num_users: Annotated[
         int,
@@ -106,9 +104,9 @@ class PrivateSumConfig(Settings):
     embedding_precision: Annotated[
         Literal["float32", "bfloat16"], "precision in which embeddings are computed."
     ] = "float32"
-    broadcast_precision: Annotated[
-        Literal["float16", "float32"], "how candidates travel."
-    ] = "float16"
+    broadcast_precision: Annotated[Literal["float16", "float32"], "how candidates travel."] = (
+        "float16"
+    )
     max_tokens: Annotated[int, Ge(1), "length of one private sample in tokens."] = 64
     max_samples: Annotated[
         int,
@@ -131,9 +129,7 @@ class PrivateSumConfig(Settings):
         "it.",
     ] = 0
     node_timeout: Annotated[float, Gt(0), "seconds to wait for the nodes."] = 300.0
-    round_timeout: Annotated[
-        float, Gt(0), "seconds to wait for the replies of one round."
-    ] = 3600.0
+    round_timeout: Annotated[float, Gt(0), "seconds to wait for the replies of one round."] = 3600.0
     run_dir: Annotated[
         str, 'where the run is written; "" for a new folder under `~/privsyn-runs`.'
     ] = ""
@@ -333,4 +329,3 @@ class PrivateSumConfig(Settings):
                 population,
                 1 / population,
             )
-

@@ -40,8 +40,7 @@ LearningRate = Annotated[float, Gt(0), Le(_LARGEST)]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainableModel(Settings):
-    """A causal language model and which of its parameters are trained.
-    """
+    """A causal language model and which of its parameters are trained."""
 
     name: Annotated[
         str,
@@ -287,4 +286,3 @@ def next_clip_norm(
     """
     following = clip_norm * math.exp(-learning_rate * (fraction_within - quantile))
     return min(max(following, _SMALLEST_CLIP), _LARGEST)
-

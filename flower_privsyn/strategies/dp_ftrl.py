@@ -80,10 +80,10 @@ class DPFTRLConfig(FederatedTrainingConfig):
         Kairouz et al. 2021, Algorithm 1; McMahan, Xu, Zhang 2024; Choquette-Choo et al. 2023.
     """
 
-    sampling: Annotated[  # type: ignore[assignment]
+    sampling: Annotated[
         Literal["cyclic"],
         "who takes part: users are dealt to `min_separation` groups that take turns.",
-    ] = "cyclic"
+    ] = "cyclic"  # type: ignore[assignment]
     noise_multiplier: Annotated[
         float | None,
         "standard deviation of the fresh part of a round's noise over the clip norm, as papers on "

@@ -111,9 +111,7 @@ class KernelSketchConfig(PreferenceConfig):
         "rounds of preferences or of evolution; 0 writes the synthetic texts with the public "
         "model.",
     ] = 20
-    num_candidates: Annotated[
-        int, Ge(1), 'for "evolution", texts that survive a round.'
-    ] = 1024
+    num_candidates: Annotated[int, Ge(1), 'for "evolution", texts that survive a round.'] = 1024
     variations: Annotated[
         int,
         Ge(1),

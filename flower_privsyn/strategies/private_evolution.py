@@ -102,9 +102,7 @@ class PrivateEvolutionConfig(PrivateSumConfig):
     mask_fraction: Annotated[
         MaskFraction, "share of a text's tokens masked in one step; 0.3 in PrE-Text."
     ] = 0.3
-    mask_steps: Annotated[
-        int, Ge(1), "how often a text is masked and filled; 2 in PrE-Text."
-    ] = 2
+    mask_steps: Annotated[int, Ge(1), "how often a text is masked and filled; 2 in PrE-Text."] = 2
     generator: Annotated[
         str,
         "causal language model that expands the survivors; a name, a path, or "
@@ -116,9 +114,7 @@ class PrivateEvolutionConfig(PrivateSumConfig):
         int, Ge(0), "synthetic texts to write; 0 writes the survivors themselves."
     ] = 2000
     max_new_tokens: Annotated[int, Ge(1), "tokens per synthetic text; 85 in PrE-Text."] = 85
-    temperature: Annotated[
-        float, Gt(0), "sampling temperature of variation and expansion."
-    ] = 1.0
+    temperature: Annotated[float, Gt(0), "sampling temperature of variation and expansion."] = 1.0
     top_p: Annotated[float, Gt(0), Le(1), "nucleus of variation and expansion."] = 1.0
     survivor_weights: Annotated[
         Literal["distinct", "counted"],

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.errors import ConfigError, ModelError
+from flower_privsyn.errors import ModelError
 
 #: Length to which the papers cut a text, in tokens of the second kind.
 PAPER_TOKENS = 64

@@ -238,11 +238,11 @@ def test_no_users_no_samples() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_tokens": 0}, "max-tokens must be at least 1, got 0"),
-        ({"max_samples": 0}, "max-samples must be at least 1, got 0"),
+        ({"max_tokens": 0}, "max-tokens must be a whole number of at least 1, got 0"),
+        ({"max_samples": 0}, "max-samples must be a whole number of at least 1, got 0"),
         ({"newer_than": "soon"}, "newer-than must be an ISO date such as 2025-03-18, got 'soon'"),
-        ({"held_out_fraction": 1.5}, "held-out fraction must lie in \\[0, 1\\], got 1.5"),
-        ({"seed": "x"}, "seed must be an integer"),
+        ({"held_out_fraction": 1.5}, "held-out-fraction must be a number between 0 and 1, got 1.5"),
+        ({"seed": "x"}, "seed must be a whole number"),
         ({"tokenizer": str.split}, "must be a fast tokenizer"),
     ],
 )

@@ -251,9 +251,9 @@ def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"precision": "float16"}, "embedding-precision must be one of float32, bfloat16"),
+        ({"precision": "float16"}, 'embedding-precision must be one of "float32", "bfloat16"'),
         ({"precision": "int8"}, "got 'int8'"),
-        ({"max_tokens": 2}, "max-tokens must be at least 8, got 2"),
+        ({"max_tokens": 2}, "max-tokens must be a whole number of at least 8, got 2"),
     ],
 )
 def test_bad_arguments(options: dict[str, object], words: str) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flower_privsyn.errors import GenerationError
+from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import SamplingParameters, TextGenerator
 from flower_privsyn.generation.backends import check_texts
 
@@ -36,7 +36,7 @@ from flower_privsyn.generation.backends import check_texts
 )
 def test_a_wrong_setting_is_named_with_its_value(setting: str, value: object):
     settings = {"seed": 0, setting: value}
-    with pytest.raises(GenerationError) as caught:
+    with pytest.raises(ConfigError) as caught:
         SamplingParameters(**settings)
     assert setting in str(caught.value)
     assert repr(value) in str(caught.value)

@@ -207,16 +207,16 @@ def test_no_samples_wanted():
     ],
 )
 def test_a_wrong_setting_is_named(setting: str, value: object):
-    with pytest.raises(GenerationError, match=setting) as caught:
+    with pytest.raises(ConfigError, match=setting) as caught:
         Expand(Scripted(_numbered), **{setting: value})
     assert repr(value) in str(caught.value)
 
 
 def test_wrong_input():
     expand = Expand(Scripted(_numbered))
-    with pytest.raises(GenerationError, match="num_samples"):
+    with pytest.raises(ConfigError, match="num_samples"):
         expand.run(SEEDS, num_samples=-1, seed=0)
-    with pytest.raises(GenerationError, match="seed"):
+    with pytest.raises(ConfigError, match="seed"):
         expand.run(SEEDS, num_samples=1, seed=-1)
     with pytest.raises(ConfigError, match="no-such-prompt"):
         Expand(Scripted(_numbered), prompt="no-such-prompt")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError, ModelError
+from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
 from flower_privsyn.generation import OpenAIGenerator, TransformersGenerator, load_generator
 
 
@@ -45,5 +45,5 @@ def test_what_does_not_exist():
         load_generator("./no/such/model")
     with pytest.raises(ModelError, match="privsyn-xl"):
         load_generator("privsyn-xl")
-    with pytest.raises(GenerationError, match="base_url"):
+    with pytest.raises(ConfigError, match="base_url"):
         load_generator("http://#model")

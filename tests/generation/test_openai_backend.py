@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
+from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError, ModelError
 from flower_privsyn.generation import OpenAIGenerator, SamplingParameters, TextGenerator
 from tests.support.generation_server import Server
 
@@ -328,13 +328,13 @@ def test_adapters_that_cannot_be_loaded(
     ],
 )
 def test_a_wrong_setting_is_named(setting: str, value: object):
-    with pytest.raises(GenerationError, match=setting) as caught:
+    with pytest.raises(ConfigError, match=setting) as caught:
         OpenAIGenerator(**{"base_url": "http://127.0.0.1:9/v1", "model": "x", setting: value})
     assert repr(value) in str(caught.value)
 
 
 def test_wrong_input(generator: OpenAIGenerator, server: Server):
-    with pytest.raises(GenerationError, match="num_samples"):
+    with pytest.raises(ConfigError, match="num_samples"):
         generator.generate(["a"], num_samples=0, sampling=SAMPLING)
     with pytest.raises(GenerationError, match=r"prompts\[0\]"):
         generator.generate([1], sampling=SAMPLING)  # type: ignore[list-item]

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
+from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError, ModelError
 from flower_privsyn.generation import SamplingParameters, TextGenerator, TransformersGenerator
 
 GREEDY = SamplingParameters(seed=0, max_new_tokens=24, temperature=0)
@@ -393,11 +393,13 @@ def test_peft_missing(llama: Path, adapters: tuple[Path, Path], monkeypatch: pyt
 
 
 def test_wrong_input(generator: TransformersGenerator, llama: Path):
-    with pytest.raises(GenerationError, match="num_samples must be an integer >= 1, got 0"):
+    with pytest.raises(
+        ConfigError, match="num_samples must be a whole number of at least 1, got 0"
+    ):
         generator.generate(PROMPTS, num_samples=0, sampling=GREEDY)
     with pytest.raises(GenerationError, match="one string"):
         generator.generate("prompt", sampling=GREEDY)
-    with pytest.raises(GenerationError, match="batch_size"):
+    with pytest.raises(ConfigError, match="batch_size"):
         TransformersGenerator(llama, batch_size=0)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_privsyn.errors import GenerationError, ModelError
+from flower_privsyn.errors import ConfigError, GenerationError, ModelError
 from flower_privsyn.generation import MaskFill, Variation
 from flower_privsyn.generation.variation import _group_by_character
 
@@ -235,13 +235,13 @@ def test_bfloat16_where_the_cpu_has_it(roberta: Path, texts: list[str]):
     ],
 )
 def test_a_wrong_setting_is_named_before_the_model_is_loaded(setting: str, value: object):
-    with pytest.raises(GenerationError, match=setting) as caught:
+    with pytest.raises(ConfigError, match=setting) as caught:
         MaskFill("no-such-model", **{setting: value})
     assert repr(value) in str(caught.value)
 
 
 def test_wrong_input(fill: MaskFill):
-    with pytest.raises(GenerationError, match="seed"):
+    with pytest.raises(ConfigError, match="seed"):
         fill.vary(["a"], seed=-1)
     with pytest.raises(GenerationError, match="one string"):
         fill.vary("a text", seed=0)

@@ -24,7 +24,7 @@ import httpx
 import pytest
 
 import flower_privsyn
-from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
+from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError, ModelError
 from flower_privsyn.generation import (
     OpenAIGenerator,
     SamplingParameters,
@@ -157,7 +157,7 @@ def test_errors(fake_vllm: None, llama: Path, adapters: tuple[Path, Path], tmp_p
         VLLMGenerator(llama).generate(["a"], sampling=SAMPLED, adapter=tmp_path)
     with pytest.raises(ModelError, match="vLLM cannot serve model 'owner/unsupported'"):
         VLLMGenerator("owner/unsupported")
-    with pytest.raises(GenerationError, match="max_lora_rank"):
+    with pytest.raises(ConfigError, match="max_lora_rank"):
         VLLMGenerator(llama, max_lora_rank=0)
 
 

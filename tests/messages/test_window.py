@@ -138,7 +138,7 @@ class TestRoom:
 
     @pytest.mark.parametrize("window", [0, -1, True, 2.0])
     def test_a_window_of_nothing(self, window: Any) -> None:
-        with pytest.raises(ConfigError, match="window must be a whole number >= 1"):
+        with pytest.raises(ConfigError, match="window must be a whole number of at least 1"):
             WindowedGrid(LoopbackGrid(echo()), window=window)
 
     def test_a_strategy_asks_two_hundred_single_users_through_it(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
 from flower_privsyn.models.pretrained import choose_device, choose_dtype, load_pretrained
 
 
@@ -166,7 +166,7 @@ def test_devices_and_precisions():
         with pytest.raises(ModelError, match="'cuda' is not available"):
             choose_device("cuda")
     assert choose_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
-    with pytest.raises(ModelError, match=r"dtype must be one of auto, .* got 'int8'"):
+    with pytest.raises(ConfigError, match="dtype must be one of \"auto\", .* got 'int8'"):
         choose_dtype("int8", torch.device("cpu"))
 
 

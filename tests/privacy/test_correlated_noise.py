@@ -293,7 +293,9 @@ def test_a_round_has_its_noise_once() -> None:
     with pytest.raises(LedgerError, match="asked for and not prepared"):
         noise.rounded_normal(STEPS, 5)
     for number in (1, 0, 13):
-        with pytest.raises((LedgerError, ConfigError), match="already made|round must be a whole number between"):
+        with pytest.raises(
+            (LedgerError, ConfigError), match="already made|round must be a whole number between"
+        ):
             noise.prepare(number, 5)
     noise.prepare(2, 5)
     with pytest.raises(LedgerError, match="asked for and not prepared"):

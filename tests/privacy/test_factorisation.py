@@ -328,7 +328,10 @@ def test_everybody_in_every_round_has_nothing_to_gain() -> None:
     ("build", "sentence"),
     [
         (lambda: BandedToeplitz(rounds=3, coefficients=(0.5,)), "coefficients must start with 1"),
-        (lambda: BandedToeplitz(rounds=3, coefficients=()), "the number of bands must be a whole number between"),
+        (
+            lambda: BandedToeplitz(rounds=3, coefficients=()),
+            "the number of bands must be a whole number between",
+        ),
         (
             lambda: BandedToeplitz(rounds=2, coefficients=(1.0, 0.5, 0.2)),
             "the number of bands must be a whole number between 1 and 2",

@@ -157,7 +157,9 @@ def test_a_plan_says_nothing_about_whose_turn_it_is() -> None:
     with pytest.raises(ConfigError, match="round_number must be given"):
         plan.participants(["a"])
     for number in (0, 10):
-        with pytest.raises(ConfigError, match="round_number must be a whole number between 1 and 9"):
+        with pytest.raises(
+            ConfigError, match="round_number must be a whole number between 1 and 9"
+        ):
             plan.of_round(number)
     assert FullParticipation().of_round(7) == FullParticipation()
 

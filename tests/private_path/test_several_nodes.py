@@ -58,8 +58,14 @@ def test_coins_are_accounted_as_a_mixture(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"max_nodes_per_user": 0}, "max-nodes-per-user must be a whole number of at least 1"),
-        ({"max_nodes_per_user": 1001}, "max-nodes-per-user must be at most 1000, got 1001"),
+        (
+            {"max_nodes_per_user": 0},
+            "max-nodes-per-user must be a whole number between 1 and 1000, got 0",
+        ),
+        (
+            {"max_nodes_per_user": 1001},
+            "max-nodes-per-user must be a whole number between 1 and 1000, got 1001",
+        ),
         (
             {"sampling": "fixed-size", "sample_size": 3},
             'max-nodes-per-user = 2 needs another sampling than "fixed-size"',

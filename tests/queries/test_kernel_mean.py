@@ -260,7 +260,7 @@ class TestTheQuery:
     @pytest.mark.parametrize(
         ("arguments", "named"),
         [
-            ({"num_features": 7}, "num-features must be even"),
+            ({"num_features": 7}, "num-features must be an even whole number"),
             ({"num_features": 0}, "num-features"),
             ({"num_features": 8.0}, "num-features"),
             ({"bandwidth": 0.0}, "bandwidth"),

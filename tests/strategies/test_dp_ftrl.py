@@ -498,7 +498,7 @@ class TestSettings:
             ({"sampling": "full"}, 'sampling must be one of "cyclic"'),
             ({"noise_bands": 4, "correlation": "banded"}, "noise-bands = 4 must be at most"),
             ({"noise_bands": 2}, 'noise-bands = 2 needs correlation = "banded" or'),
-            ({"noise_buffers": 6}, "noise-buffers must be a number in"),
+            ({"noise_buffers": 6}, "noise-buffers must be a whole number between 0 and 5"),
             (
                 {"noise_buffers": 2, "correlation": "tree"},
                 'noise-buffers = 2 needs correlation = "blt"',

@@ -731,7 +731,7 @@ class TestSettings:
             ({"checkpoint": "best"}, "checkpoint"),
             ({"checkpoint": "sketch-mmd", "num_rounds": 1}, "num-rounds.*at least 2"),
             ({"patience": 3}, "patience = 3 needs checkpoint"),
-            ({"num_features": 63}, "num-features must be even"),
+            ({"num_features": 63}, "num-features must be an even whole number"),
             ({"bandwidth": -1.0}, "bandwidth"),
             ({"embedding_weight": 1.5}, "embedding-weight"),
             ({"synthetic_samples": 0}, "synthetic-samples"),

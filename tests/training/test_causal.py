@@ -333,11 +333,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"learning_rate": 0}, "learning_rate must be > 0"),
+            ({"learning_rate": 0}, "learning_rate must be a number above 0"),
             ({"learning_rate": float("nan")}, "learning_rate must be a number"),
-            ({"batch_size": 0}, "batch_size must be an integer >= 1"),
-            ({"epochs": 1.5}, "epochs must be an integer"),
-            ({"layout": "mix"}, "layout must be one of pad, pack"),
+            ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+            ({"epochs": 1.5}, "epochs must be a whole number"),
+            ({"layout": "mix"}, 'layout must be one of "pad", "pack"'),
             ({"precision": "int8"}, "precision must be one of"),
             ({"retokenize": True}, "retokenize = true needs"),
             ({"retokenize": 1}, "retokenize must be true or false"),

@@ -513,7 +513,7 @@ class TestPairs:
     def test_other_arguments(self, tiny: Path, tmp_path: Path):
         with pytest.raises(ConfigError, match=r"pairs\[0\] must be a PreferencePair"):
             train(tiny, [("a", "b", "c")], tmp_path / "a")  # type: ignore[list-item]
-        with pytest.raises(ConfigError, match="seed must be an integer"):
+        with pytest.raises(ConfigError, match="seed must be a whole number"):
             train(tiny, pairs_of_topics(1), tmp_path / "a", seed=-1)
         with pytest.raises(ModelError, match="does not exist"):
             train("privsyn-xl", pairs_of_topics(1), tmp_path / "a")

@@ -77,9 +77,7 @@ class FederatedTrainingConfig(PrivateSumConfig):
         LocalPrecision,
         '"bfloat16" is for the products of local training on CPUs that multiply it natively.',
     ] = "float32"
-    local_learning_rate: Annotated[
-        LearningRate, "of a user's stochastic gradient descent."
-    ] = 0.1
+    local_learning_rate: Annotated[LearningRate, "of a user's stochastic gradient descent."] = 0.1
     local_epochs: Annotated[int, Ge(1), "passes over a user's samples in a round."] = 1
     local_batch_size: Annotated[int, Ge(1), "samples per local step."] = 4
     local_steps: Annotated[

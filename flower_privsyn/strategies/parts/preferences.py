@@ -81,9 +81,7 @@ class PreferenceConfig(PrivateSumConfig):
         '"sft" is cross-entropy on the chosen responses alone, the PE+SFT baseline of the paper.',
     ] = "dpo"
     beta: Annotated[float, Gt(0), "DPO's beta or IPO's tau; 0.01 in the authors' code."] = 0.1
-    lora_rank: Annotated[
-        int, Ge(1), "rank of the adapter; 4 printed, 16 in the authors' code."
-    ] = 4
+    lora_rank: Annotated[int, Ge(1), "rank of the adapter; 4 printed, 16 in the authors' code."] = 4
     lora_alpha: Annotated[
         int, Ge(1), "its scale times its rank; 8 printed, 16 in the authors' code."
     ] = 8

@@ -1,0 +1,105 @@
+"""The settings of the methods, in Markdown, as their classes declare them: docs/settings.md."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from flower_privsyn.checks import Declaration, Settings
+from flower_privsyn.errors import ConfigError
+
+_PREFACE = """\
+# Settings
+
+Every key of every method: what may stand there, what stands there by default, what it is.
+
+`privsyn methods --settings` writes this page from the declarations in the code, and
+`privsyn methods popri` shows one method. In Python the keys have underscores
+(`POPriConfig(num_rounds=20)`, `help(POPriConfig)`); in a run configuration
+(`[tool.flwr.app.config]`, `--set`) they have hyphens, and -1 leaves out a number that need not be
+given. A value that is not allowed is refused before anything is spent.
+
+Which keys of the papers these are: [paper_index.md](paper_index.md).
+"""
+
+_POLICY = """\
+## What the owner of a node allows
+
+Keys of the file that `privsyn node policy --init` writes: [node_policy.md](node_policy.md).
+"""
+
+
+def settings_page() -> str:
+    """All settings: those that methods share once, then those of each method."""
+    from flower_privsyn.node.policy import NodePolicy
+    from flower_privsyn.strategies.catalogue import entries
+
+    users: dict[type[Settings], list[str]] = {}
+    for name, entry in entries().items():
+        for cls in reversed(entry.classes()[0].__mro__):
+            if issubclass(cls, Settings) and cls.declared:
+                users.setdefault(cls, []).append(name)
+    parts = [_PREFACE]
+    for cls, names in users.items():
+        title = f"`{names[0]}`"
+        if len(names) == len(entries()):
+            title = "All methods"
+        elif len(names) > 1:
+            title = " and ".join(f"`{name}`" for name in names)
+        own = [cls.declared[name] for name in inspect.get_annotations(cls) if _is_key(cls, name)]
+        if own:
+            parts.append(f"## {title}\n\n{_table(own, cls.declared)}")
+    policy = [field for name, field in NodePolicy.declared.items() if name != "source"]
+    parts.append(f"{_POLICY}\n{_table(policy, NodePolicy.declared)}")
+    return "\n".join(parts)
+
+
+def settings_of(method: str) -> Iterator[tuple[str, str, str, str]]:
+    """The settings of one method: key, what is allowed, the default and the words of each.
+
+    Args:
+        method: as settings name it.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    from flower_privsyn.strategies.by_name import STRATEGIES, listed_strategies
+
+    if method not in STRATEGIES:
+        raise ConfigError(f"the method must be {listed_strategies()}, got {method!r}")
+    declared = STRATEGIES[method][0].declared
+    for name, field in declared.items():
+        if _is_key(STRATEGIES[method][0], name):
+            yield _row(field, declared)
+
+
+def _is_key(cls: type[Settings], name: str) -> bool:
+    return name in cls.declared and name != "node_settings"
+
+
+def _table(fields: Iterable[Declaration], keys: Mapping[str, Any]) -> str:
+    """Fields as a table in Markdown."""
+    lines = ["| key | allowed | default | what it is |", "|---|---|---|---|"]
+    for field in fields:
+        key, allowed, default, words = (text.replace("|", "\\|") for text in _row(field, keys))
+        lines.append(f"| `{key}` | {allowed} | `{default}` | {words} |")
+    return "\n".join(lines) + "\n"
+
+
+def _row(field: Declaration, keys: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Key, what is allowed, the default as a run configuration has it, and the words of a field."""
+
+    def hyphenated(found: re.Match[str]) -> str:
+        return found[0].replace("_", "-") if found[1] in keys else found[0]
+
+    words = re.sub(r"`(\w+)`", hyphenated, field.words)
+    if field.default is None:
+        default = "-1"
+    elif isinstance(field.default, float):
+        default = repr(field.default)
+    else:
+        default = json.dumps(field.default)
+    return field.name.replace("_", "-"), field.allowed, default, words

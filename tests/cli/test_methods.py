@@ -1,0 +1,44 @@
+"""`privsyn methods METHOD` and docs/settings.md: what the settings' classes declare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.node.policy import NodePolicy
+from flower_privsyn.strategies import STRATEGIES
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def test_the_page_is_what_the_code_declares(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a change: `privsyn methods --settings > docs/settings.md`."""
+    assert main(["methods", "--settings"]) == 0
+    assert capsys.readouterr().out == PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_has_every_key() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    keys = frozenset().union(*(config.keys() for config, _ in STRATEGIES.values()))
+    keys |= {name.replace("_", "-") for name in NodePolicy.declared} - {"source"}
+    assert keys == {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+
+
+def test_the_settings_of_one_method(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["methods", "popri"]) == 0
+    printed = capsys.readouterr().out
+    keys = STRATEGIES["popri"][0].keys()
+    assert keys <= set(printed.split())
+    row = next(line for line in printed.splitlines() if line.startswith("num-rounds"))
+    assert "a whole number of at least 1" in row
+    assert " 20 " in row
+
+
+def test_an_unknown_method(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "po-pri"]) == 2
+    assert 'the method must be one of "private-evolution"' in capsys.readouterr().err
