@@ -56,7 +56,9 @@ def _show(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text  # plain: the title of a method from outside may look like markup
 
-    table = Table(*headings, pad_edge=False)
+    table = Table(pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=number == 0)
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)

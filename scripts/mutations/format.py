@@ -205,8 +205,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="one user trains without end unless it is forbidden",
         file="flower_privsyn/strategies/parts/federated_training.py",
         function="FederatedTrainingConfig.local_steps",
-        before="local_steps: int = 64\n",
-        after="local_steps: int = 0\n",
+        before="] = 64\n",
+        after="] = 0\n",
         tests=("tests/strategies/test_catalogue.py",),
     ),
 )

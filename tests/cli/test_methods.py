@@ -33,8 +33,8 @@ def test_the_settings_of_one_method(
     assert main(["methods", "popri"]) == 0
     printed = capsys.readouterr().out
     keys = STRATEGIES["popri"][0].keys()
-    assert keys <= set(printed.split())
-    row = next(line for line in printed.splitlines() if line.startswith("num-rounds"))
+    assert keys <= set(printed.replace("│", " ").split())
+    row = next(line for line in printed.splitlines() if line.startswith("│num-rounds "))
     assert "a whole number of at least 1" in row
     assert " 20 " in row
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import OpenAIGenerator, load_generator
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator, read_key, redact
 from flower_privsyn.strategies import POPriConfig, PrivateEvolutionConfig
@@ -41,7 +41,7 @@ def test_an_address_that_may_hold_a_key_is_refused_and_not_quoted(address: str) 
     assert messages[0].startswith("generator = https://host.example:8443/v1 was given with a user")
     assert "PRIVSYN_API_KEY (generator-api-key-env)" in messages[0]
     if "#" not in address or "?" in address.partition("#")[0]:
-        with pytest.raises(GenerationError) as direct:
+        with pytest.raises(ConfigError) as direct:
             OpenAIGenerator(address.partition("#")[0], "model")
         messages.append(str(direct.value))
     assert not [message for message in messages if KEY[:6] in message]

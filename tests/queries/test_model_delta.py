@@ -237,16 +237,16 @@ class TestQuestion:
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"clip_to": 0.0}, "clip-norm"),
-            ({"clip_to": math.nan}, "clip-norm"),
-            ({"clip_to": math.inf}, "clip-norm"),
-            ({"clip_to": True}, "clip-norm"),
-            ({"bit_share": 0.95}, "clip-bit-share"),
-            ({"bit_share": 1e-6}, "clip-bit-share"),
-            ({"learning_rate": 0.0}, "local-learning-rate"),
-            ({"epochs": 0}, "local-epochs"),
-            ({"batch_size": 2.5}, "local-batch-size"),
-            ({"max_steps": -1}, "local-steps"),
+            ({"clip_to": 0.0}, "clip-to"),
+            ({"clip_to": math.nan}, "clip-to"),
+            ({"clip_to": math.inf}, "clip-to"),
+            ({"clip_to": True}, "clip-to"),
+            ({"bit_share": 0.95}, "bit-share"),
+            ({"bit_share": 1e-6}, "bit-share"),
+            ({"learning_rate": 0.0}, "learning-rate"),
+            ({"epochs": 0}, "epochs"),
+            ({"batch_size": 2.5}, "batch-size"),
+            ({"max_steps": -1}, "max-steps"),
         ],
     )
     def test_bad_parameters_are_named(self, changes: dict[str, Any], named: str) -> None:
@@ -262,7 +262,7 @@ class TestQuestion:
             ({"layers": "a"}, "trainable-layers"),
             ({"lora_rank": 0}, "lora-rank"),
             ({"lora_alpha": 1.5}, "lora-alpha"),
-            ({"precision": "float16"}, "local-precision"),
+            ({"precision": "float16"}, "precision"),
         ],
     )
     def test_bad_models_are_named(self, changes: dict[str, Any], named: str) -> None:
