@@ -28,6 +28,7 @@ from dataclasses import MISSING, dataclass
 from enum import Enum
 from functools import cached_property
 from numbers import Integral, Real
+from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -43,6 +44,7 @@ _KINDS: Final[Mapping[Any, str]] = {
     int: "a whole number",
     bool: "true or false",
     str: "a string",
+    str | Path: "a name or a path",
     tuple[str, ...]: "a list of strings that are not empty",
     Mapping[str, str]: "a table of strings",
 }
@@ -272,7 +274,7 @@ class Declaration:
         if self.kind is float:
             number = _as_float(value) if isinstance(value, int | float) else math.nan
             return number if number in self.bounds or (self.zero and number == 0) else None
-        if self.kind in (bool, str):
+        if self.kind in (bool, str, str | Path):
             return value if isinstance(value, self.kind) else None
         if self.kind == Mapping[str, str]:
             table = isinstance(value, Mapping) and all(

@@ -17,12 +17,12 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Le, Lt
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries.once_per_array import once_per_array
 from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, IntArray, Query, Reads
@@ -134,42 +134,30 @@ class JointSketch(Query):
         of IEEE 754: the answer is the same bits on every machine.
 
     Counting is O(n log n) in the n tokens of a cohort, whatever V and K are.
-
-    Attributes:
-        bigram_share: b in [0, 1], the bigrams' share of the squared norm; 0 asks for tokens alone,
-            1 for bigrams alone.
-        token_buckets: M of the tokens; 0 for one number per token.
-        bigram_buckets: M of the bigrams; 0 for one number per bigram.
-        hash_seed: of buckets and signs, in [0, 2^63); public.
-        max_tokens_per_user: tokens of one user that count, the first ones over all records.
     """
 
     name: ClassVar[str] = "joint_sketch"
     reads: ClassVar[Reads] = "tokens"
 
-    bigram_share: float = 0.0
-    token_buckets: int = 0
-    bigram_buckets: int = 0
-    hash_seed: int = 0
-    max_tokens_per_user: int = 1024
-
-    def __post_init__(self) -> None:
-        """Validate the parameters."""
-        share = self.bigram_share
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 <= share <= 1.0:
-            raise ConfigError(f"bigram-share must be between 0 and 1, got {share!r}")
-        for key, low, high in (
-            ("token_buckets", 0, _MOST_NUMBERS),
-            ("bigram_buckets", 0, _MOST_NUMBERS),
-            ("hash_seed", 0, 2**63 - 1),
-            ("max_tokens_per_user", 1, _MOST_TOKENS),
-        ):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ConfigError(
-                    f"{key.replace('_', '-')} must be a whole number from {low} to {high}, "
-                    f"got {value!r}"
-                )
+    bigram_share: Annotated[
+        float,
+        Ge(0),
+        Le(1),
+        "b, the bigrams' share of the squared norm; 0 asks for tokens alone, 1 for bigrams alone.",
+    ] = 0.0
+    token_buckets: Annotated[
+        int, Ge(0), Le(_MOST_NUMBERS), "M of the tokens; 0 for one number per token."
+    ] = 0
+    bigram_buckets: Annotated[
+        int, Ge(0), Le(_MOST_NUMBERS), "M of the bigrams; 0 for one number per bigram."
+    ] = 0
+    hash_seed: Annotated[int, Ge(0), Lt(2**63), "of buckets and signs; public."] = 0
+    max_tokens_per_user: Annotated[
+        int,
+        Ge(1),
+        Le(_MOST_TOKENS),
+        "tokens of one user that count, the first ones over all records.",
+    ] = 1024
 
     @property
     def clip_norm(self) -> float:

@@ -13,15 +13,16 @@ Papers:
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt, Le
 
+from flower_privsyn.checks import Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import write_json
 from flower_privsyn.models import resolve_model
@@ -43,47 +44,42 @@ _LEAST = 1e-7
 
 
 @dataclass(frozen=True)
-class Distillation:
+class Distillation(Settings):
     """How a model is taught by another one with the same tokens.
 
     The loss of a token is `(1 - weight)` times its negative log-probability plus `weight` times the
     divergence KL(teacher || student) of their probabilities of the next token.
 
-    Attributes:
-        teacher: a bundled short name, a folder or a hub name of a causal language model with the
-            student's vocabulary.
-        weight: of the teacher, in [0, 1]. 0 is the text alone and needs no teacher; 1 is the
-            teacher alone.
-        top_k: probabilities of the teacher that are kept at every position, >= 1; the others count
-            by their sum. More than the vocabulary keeps all.
-        temperature: > 0, by which both models' logits are divided before they are compared; the
-            divergence is multiplied by its square, which keeps the size of the gradient.
-
     Raises:
         ConfigError: A value is out of range; the message names the key.
     """
 
-    teacher: str | Path
-    weight: float = field(default=0.5, kw_only=True)
-    top_k: int = field(default=64, kw_only=True)
-    temperature: float = field(default=1.0, kw_only=True)
+    teacher: Annotated[
+        str | Path,
+        "a bundled short name, a folder or a hub name of a causal language model with the "
+        "student's vocabulary.",
+    ]
+    weight: Annotated[
+        float,
+        Ge(0),
+        Le(1),
+        "of the teacher. 0 is the text alone and needs no teacher; 1 is the teacher alone.",
+    ] = field(default=0.5, kw_only=True)
+    top_k: Annotated[
+        int,
+        Ge(1),
+        "probabilities of the teacher that are kept at every position; the others count by their "
+        "sum. More than the vocabulary keeps all.",
+    ] = field(default=64, kw_only=True)
+    temperature: Annotated[
+        float,
+        Gt(0),
+        "what both models' logits are divided by before they are compared; the divergence is "
+        "multiplied by its square, which keeps the size of the gradient.",
+    ] = field(default=1.0, kw_only=True)
 
-    def __post_init__(self) -> None:
-        """Check every value."""
-        for key, value in (("weight", self.weight), ("temperature", self.temperature)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
-                raise ConfigError(
-                    f"distillation setting {key} must be a number >= 0, got {value!r}"
-                )
-        if self.weight > 1:
-            raise ConfigError(f"distillation setting weight must be in [0, 1], got {self.weight!r}")
-        if self.temperature == 0:
-            raise ConfigError("distillation setting temperature must be > 0, got 0")
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1:
-            raise ConfigError(
-                f"distillation setting top_k must be an integer >= 1, got {self.top_k!r}"
-            )
+    def _called(self, name: str) -> str:
+        return f"distillation setting {name}"
 
     def fingerprint(self) -> dict[str, Any]:
         """What a student depends on besides its own training, as JSON can hold it."""
