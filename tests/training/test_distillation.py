@@ -330,12 +330,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"weight": 1.5}, r"weight must be in \[0, 1\]"),
+            ({"weight": 1.5}, "weight must be a number between 0 and 1"),
             ({"weight": True}, "weight must be a number"),
             ({"weight": float("nan")}, "weight must be a number"),
-            ({"top_k": 0}, "top_k must be an integer >= 1"),
-            ({"temperature": 0}, "temperature must be > 0"),
-            ({"temperature": -1}, "temperature must be a number >= 0"),
+            ({"top_k": 0}, "top_k must be a whole number of at least 1"),
+            ({"temperature": 0}, "temperature must be a number above 0"),
+            ({"temperature": -1}, "temperature must be a number above 0"),
         ],
     )
     def test_settings(self, changes: dict[str, Any], words: str) -> None:
