@@ -1,7 +1,7 @@
 """What the generator writes after 0, 5, 10 and 20 rounds: POPri and the kernel sketch, end to end.
 
-    python scripts/experiments/end_to_end.py run --private FILE... --work DIR --method popri
-    python scripts/experiments/end_to_end.py report --work DIR --results docs/end_to_end.json \
+    python -m scripts.experiments.end_to_end run --private FILE... --work DIR --method popri
+    python -m scripts.experiments.end_to_end report --work DIR --results docs/end_to_end.json \
         --plot docs/end_to_end.png
 
 `run` is one run of one method with one seed at the same epsilon for all: real users, the bundled
@@ -15,7 +15,6 @@ private text without noise: they are an evaluation, and no method sees them.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import platform
@@ -27,56 +26,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.data import Cut, Users, load_users
+from flower_privsyn.data import Cut, Users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.distribution import frechet_distance, mean_discrepancy
-from flower_privsyn.evaluation.sealed import without_sealed
 from flower_privsyn.files import read_json_lines, write_json
 from flower_privsyn.queries import median_bandwidth
+from scripts.experiments.people import deal
 
-METHODS = {
-    "popri": "POPri",
-    "popri-as-coded": "POPri, authors' scores",
-    "kernel-sketch": "kernel sketch",
-}
+METHODS = {"popri": "POPri", "kernel-sketch": "kernel sketch"}
 #: One hue per method, of Okabe and Ito's palette for colour-blind readers.
-COLOURS = {"popri": "#0072B2", "popri-as-coded": "#E69F00", "kernel-sketch": "#009E73"}
-MARKERS = {"popri": "o", "popri-as-coded": "s", "kernel-sketch": "^"}
+COLOURS = {"popri": "#0072B2", "kernel-sketch": "#009E73"}
+MARKERS = {"popri": "o", "kernel-sketch": "^"}
 
 Float32 = npt.NDArray[np.float32]
-
-
-# ------------------------------------------------------------------------------------------ people
-
-
-def split_users(
-    files: Sequence[Path], *, num_private: int, num_held_out: int
-) -> tuple[Users, Users]:
-    """Users who take part and users who do not, by a hash of their ids."""
-    rows = []
-    for file in files:
-        part = load_users(file)
-        rows += [
-            (part.user_ids[owner], text)
-            for owner, text in zip(part.owners.tolist(), part.texts, strict=True)
-        ]
-    users = without_sealed(Users.from_rows(rows), what="--private")
-    order = sorted(
-        range(len(users)),
-        key=lambda user: hashlib.blake2b(users.user_ids[user].encode()).digest(),
-    )
-    if len(users) < num_private + num_held_out:
-        raise SystemExit(
-            f"{len(users)} users are fewer than --users {num_private} and --held-out {num_held_out}"
-        )
-
-    def select(chosen: Sequence[int]) -> Users:
-        mask = np.zeros(len(users), dtype=np.bool_)
-        mask[list(chosen)] = True
-        return users.select(mask)
-
-    return select(order[num_held_out : num_held_out + num_private]), select(order[:num_held_out])
 
 
 # ------------------------------------------------------------------------------------------ running
@@ -107,12 +70,7 @@ def configuration(options: argparse.Namespace, folder: Path) -> Any:
         return KernelSketchConfig(
             **common, refinement_rounds=options.rounds, checkpoint="last", objective="witness"
         )
-    as_coded = {"centre": "all", "scale": "unit", "answer_space": "candidates"}
-    return POPriConfig(
-        **common,
-        num_rounds=options.rounds,
-        **(as_coded if options.method == "popri-as-coded" else {}),
-    )
+    return POPriConfig(**common, num_rounds=options.rounds)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -127,20 +85,18 @@ def run(options: argparse.Namespace) -> None:
         print(f"{folder} has finished", flush=True)
         return
     options.work.mkdir(parents=True, exist_ok=True)
-    private, _ = split_users(
-        options.private, num_private=options.users, num_held_out=options.held_out
-    )
+    _, private = deal(options.private, options.held_out, options.users)
     config = configuration(options, folder)
     if state.exists():
         config = type(config)(**{**vars(config), "resume": True})
     app = create_client_app(lambda _: private, cache_directory=options.work / "cache")
     strategy = (KernelSketch if options.method == "kernel-sketch" else POPri)(config)
-    started, cpu = time.monotonic(), time.process_time()
+    started = time.monotonic()
     with flower_identity():
         strategy.start(LoopbackGrid(app, num_nodes=1))
-    spent = {"seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - cpu}
-    write_json(folder / "experiment.json", {**settings(options), **spent})
-    print(f"{folder} finished in {spent['seconds']:.0f} s", flush=True)
+    seconds = time.monotonic() - started
+    write_json(folder / "experiment.json", {**settings(options), "seconds": seconds})
+    print(f"{folder} finished in {seconds:.0f} s", flush=True)
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -190,9 +146,7 @@ def report(options: argparse.Namespace) -> None:
         raise SystemExit(f"no finished run in {options.work}")
     shared = found[0][1]
     embedder = load_embedder("all-MiniLM-L6-v2")
-    private, others = split_users(
-        options.private, num_private=shared["users"], num_held_out=shared["held_out"]
-    )
+    others, private = deal(options.private, shared["held_out"], shared["users"])
     held_out = embedder.embed(one_text_each(embedder, others))
     bandwidth = median_bandwidth(held_out)
     updates = [u for u in options.updates if u <= shared["rounds"]]
@@ -206,17 +160,14 @@ def report(options: argparse.Namespace) -> None:
     vectors = {key: embedder.embed(rows[:size]) for key, rows in texts.items()}
     rows = []
     for (method, seed, update), embeddings in vectors.items():
-        frechet = frechet_distance(embeddings, held_out)
         rows.append(
             {
                 "method": method,
                 "seed": seed,
                 "updates": update,
-                "frechet": frechet.squared,
-                "mean_part": frechet.mean_part,
+                "frechet": frechet_distance(embeddings, held_out).squared,
                 "mmd": mean_discrepancy(embeddings, held_out, bandwidth=bandwidth).squared,
                 "mean_distance": mean_distance(embeddings),
-                "sample": texts[method, seed, update][0],
             }
         )
     # What a perfect generator would reach with as many texts.
