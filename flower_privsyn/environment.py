@@ -1,11 +1,12 @@
-"""The environment variables of this package: each name once, with what it means.
+"""What is around this package: its environment variables, and the libraries that are installed.
 
-The first nine are for people (docs/simulation.md lists them); the rest are set by `privsyn run`
-for the processes it starts.
+Each variable is named once, with what it means. The first nine are for people (docs/simulation.md
+lists them); the rest are set by `privsyn run` for the processes it starts.
 """
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Final
 
 CACHE: Final = "PRIVSYN_CACHE"
@@ -52,3 +53,14 @@ SUPERVISOR_STARTED: Final = "PRIVSYN_SUPERVISOR_STARTED"
 
 RUN_MARK: Final = "PRIVSYN_RUN_MARK"
 """A random mark that every process of one run carries."""
+
+
+def library_versions(*names: str) -> dict[str, str]:
+    """The version of each library by the name of its package; empty where it is not installed."""
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = ""
+    return versions

@@ -18,6 +18,7 @@ from flower_privsyn.cli.options import PlainCommand, SeveralValues
 from flower_privsyn.cli.report import report
 from flower_privsyn.cli.run import resume, run
 from flower_privsyn.cli.simulate import simulate
+from flower_privsyn.environment import library_versions
 
 app = typer.Typer(
     help="Differentially private synthetic text with Flower.",
@@ -34,9 +35,8 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib import metadata
-
-        print(f"privsyn {metadata.version('flower-privsyn')} (flwr {metadata.version('flwr')})")
+        found = library_versions("flower-privsyn", "flwr")
+        print(f"privsyn {found['flower-privsyn']} (flwr {found['flwr']})")
         raise typer.Exit
 
 

@@ -67,9 +67,10 @@ def sum_of(
 def answer_of(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray[np.float64]:
     """Sum the contributions of a cohort; a user whose contribution cannot be computed adds zero.
 
-    *Formal guarantee.* Unit: user. Where the contributions of some users cannot be computed, or
-    make a sum that is not finite, the answer is `query.answer` of the same cohort in which these
-    users have no records: the same to the bit as if they had written nothing.
+    Formal guarantee:
+        Unit: user. Where the contributions of some users cannot be computed, or make a sum that is
+        not finite, the answer is `query.answer` of the same cohort in which these users have no
+        records: the same to the bit as if they had written nothing.
 
     Args:
         query: the question.

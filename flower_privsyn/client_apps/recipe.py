@@ -31,8 +31,9 @@ def users_of_node(context: Context) -> Users:
     run's configuration counts where the node's says nothing, and the users are dealt to the nodes
     by `partition-id` and `num-partitions`.
 
-    *Formal guarantee.* Outside a simulation the unit of privacy, one value of the owner's
-    `client-column`, and the file are the owner's choice; no run changes them.
+    Formal guarantee:
+        Outside a simulation the unit of privacy, one value of the owner's `client-column`, and the
+        file are the owner's choice; no run changes them.
 
     Raises:
         DataError: nothing names the data, or they cannot be read.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from flower_privsyn import clock
 from flower_privsyn.comparison.plan import Plan
+from flower_privsyn.environment import library_versions
 from flower_privsyn.strategies.catalogue import ComparedMethod
 
 #: Figures of `quality` and of `texts` that the table has.
@@ -176,11 +175,8 @@ def _gap(
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("flower-privsyn", "flwr", "torch", "transformers", "trl", "peft"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+    found = library_versions("flower-privsyn", "flwr", "torch", "transformers", "trl", "peft")
+    return {name: version for name, version in found.items() if version}
 
 
 def _machine() -> str:

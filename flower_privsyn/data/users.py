@@ -152,11 +152,6 @@ class Users:
         """Number of users, those without documents included."""
         return len(self.user_ids)
 
-    @property
-    def num_texts(self) -> int:
-        """Number of documents of all users together."""
-        return len(self.texts)
-
     def select(self, mask: NDArray[np.bool_]) -> Users:
         """Keep the users where ``mask`` is true, with all their documents.
 

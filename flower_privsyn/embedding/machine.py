@@ -8,8 +8,9 @@ import os
 import platform
 import sys
 from functools import cache
-from importlib import metadata
 from pathlib import Path
+
+from flower_privsyn.environment import library_versions
 
 _LIBRARIES = ("torch", "transformers", "sentence-transformers", "tokenizers", "numpy")
 #: By which a person chooses other kernels for the same arithmetic.
@@ -73,10 +74,5 @@ def processor() -> dict[str, str]:
 
 @cache
 def _installed() -> tuple[dict[str, str], dict[str, str], bool]:
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = ""
-    return processor(), versions, Path("/proc/driver/nvidia/version").exists()
+    has_gpu = Path("/proc/driver/nvidia/version").exists()
+    return processor(), library_versions(*_LIBRARIES), has_gpu

@@ -24,9 +24,6 @@ from flower_privsyn.privacy import Sampling
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies.catalogue import compared, entries, resolved
 
-#: Parameters of DistilGPT2, the model both papers count for training on the device.
-DISTILGPT2_PARAMETERS = 81_912_576
-
 #: Dimension of all-MiniLM-L6-v2, in which both papers send candidates.
 MINILM_DIMENSION = 384
 

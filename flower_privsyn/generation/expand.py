@@ -55,7 +55,8 @@ class Expand:
     with a broken character are dropped and counted, and generation goes on until enough are kept
     or the attempts are used up.
 
-    Formal guarantee: post-processing. The seeds are released or public texts, so nothing is spent.
+    Formal guarantee:
+        Post-processing. The seeds are released or public texts, so nothing is spent.
 
     References:
         Hou et al., PrE-Text, ICML 2024, section 3 (Expand) and figure 3: 3 seeds, LLaMA-2-7B,
@@ -80,7 +81,7 @@ class Expand:
             prompt: A bundled prompt's name, the path of a prompt file, or a prompt.
             num_examples: Seeds per prompt, >= 1 and fewer than the prompt announces.
             sampling: How continuations are drawn; None takes the paper's settings. Its seed is
-                replaced by the one of :meth:`run`, its stop strings are joined by the prompt's.
+                replaced by the one of `run`, its stop strings are joined by the prompt's.
             batch_size: Continuations asked of the generator at a time, >= 1; after each such
                 batch the kept texts are handed out. A server with a GPU is kept busy by more.
             max_attempts_per_sample: Generate at most this many continuations per text asked
@@ -107,10 +108,10 @@ class Expand:
         """Have the generator write once, after a prompt of these texts; nothing is kept.
 
         Args:
-            seeds: Texts of the kind that :meth:`run` gets, at least one of them not empty.
+            seeds: Texts of the kind that `run` gets, at least one of them not empty.
 
         Raises:
-            GenerationError: There is no text, or the generator cannot do what :meth:`run` needs.
+            GenerationError: There is no text, or the generator cannot do what `run` needs.
         """
         check_texts("seeds", seeds)
         examples = [text for text in seeds if _normalise(text)][: self._num_examples]

@@ -35,10 +35,10 @@ def load_generator(
               such as ``vllm serve``; without ``#model`` the one model it serves;
             * ``"vllm:<folder or hub name>"``: vLLM in this process.
         batch_size: Samples per forward pass (Transformers) or requests at a time (a server).
-        dtype: As for :class:`TransformersGenerator`; a server has its own.
-        device: As for :class:`TransformersGenerator`.
+        dtype: As for `TransformersGenerator`; a server has its own.
+        device: As for `TransformersGenerator`.
         api_key_env: The environment variable that holds a server's key (see
-            :func:`~flower_privsyn.generation.api_key.read_key`), sent as a bearer token; empty for
+            `read_key`), sent as a bearer token; empty for
             none.
 
     Returns:

@@ -127,7 +127,7 @@ class OpenAIGenerator:
         adapter: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> list[list[str]]:
-        """Continue every prompt; see :class:`~flower_privsyn.generation.TextGenerator`.
+        """Continue every prompt; see `TextGenerator`.
 
         Args:
             prompts: The texts to continue. One that is too long is refused by the server.

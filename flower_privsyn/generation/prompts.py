@@ -101,7 +101,7 @@ class Prompt:
         """Write all samples under their markers: what a model is trained on to learn the format.
 
         Args:
-            samples: 1 to ``num_samples`` texts; newlines are flattened as in :meth:`render`.
+            samples: 1 to ``num_samples`` texts; newlines are flattened as in `render`.
 
         Returns:
             The text; for every split of ``samples`` it starts with ``render(samples[:k])``.

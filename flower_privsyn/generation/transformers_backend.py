@@ -101,7 +101,7 @@ class TransformersGenerator:
         adapter: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> list[list[str]]:
-        """Continue every prompt; see :class:`~flower_privsyn.generation.TextGenerator`.
+        """Continue every prompt; see `TextGenerator`.
 
         Args:
             prompts: The texts to continue; those too long for the model lose their beginning and

@@ -128,7 +128,7 @@ class MaskFill:
     def vary(
         self, texts: Sequence[str], *, seed: int, progress: ProgressCallback | None = None
     ) -> list[str]:
-        """Mask and fill every text; see :class:`Variation`.
+        """Mask and fill every text; see `Variation`.
 
         Args:
             texts: The texts. One without any token (empty, or only dropped characters) comes

@@ -1,7 +1,7 @@
 """Continuations from vLLM in this process, where it is importable.
 
 vLLM and Flower's dependencies exclude each other in one environment; a server reached through
-:class:`~flower_privsyn.generation.OpenAIGenerator` is the ordinary way. This is for the machine
+`OpenAIGenerator` is the ordinary way. This is for the machine
 that only generates.
 """
 
@@ -100,7 +100,7 @@ class VLLMGenerator:
         adapter: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> list[list[str]]:
-        """Continue every prompt; see :class:`~flower_privsyn.generation.TextGenerator`.
+        """Continue every prompt; see `TextGenerator`.
 
         Args:
             prompts: The texts to continue.

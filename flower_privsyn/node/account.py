@@ -170,10 +170,11 @@ class NodeAccount:
     def releases(self, relation: NeighboringRelation) -> Counter[Release]:
         """What the answers went into, as the accountant takes it, under the owner's relation.
 
-        *Formal guarantee.* Unit: one user of the data set. The composition of these releases is an
-        upper bound on what the user lost to everybody who sees the released sums, provided that
-        the servers added the noise they stated and released one sum per round. Nothing about a
-        server that keeps raw sums.
+        Formal guarantee:
+            Unit: one user of the data set. The composition of these releases is an upper bound on
+            what the user lost to everybody who sees the released sums, provided that the servers
+            added the noise they stated and released one sum per round. Nothing about a server that
+            keeps raw sums.
         """
         groups: dict[_Key, list[Charge]] = {}
         for charge in self.charges:

@@ -118,10 +118,10 @@ Releases: TypeAlias = Sequence[Release] | Mapping[Release, int]
 class Accountant(ABC):
     """Turns releases into epsilon at a delta, or delta at an epsilon.
 
-    *Formal guarantee.* Unit: one user. The union of all releases is (epsilon, delta)-
-    differentially private under the relation of the releases, for an observer who does not know
-    the cohorts; an upper bound, never an estimate from below. All releases of one composition
-    must state the same relation.
+    Formal guarantee:
+        Unit: one user. The union of all releases is (epsilon, delta)-differentially private under
+        the relation of the releases, for an observer who does not know the cohorts; an upper bound,
+        never an estimate from below. All releases of one composition must state the same relation.
     """
 
     name: ClassVar[str]
@@ -166,7 +166,7 @@ class Accountant(ABC):
             Between 0 and 1; 0 without any release; 1 when one of them adds no noise.
 
         Raises:
-            ConfigError: As for :meth:`epsilon`.
+            ConfigError: As for `epsilon`.
         """
         epsilon = check_number("epsilon", epsilon, ge=0)
         return max(self._delta_of_one(world, epsilon) for world in _of_one_user(releases))
@@ -311,12 +311,12 @@ def release_epsilon(releases: Releases, *, delta: float, accountant: str = "pld"
     """Return the epsilon against somebody who does not know the cohorts.
 
     Args:
-        releases: As for :meth:`Accountant.epsilon`.
+        releases: As for `Accountant.epsilon`.
         delta: Between 0 and 1, exclusive.
         accountant: "pld" or "rdp".
 
     Raises:
-        ConfigError: As for :meth:`Accountant.epsilon`.
+        ConfigError: As for `Accountant.epsilon`.
     """
     return _accountant(accountant).epsilon(releases, delta=delta)
 
@@ -325,14 +325,14 @@ def known_cohorts_epsilon(releases: Releases, *, delta: float, accountant: str =
     """Return the epsilon of a user in every cohort against somebody who knows the cohorts.
 
     Args:
-        releases: As for :meth:`Accountant.epsilon`. Where the observer sees less noise than the
+        releases: As for `Accountant.epsilon`. Where the observer sees less noise than the
             release carries, as the server does with noise in shares and no secure aggregation,
             state the smaller noise multiplier.
         delta: Between 0 and 1, exclusive.
         accountant: "pld" or "rdp".
 
     Raises:
-        ConfigError: As for :meth:`Accountant.epsilon`.
+        ConfigError: As for `Accountant.epsilon`.
     """
     known = Counter[Release]()
     for release, count in _counted(releases):
@@ -359,7 +359,7 @@ def by_participations(
         Epsilon for each number of rounds, in the order given.
 
     Raises:
-        ConfigError: As for :meth:`Accountant.epsilon`.
+        ConfigError: As for `Accountant.epsilon`.
     """
     known = _with_known_cohort(release)
     chosen = _accountant(accountant)
@@ -375,12 +375,12 @@ def rough_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") 
     For searches that ask the accountant itself about their result.
 
     Args:
-        releases: As for :meth:`Accountant.epsilon`.
+        releases: As for `Accountant.epsilon`.
         delta: Between 0 and 1, exclusive.
-        accountant: "pld" or "rdp"; the same as :func:`release_epsilon` for "rdp".
+        accountant: "pld" or "rdp"; the same as `release_epsilon` for "rdp".
 
     Raises:
-        ConfigError: As for :meth:`Accountant.epsilon`.
+        ConfigError: As for `Accountant.epsilon`.
     """
     chosen = _accountant(accountant)
     if isinstance(chosen, PLDAccountant):

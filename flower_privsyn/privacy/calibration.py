@@ -31,10 +31,11 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Return the smallest noise multiplier that keeps equal rounds within a budget.
 
-    *Formal guarantee.* ``rounds`` Gaussian releases with the returned noise multiplier, sampled
-    and related as stated, are (``epsilon``, ``delta``)-differentially private for one user
-    against an observer who does not know the cohorts: the accountant was asked about exactly the
-    returned number and answered at most ``epsilon``.
+    Formal guarantee:
+        ``rounds`` Gaussian releases with the returned noise multiplier, sampled and related as
+        stated, are (``epsilon``, ``delta``)-differentially private for one user against an observer
+        who does not know the cohorts: the accountant was asked about exactly the returned number
+        and answered at most ``epsilon``.
 
     Args:
         epsilon: The budget, above 0.
@@ -84,8 +85,9 @@ def calibrate_open_releases(
 ) -> float:
     """Return the smallest noise multiplier that keeps open releases and settled ones in a budget.
 
-    *Formal guarantee.* That of :func:`calibrate_noise_multiplier`, for the releases that
-    ``released`` names at the returned multiplier together with those in ``settled``.
+    Formal guarantee:
+        That of `calibrate_noise_multiplier`, for the releases that ``released`` names at the
+        returned multiplier together with those in ``settled``.
 
     Args:
         released: From a noise multiplier to the open releases, whose cost must fall with it.

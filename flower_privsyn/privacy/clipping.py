@@ -18,12 +18,13 @@ def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
     A row with a NaN or an infinite entry becomes the zero row: a plain comparison would let NaN
     through, and the sum over users would then reveal that one of them sent it.
 
-    *Formal guarantee.* With one row per user, the sum of the rows moves by at most ``norm`` in L2
-    when one row is zeroed, added or removed, and by at most ``2 norm`` when it is replaced. The
-    bound holds for the returned floats in exact arithmetic, not just for the norm as computed: a
-    row that was scaled, or that lies within the rounding error of the bound, is shrunk by that
-    error. Rows of whole numbers are computed exactly and are left as they are up to the bound. What
-    becomes of a row depends on that row alone, to the last bit (`squared_norms`).
+    Formal guarantee:
+        With one row per user, the sum of the rows moves by at most ``norm`` in L2 when one row is
+        zeroed, added or removed, and by at most ``2 norm`` when it is replaced. The bound holds for
+        the returned floats in exact arithmetic, not just for the norm as computed: a row that was
+        scaled, or that lies within the rounding error of the bound, is shrunk by that error. Rows
+        of whole numbers are computed exactly and are left as they are up to the bound. What becomes
+        of a row depends on that row alone, to the last bit (`squared_norms`).
 
     Args:
         values: (k, m) real, one user per row.

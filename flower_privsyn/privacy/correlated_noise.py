@@ -2,8 +2,8 @@
 
 A round's noise is fresh only in part; the rest takes back noise of earlier rounds. So a single
 round says nothing about privacy. All rounds together are one Gaussian mechanism
-(:class:`Correlation`), charged as a whole before the first of them is released, and the noise comes
-from one stream (:class:`CorrelatedNoise`), which never makes a round twice.
+(`Correlation`), charged as a whole before the first of them is released, and the noise comes
+from one stream (`CorrelatedNoise`), which never makes a round twice.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ _LAST_PART_BITS = 33
 class Correlation:
     """Rounds whose noise is correlated, as one mechanism.
 
-    *Formal guarantee.* Unit: one user, whose contribution to each round has norm at most that
-    round's clip norm and who takes part in rounds as ``participation`` allows. The noise of round
-    t is clip norm x round noise multiplier x (D z)_t with standard normal z. Then all rounds
-    together are post-processing of a Gaussian mechanism with noise multiplier round noise
-    multiplier / ``sensitivity``, under zero-out and add-remove, and half of it under replace-one.
-    That holds against observers who know who took part, and nothing is gained against those who
-    do not. The clip norm may differ from round to round and depend on earlier releases: in units
-    of the clip norm the mechanism is the same.
+    Formal guarantee:
+        Unit: one user, whose contribution to each round has norm at most that round's clip norm and
+        who takes part in rounds as ``participation`` allows. The noise of round t is clip norm x
+        round noise multiplier x (D z)_t with standard normal z. Then all rounds together are
+        post-processing of a Gaussian mechanism with noise multiplier round noise multiplier /
+        ``sensitivity``, under zero-out and add-remove, and half of it under replace-one. That holds
+        against observers who know who took part, and nothing is gained against those who do not.
+        The clip norm may differ from round to round and depend on earlier releases: in units of the
+        clip norm the mechanism is the same.
 
     Args:
         factorisation: How the noise is correlated.
         participation: How often and how far apart a user takes part, over as many rounds.
         stream: 32 hexadecimal digits, the name of the one stream that makes this noise; see
-            :meth:`create`.
+            `create`.
         first_round: The number of the first round, at least 0.
 
     Raises:
@@ -120,7 +121,7 @@ class Correlation:
 
         Args:
             noise_multiplier: At least 0, such as
-                :func:`~flower_privsyn.privacy.calibration.calibrate_noise_multiplier` returns for
+                `calibrate_noise_multiplier` returns for
                 one round of full participation.
         """
         return noise_multiplier * self.sensitivity
@@ -149,7 +150,7 @@ class Correlation:
 
     @staticmethod
     def from_dict(description: Mapping[str, Any]) -> Correlation:
-        """Rebuild a correlation from :meth:`to_dict`; the sensitivity is computed anew.
+        """Rebuild a correlation from `to_dict`; the sensitivity is computed anew.
 
         Raises:
             ConfigError: A value is missing or out of range.
@@ -198,15 +199,15 @@ def factorisation_from_dict(description: Mapping[str, Any]) -> Factorisation:
 class CorrelatedNoise:
     """The noise of one round after the other, as a random source for the Gaussian mechanism.
 
-    In place of independent draws :meth:`rounded_normal` returns the noise of the round that was
+    In place of independent draws `rounded_normal` returns the noise of the round that was
     prepared, so a round is released by the same
-    :meth:`~flower_privsyn.privacy.mechanisms.GaussianMechanism.release` as with independent noise:
+    `release` as with independent noise:
 
         noise.prepare(round_number, len(total))
         ledger.charge(round=round_number, num_users=num_users)
         values = mechanism.release(total, random=noise)
 
-    The order matters. :meth:`prepare` leaves the memory of the stream on the disk; only then does
+    The order matters. `prepare` leaves the memory of the stream on the disk; only then does
     the ledger say that the round was released. So whenever a process dies, the memory is as old as
     the last release or younger. A younger one has drawn noise that nobody saw; an older one would
     draw other noise for a round that is out, and is refused. A round that was left out costs its
@@ -216,15 +217,16 @@ class CorrelatedNoise:
     file has mode 0600, belongs where only the server can read, and after the last round holds
     nothing but its number.
 
-    *Formal guarantee.* The noise is D z of :class:`Correlation`, plus in every round a fresh normal
-    variate of a thousandth (2^-10) of an innovation's standard deviation, the two added and then
-    rounded to the grid: post-processing of the release x + D z, so its accounting holds. The added
-    part, 5e-7 of the standard deviation, is there for the arithmetic. D z is computed in float64
-    from innovations on a grid of 2^-50, with an error below 2^-40 of an innovation, which by itself
-    would leave a pattern in the last digits; under a variate 2^30 times as large it is the shift of
-    a Gaussian, and over n numbers released in all rounds it costs no more than a Gaussian mechanism
-    of noise multiplier 2^29 / sqrt(n) would. Every point of the grid within 12 standard deviations
-    can come out.
+    Formal guarantee:
+        The noise is D z of `Correlation`, plus in every round a fresh normal variate of a
+        thousandth (2^-10) of an innovation's standard deviation, the two added and then rounded to
+        the grid: post-processing of the release x + D z, so its accounting holds. The added part,
+        5e-7 of the standard deviation, is there for the arithmetic. D z is computed in float64 from
+        innovations on a grid of 2^-50, with an error below 2^-40 of an innovation, which by itself
+        would leave a pattern in the last digits; under a variate 2^30 times as large it is the
+        shift of a Gaussian, and over n numbers released in all rounds it costs no more than a
+        Gaussian mechanism of noise multiplier 2^29 / sqrt(n) would. Every point of the grid within
+        12 standard deviations can come out.
 
     Args:
         correlation: The rounds and their correlation.

@@ -10,8 +10,8 @@ normal z, and D reads the rounds off it again, D C = I. What round t releases is
 so all rounds together are post-processing of one Gaussian mechanism with the sensitivity of C.
 
 Here are the C that are lower triangular and Toeplitz, banded or with buffers; binary trees are in
-:mod:`flower_privsyn.privacy.trees`. Everything is in units of the innovations z. Their standard
-deviation, and who may see what, is the business of :mod:`flower_privsyn.privacy.correlated_noise`.
+`flower_privsyn.privacy.trees`. Everything is in units of the innovations z. Their standard
+deviation, and who may see what, is the business of `flower_privsyn.privacy.correlated_noise`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from flower_privsyn.privacy._toeplitz import (
     filtered,
     impulse,
     inverse_of_buffers,
-    mean_square,
     momentum_workload,
     optimal_bands,
     optimal_buffers,
@@ -68,7 +67,7 @@ class Recurrence(ABC):
 
     @abstractmethod
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The memory as named arrays; what :meth:`load` takes back."""
+        """The memory as named arrays; what `load` takes back."""
 
     @abstractmethod
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -79,8 +78,8 @@ class Recurrence(ABC):
 class Factorisation(ABC):
     """How the noise of ``rounds`` rounds is correlated.
 
-    Subclasses: :class:`BandedToeplitz`, :class:`BufferedLinearToeplitz`,
-    :class:`TreeAggregation`.
+    Subclasses: `BandedToeplitz`, `BufferedLinearToeplitz`,
+    `TreeAggregation`.
     """
 
     name: ClassVar[str]
@@ -118,16 +117,17 @@ class Factorisation(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able description that :func:`factorisation_from_dict` reads back."""
+        """Return a JSON-able description that `factorisation_from_dict` reads back."""
 
     def sensitivity(self, participation: Participation) -> float:
         """Return the largest L2 norm behind C of one user's contributions of norm at most 1.
 
-        *Formal guarantee.* Unit: one user, who takes part in an allowed set of rounds with
-        contributions of any directions, each of norm at most 1. C times the contributions has
-        Frobenius norm at most the returned number, so ``z`` of standard deviation ``s`` makes all
-        rounds together a Gaussian mechanism of noise multiplier ``s`` / sensitivity, under
-        zero-out and add-remove. The contributions may depend on earlier releases.
+        Formal guarantee:
+            Unit: one user, who takes part in an allowed set of rounds with contributions of any
+            directions, each of norm at most 1. C times the contributions has Frobenius norm at most
+            the returned number, so ``z`` of standard deviation ``s`` makes all rounds together a
+            Gaussian mechanism of noise multiplier ``s`` / sensitivity, under zero-out and
+            add-remove. The contributions may depend on earlier releases.
 
         Args:
             participation: The allowed sets, for the same number of rounds.
@@ -142,12 +142,12 @@ class Factorisation(ABC):
         return math.sqrt(self._sensitivity(participation)[0])
 
     def is_exact(self, participation: Participation) -> bool:
-        """Say whether :meth:`sensitivity` is reached by some contributions or is a bound."""
+        """Say whether `sensitivity` is reached by some contributions or is a bound."""
         return self._sensitivity(participation)[1]
 
     @property
     def prefix_rmse(self) -> float:
-        """Root mean square over the rounds of :attr:`prefix_std`."""
+        """Root mean square over the rounds of `prefix_std`."""
         return float(np.sqrt(np.mean(self.prefix_std**2)))
 
     def _sensitivity(self, participation: Participation) -> tuple[float, bool]:
@@ -199,15 +199,6 @@ class _Toeplitz(Factorisation):
         """(rounds,) the standard deviation of the noise in the sum of the rounds so far."""
         return np.sqrt(np.cumsum(self._divide(np.ones(self.rounds)) ** 2))
 
-    def workload_rmse(self, workload: Vector) -> float:
-        """Return the root mean square noise of another running total than the plain sum.
-
-        Args:
-            workload: (rounds,) the weight of a round in the total of that round, of the next one,
-                and so on; ones for the sum, :func:`momentum_workload` for a server with momentum.
-        """
-        return math.sqrt(mean_square(self._divide(workload)))
-
     @property
     def _steps(self) -> int:
         """How many leading coefficients are not zero."""
@@ -238,10 +229,11 @@ class BandedToeplitz(_Toeplitz):
     The noise of a round is a fresh innovation minus multiples of the noise of the rounds before, as
     many as there are bands but one. One band is independent noise.
 
-    *Formal guarantee.* With no more bands than the rounds of a user are apart, the columns of these
-    rounds do not overlap, and the sensitivity is exact for coefficients of any sign: the root of
-    the sum of the squared column norms of rounds 0, b, 2 b, ... Also exact with more bands, where
-    the coefficients are nonnegative and fall. Otherwise a bound.
+    Formal guarantee:
+        With no more bands than the rounds of a user are apart, the columns of these rounds do not
+        overlap, and the sensitivity is exact for coefficients of any sign: the root of the sum of
+        the squared column norms of rounds 0, b, 2 b, ... Also exact with more bands, where the
+        coefficients are nonnegative and fall. Otherwise a bound.
 
     Args:
         rounds: Rounds T, at least 1.
@@ -253,9 +245,9 @@ class BandedToeplitz(_Toeplitz):
     References:
         Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", for bands and
         separation. McKenna 2024, "Scaling up the Banded Matrix Factorization Mechanism for
-        Differentially Private ML", for :meth:`optimal`. Kalinin and Lampert 2024, "Banded Square
+        Differentially Private ML", for `optimal`. Kalinin and Lampert 2024, "Banded Square
         Root Matrix Factorization for Differentially Private Model Training", for
-        :meth:`square_root` and for the worst set of rounds.
+        `square_root` and for the worst set of rounds.
     """
 
     name: ClassVar[str] = "banded-toeplitz"
@@ -368,8 +360,9 @@ class BufferedLinearToeplitz(_Toeplitz):
     does not grow with the rounds or their separation, and two to three buffers come within a
     percent of the best Toeplitz matrix.
 
-    *Formal guarantee.* The coefficients are positive and fall, so the worst set of rounds is 0, b,
-    2 b, ... and the sensitivity is exact.
+    Formal guarantee:
+        The coefficients are positive and fall, so the worst set of rounds is 0, b, 2 b, ... and the
+        sensitivity is exact.
 
     Args:
         rounds: Rounds T, at least 1.

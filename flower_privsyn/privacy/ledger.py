@@ -38,15 +38,16 @@ _UNSET: Final = _Unset()
 class PrivacyLedger(LedgerBook):
     """An append-only file with one line per release, and the budget it keeps.
 
-    A round takes two lines. :meth:`begin` writes what is about to be asked, before any user is
-    asked; :meth:`charge` writes the release, before the noisy sum is used. Each is on the disk
+    A round takes two lines. `begin` writes what is about to be asked, before any user is
+    asked; `charge` writes the release, before the noisy sum is used. Each is on the disk
     (written and synchronised) when the call returns, so a process killed at any moment leaves
-    either a closed round or a started one, and :meth:`open` charges the started one in full.
+    either a closed round or a started one, and `open` charges the started one in full.
 
-    *Formal guarantee.* With a budget, the releases charged and started never cost more than
-    ``epsilon_budget`` (within 1e-6, relative) at ``delta`` for one user, by the accountant
-    ``accountant``, against an observer who does not know the cohorts. ``epsilon_known_cohorts`` of
-    the same releases is reported next to it and not limited.
+    Formal guarantee:
+        With a budget, the releases charged and started never cost more than ``epsilon_budget``
+        (within 1e-6, relative) at ``delta`` for one user, by the accountant ``accountant``, against
+        an observer who does not know the cohorts. ``epsilon_known_cohorts`` of the same releases is
+        reported next to it and not limited.
 
     Rounds of correlated noise are one mechanism. The first of them to be charged is charged for
     all, before its sum is used; the others are recorded as covered by it. No round of theirs is
@@ -55,14 +56,14 @@ class PrivacyLedger(LedgerBook):
 
     The file is JSON, one object per line, mode 0600, locked while it is in use, and holds no time:
     how long a round took may say what somebody wrote. Every line holds the SHA-256 of the line
-    before, so an edit in the middle is found. The :attr:`digest` of the last line stands in every
+    before, so an edit in the middle is found. The `digest` of the last line stands in every
     file of the run that is written after it, and a ledger that lacks a line which such a file
     states is refused, so cutting lines off the end is found as well. Who can write all files of
     the run can still cut them consistently: keep the directory where only the server can write.
 
     Events: ``opened`` (the first line), ``started``, ``release``, ``discarded``, ``repaired``.
 
-    Use :meth:`create` or :meth:`open`, as a context manager or with :meth:`close`; :meth:`read` to
+    Use `create` or `open`, as a context manager or with `close`; `read` to
     look only.
     """
 
@@ -111,11 +112,11 @@ class PrivacyLedger(LedgerBook):
         """Look at a ledger without locking, repairing or charging anything.
 
         Args:
-            path: A file made by :meth:`create`, possibly in use by another process.
+            path: A file made by `create`, possibly in use by another process.
 
         Returns:
             A closed ledger: everything can be asked and nothing written. A torn last line is
-            left out; rounds that are started are in :attr:`rounds_started` and not in the
+            left out; rounds that are started are in `rounds_started` and not in the
             epsilons.
 
         Raises:
@@ -145,7 +146,7 @@ class PrivacyLedger(LedgerBook):
         started and neither charged nor discarded is charged now, as interrupted.
 
         Args:
-            path: A file made by :meth:`create`.
+            path: A file made by `create`.
             delta: When given, what the ledger must state.
             epsilon_budget: When given, what the ledger must state; None for no limit.
             accountant: When given, what the ledger must state.
@@ -189,7 +190,7 @@ class PrivacyLedger(LedgerBook):
         return ledger
 
     def close(self) -> None:
-        """Release the lock. Further writes raise :class:`LedgerError`; reading still works."""
+        """Release the lock. Further writes raise `LedgerError`; reading still works."""
         self._file.close()
 
     def __enter__(self) -> PrivacyLedger:

@@ -18,10 +18,10 @@ from flower_privsyn.privacy.ledger_chain import digest, read_chain, split
 class LedgerFile:
     """JSON objects, one a line, each with the SHA-256 of the line before under ``previous``.
 
-    Mode 0600, locked while it is open, and synchronised when :meth:`append` returns. What a process
-    that dies inside :meth:`append` leaves behind is no line: the call never returned.
+    Mode 0600, locked while it is open, and synchronised when `append` returns. What a process
+    that dies inside `append` leaves behind is no line: the call never returned.
 
-    Use :meth:`create` or :meth:`open`; :func:`read` to look only.
+    Use `create` or `open`; `read` to look only.
 
     Args:
         path: Where the file is.
@@ -97,11 +97,11 @@ class LedgerFile:
         """Lock a file and read it.
 
         Args:
-            path: A file made by :meth:`create`.
+            path: A file made by `create`.
             wait: Until whoever has locked it lets go.
 
         Returns:
-            The file, its complete lines, and what a torn last write left; see :meth:`cut_off`,
+            The file, its complete lines, and what a torn last write left; see `cut_off`,
             which must be called before anything is appended where that is not empty.
 
         Raises:

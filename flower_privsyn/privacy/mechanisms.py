@@ -19,16 +19,17 @@ from flower_privsyn.privacy.randomness import RandomSource
 class GaussianMechanism:
     """Adds normal noise to a sum of contributions of bounded L2 norm.
 
-    The sum lies on the grid of :mod:`flower_privsyn.privacy.grid`, the noise is rounded to it, and
+    The sum lies on the grid of `flower_privsyn.privacy.grid`, the noise is rounded to it, and
     the two are added as integers. For x on the grid x + rint(N) = rint(x + N): what is released is
     post-processing of the Gaussian mechanism, so its accounting holds as it is, and every point of
     the grid can come out whatever the sum, so no release refutes one.
 
-    *Formal guarantee.* Unit: one user, whose whole contribution to the sum has L2 norm at most
-    ``l2_sensitivity``. One :meth:`release` is (epsilon, delta)-differentially private under
-    zero-out and add-remove with epsilon(delta) of the Gaussian mechanism at ``noise_multiplier``,
-    and at half of it under replace-one. Several releases, sampled cohorts and the two observers
-    are the business of :mod:`flower_privsyn.privacy.accounting`.
+    Formal guarantee:
+        Unit: one user, whose whole contribution to the sum has L2 norm at most ``l2_sensitivity``.
+        One `release` is (epsilon, delta)-differentially private under zero-out and add-remove
+        with epsilon(delta) of the Gaussian mechanism at ``noise_multiplier``, and at half of it
+        under replace-one. Several releases, sampled cohorts and the two observers are the business
+        of `flower_privsyn.privacy.accounting`.
 
     Args:
         noise_multiplier: Standard deviation of the noise divided by ``l2_sensitivity``, at least

@@ -2,8 +2,8 @@
 
 With independent noise every round costs on its own. With correlated noise the rounds are one
 mechanism, and what a user costs is decided by the set of rounds that the user takes part in. So the
-pattern is a contract: :class:`Participation` states it,
-:class:`~flower_privsyn.privacy.sampling.CyclicSampling` keeps it, and the ledger refuses a round
+pattern is a contract: `Participation` states it,
+`CyclicSampling` keeps it, and the ledger refuses a round
 that would break it.
 """
 
@@ -108,7 +108,7 @@ class Participation:
 
     @staticmethod
     def from_dict(description: Mapping[str, Any]) -> Participation:
-        """Rebuild a pattern from :meth:`to_dict`.
+        """Rebuild a pattern from `to_dict`.
 
         Raises:
             ConfigError: A value is out of range.

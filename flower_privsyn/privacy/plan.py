@@ -104,11 +104,12 @@ def _sensitivity(factorisation: Factorisation, participation: Participation) -> 
 class Plan:
     """Phases, one after the other, that spend one budget.
 
-    *Formal guarantee.* Unit: one user; relation: `relation`. Phases that may ask the same users
-    compose: their releases cost what the accountant says of all of them together. Phases that ask
-    disjoint groups (`GroupSampling` of one deal) cost the most that one group pays, together with
-    what everybody is asked, because a user is in one group for the whole run and a turn that was
-    missed is never made up.
+    Formal guarantee:
+        Unit: one user; relation: `relation`. Phases that may ask the same users compose: their
+        releases cost what the accountant says of all of them together. Phases that ask disjoint
+        groups (`GroupSampling` of one deal) cost the most that one group pays, together with what
+        everybody is asked, because a user is in one group for the whole run and a turn that was
+        missed is never made up.
 
     Attributes:
         phases: at least one, of different names.

@@ -34,7 +34,7 @@ class SecureRandom:
     """Randomness from the operating system, fetched afresh on every call.
 
     Normal variates are drawn as whole numbers, each with its own probability
-    (:func:`~flower_privsyn.privacy.rounded_normal.rounded_normal`): there are no floats whose
+    (`rounded_normal`): there are no floats whose
     pattern could tell one sum from another.
     """
 
@@ -91,5 +91,5 @@ class InsecureRandom:
         return self._generator.integers(0, 2**64, size=n, dtype=np.uint64)
 
     def rounded_normal(self, standard_deviation: float, size: int) -> NDArray[np.int64]:
-        """Return the next rounded normal draws; see :meth:`SecureRandom.rounded_normal`."""
+        """Return the next rounded normal draws; see `SecureRandom.rounded_normal`."""
         return rounded_normal(standard_deviation, size, self.uint64)

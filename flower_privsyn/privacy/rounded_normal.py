@@ -41,10 +41,11 @@ def rounded_normal(standard_deviation: float, size: int, words: Words) -> NDArra
     above the point are the whole number itself, so every whole number within 13 standard
     deviations is reached, whatever the size of the standard deviation.
 
-    *Formal guarantee.* The law of the whole number k is that of rint(N(0, s^2)): each value has the
-    probability of the interval k +- 1/2, to a relative error below 2^-44 within 8 standard
-    deviations, from the float64 exponential and the 64 bits it is compared with; draws are
-    independent. Of the mass beyond 13 standard deviations, below 2^-122, a part is missing.
+    Formal guarantee:
+        The law of the whole number k is that of rint(N(0, s^2)): each value has the probability of
+        the interval k +- 1/2, to a relative error below 2^-44 within 8 standard deviations, from
+        the float64 exponential and the 64 bits it is compared with; draws are independent. Of the
+        mass beyond 13 standard deviations, below 2^-122, a part is missing.
 
     Args:
         standard_deviation: s, in whole numbers, in [2^-4, 2^58].

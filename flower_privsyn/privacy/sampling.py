@@ -24,10 +24,10 @@ _SALT = re.compile(r"[0-9a-f]{32}")
 class Sampling(ABC):
     """How the cohort of a round is drawn.
 
-    One object decides who takes part (:meth:`participants`, :meth:`allocate`) and is what the
-    accountants read, so the two cannot disagree. Subclasses: :class:`FullParticipation`,
-    :class:`PoissonSampling`, :class:`FixedSizeSampling`, :class:`CyclicSampling` for correlated
-    noise, and :class:`GroupSampling` for phases that ask disjoint groups.
+    One object decides who takes part (`participants`, `allocate`) and is what the
+    accountants read, so the two cannot disagree. Subclasses: `FullParticipation`,
+    `PoissonSampling`, `FixedSizeSampling`, `CyclicSampling` for correlated
+    noise, and `GroupSampling` for phases that ask disjoint groups.
     """
 
     method: ClassVar[str]
@@ -91,7 +91,7 @@ class Sampling(ABC):
                 cohort must stay secret. A key used twice gives the same cohort twice, which no
                 accountant of this package covers.
             count: For fixed-size sampling, how many of these users take part, from
-                :meth:`allocate`; otherwise unused.
+                `allocate`; otherwise unused.
 
         Returns:
             (n,) bool.
@@ -119,11 +119,11 @@ class Sampling(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able description that :meth:`from_dict` reads back."""
+        """Return a JSON-able description that `from_dict` reads back."""
 
     @staticmethod
     def from_dict(description: Mapping[str, Any]) -> Sampling:
-        """Rebuild a sampling from :meth:`to_dict`.
+        """Rebuild a sampling from `to_dict`.
 
         Args:
             description: ``method`` ("full", "poisson", "fixed-size", "cyclic" or "group"),
@@ -183,7 +183,7 @@ class FullParticipation(Sampling):
     def participants(
         self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
     ) -> NDArray[np.bool_]:
-        """Return (n,) all True; see :meth:`Sampling.participants`."""
+        """Return (n,) all True; see `Sampling.participants`."""
         del key, count
         return np.ones(len(user_ids), dtype=np.bool_)
 
@@ -216,13 +216,13 @@ class PoissonSampling(Sampling):
 
     @property
     def hides_cohort(self) -> bool:
-        """True for a rate below 1; see :attr:`Sampling.hides_cohort`."""
+        """True for a rate below 1; see `Sampling.hides_cohort`."""
         return self.rate < 1.0
 
     def participants(
         self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
     ) -> NDArray[np.bool_]:
-        """Return (n,) each True with probability ``rate``; see :meth:`Sampling.participants`."""
+        """Return (n,) each True with probability ``rate``; see `Sampling.participants`."""
         del count
         hashes = _keyed_hashes(user_ids, key)
         if self.rate == 1.0:
@@ -264,13 +264,13 @@ class FixedSizeSampling(Sampling):
 
     @property
     def hides_cohort(self) -> bool:
-        """True where somebody is left out; see :attr:`Sampling.hides_cohort`."""
+        """True where somebody is left out; see `Sampling.hides_cohort`."""
         return self.sample_size < self.population
 
     def participants(
         self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
     ) -> NDArray[np.bool_]:
-        """Return (n,) with exactly ``count`` True; see :meth:`Sampling.participants`."""
+        """Return (n,) with exactly ``count`` True; see `Sampling.participants`."""
         if count is None:
             raise ConfigError("count must be given for fixed-size sampling, got None.")
         count = check_whole("count", count, ge=0, le=len(user_ids))
@@ -313,14 +313,15 @@ class CyclicSampling(Sampling):
 
     Round t, counted from 1, asks group (t - 1) mod ``groups``.
 
-    *Formal guarantee.* The group is a function of the user's id and of ``salt`` alone, so it is
-    the same in every round, on every node and after every restart. A user of group g takes part
-    in round t only if t - 1 = g mod ``groups``. Any two such rounds differ by a positive multiple
-    of ``groups``, and there are at most ceil(``rounds`` / ``groups``) of them. A user who is away
-    takes part in fewer, which the sensitivity covers. The two conditions on which this rests: a
-    user keeps one id for the whole run, and no round is asked twice. The ledger enforces the
-    second (:class:`~flower_privsyn.privacy.ledger.PrivacyLedger`), also across restarts; the
-    first is the duty of whoever loads the users.
+    Formal guarantee:
+        The group is a function of the user's id and of ``salt`` alone, so it is the same in every
+        round, on every node and after every restart. A user of group g takes part in round t only
+        if t - 1 = g mod ``groups``. Any two such rounds differ by a positive multiple of
+        ``groups``, and there are at most ceil(``rounds`` / ``groups``) of them. A user who is away
+        takes part in fewer, which the sensitivity covers. The two conditions on which this rests: a
+        user keeps one id for the whole run, and no round is asked twice. The ledger enforces the
+        second (`PrivacyLedger`), also across restarts; the
+        first is the duty of whoever loads the users.
 
     Groups are of users, not of nodes: a node with users of several groups answers in several
     rounds, with other users each time. Who is in which group is no secret, and nothing is
@@ -390,7 +391,7 @@ class CyclicSampling(Sampling):
             count: Unused.
 
         Raises:
-            ConfigError: This is the plan and not the sampling of a round, see :meth:`of_round`.
+            ConfigError: This is the plan and not the sampling of a round, see `of_round`.
         """
         del key, count
         if self.round_number is None:
@@ -415,11 +416,13 @@ class CyclicSampling(Sampling):
 class GroupSampling(Sampling):
     """One of disjoint groups takes part in every round; the others are for other phases.
 
-    *Formal guarantee.* The group is a function of the user's id and of ``salt`` alone, as for
-    :class:`CyclicSampling`. Somebody in group g takes part in no round that asks another group of
-    the same deal (equal ``salt`` and ``groups``), so rounds of different groups cost the most that
-    one of them does, and not their sum; the accountants take that maximum. It rests on a user
-    keeping one id for the whole run. A group that was missed is not asked in another's place.
+    Formal guarantee:
+        The group is a function of the user's id and of ``salt`` alone, as for
+        `CyclicSampling`. Somebody in group g takes part in no round that asks another group
+        of the same deal (equal ``salt`` and ``groups``), so rounds of different groups cost the
+        most that one of them does, and not their sum; the accountants take that maximum. It rests
+        on a user keeping one id for the whole run. A group that was missed is not asked in
+        another's place.
 
     Args:
         groups: Number of groups, at least 1.
@@ -478,7 +481,7 @@ class GroupSampling(Sampling):
 def participation_of(sampling: Sampling, *, rounds: int) -> Participation:
     """Return what a sampling says of the rounds of one user.
 
-    Only :class:`CyclicSampling` keeps rounds apart. Under every other sampling a user may be drawn
+    Only `CyclicSampling` keeps rounds apart. Under every other sampling a user may be drawn
     in every round, and the accountant of correlated noise has no use for the chance that they are
     not.
 

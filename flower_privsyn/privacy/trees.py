@@ -28,10 +28,11 @@ class TreeAggregation(Factorisation):
     ``completion`` that total is read off one node: rounds without users are appended to the
     finished tree until their number is a power of two.
 
-    *Formal guarantee.* Every node that is complete when its tree ends counts, whether the total
-    uses it or not, as in the papers. The sensitivity is exact for cyclic participation and wherever
-    the sets of rounds are few enough to try, else a bound. One participation in a tree of n rounds
-    is in floor(log2 n) + 1 nodes, or ceil(log2 n) + 1 with completion.
+    Formal guarantee:
+        Every node that is complete when its tree ends counts, whether the total uses it or not, as
+        in the papers. The sensitivity is exact for cyclic participation and wherever the sets of
+        rounds are few enough to try, else a bound. One participation in a tree of n rounds is in
+        floor(log2 n) + 1 nodes, or ceil(log2 n) + 1 with completion.
 
     With one round per tree, as when everybody takes part in every round and each pass over the
     users is an epoch, this is independent noise: DP-FTRL is then DP-FedAvg.

@@ -61,13 +61,14 @@ class Attendance:
     One lost round is an accident; more of them mean that the nodes are gone, and that the rounds
     to come would be lost, or paid for, just the same.
 
-    *Formal guarantee.* What is counted depends on head-counts and on which nodes replied, never on
-    a sum. Where the cohort is secret, only nodes count that are asked whoever is drawn
-    (`roll_call`), so that neither the end of a run nor its length depends on the draw; and nothing
-    said here names a node, a round or a number. What is left: a node that is asked replies before
-    `round-timeout` or does not, and a node whose users are drawn has more to compute than one
-    whose users are not. Only where *every* node of two roll calls is late for that reason can the
-    end of a run tell of it.
+    Formal guarantee:
+        What is counted depends on head-counts and on which nodes replied, never on a sum. Where the
+        cohort is secret, only nodes count that are asked whoever is drawn (`roll_call`), so that
+        neither the end of a run nor its length depends on the draw; and nothing said here names a
+        node, a round or a number. What is left: a node that is asked replies before `round-timeout`
+        or does not, and a node whose users are drawn has more to compute than one whose users are
+        not. Only where *every* node of two roll calls is late for that reason can the end of a run
+        tell of it.
 
     Args:
         secret: whether the size of a cohort is secret.

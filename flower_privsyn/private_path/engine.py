@@ -44,7 +44,7 @@ from flower_privsyn.private_path.meeting import data_request
 from flower_privsyn.private_path.method import Method, Question
 from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
-from flower_privsyn.private_path.rounds import Rounds
+from flower_privsyn.private_path.rounds import RoundEnds
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import Query
 from flower_privsyn.runs import RunDirectory, unnamed_run
@@ -106,7 +106,7 @@ class PrivateSumStrategy(Strategy):
         self._grid: WindowedGrid | None = None
         self._ledger: PrivacyLedger | None = None
         self._federation: Federation | None = None
-        self._rounds: Rounds | None = None
+        self._rounds: RoundEnds | None = None
         self._behind = 0  # rounds that were over when Flower's loop began
         self._next: Question | None = None
         self._asked: AskedRound | None = None
@@ -167,7 +167,7 @@ class PrivateSumStrategy(Strategy):
         run, resume = self._open_run()
         with run.session():
             self._grid = WindowedGrid(grid, window=self.messages_under_way)
-            self._rounds = Rounds(
+            self._rounds = RoundEnds(
                 run=run,
                 method=self.method,
                 total=settings.num_rounds,

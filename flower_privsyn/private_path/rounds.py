@@ -29,7 +29,7 @@ class Next:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounds:
+class RoundEnds:
     """Brings rounds to their end, in the run directory and with the method.
 
     Attributes:

@@ -91,9 +91,10 @@ def plan_of(method: Method, settings: PrivateSumConfig, *, population: int) -> P
 def settle(plan: Plan, *, epsilon: float | None, run: RunDirectory) -> SettledPlan:
     """Settle the correlation and the noise of every phase.
 
-    *Formal guarantee.* With a budget, what the ledger has charged and all rounds that are left cost
-    at most `epsilon`, by the plan's accountant, if every one of them is as stated. The ledger holds
-    to the budget whatever is returned here.
+    Formal guarantee:
+        With a budget, what the ledger has charged and all rounds that are left cost at most
+        `epsilon`, by the plan's accountant, if every one of them is as stated. The ledger holds to
+        the budget whatever is returned here.
 
     Args:
         plan: some phases perhaps open.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import sys
-from importlib import metadata
 from pathlib import Path
 
+from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import PrivsynError
 
 _VERSIONED = (
@@ -53,8 +52,5 @@ def sentence_of(error: str | BaseException) -> tuple[str, bool]:
 
 def versions() -> dict[str, str]:
     """Versions of Python, the system and the libraries that decide what a run does."""
-    found = {"python": platform.python_version(), "platform": sys.platform}
-    for name in _VERSIONED:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+    installed = {name: found for name, found in library_versions(*_VERSIONED).items() if found}
+    return {"python": platform.python_version(), "platform": sys.platform, **installed}

@@ -33,6 +33,7 @@ import numpy.typing as npt
 from annotated_types import Ge, Gt
 
 from flower_privsyn.checks import Settings, check_whole
+from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import (
@@ -48,7 +49,7 @@ from flower_privsyn.training.distillation import (
     check_same_tokens,
     teacher_targets,
 )
-from flower_privsyn.training.fingerprint import library_versions, weight_files
+from flower_privsyn.training.fingerprint import weight_files
 from flower_privsyn.training.loss import add_gradient
 from flower_privsyn.training.retokenize import retokenized
 from flower_privsyn.training.tokens import first_token, text_window, token_rows

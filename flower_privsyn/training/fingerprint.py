@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 
 
@@ -26,14 +25,3 @@ def weight_files(model: str) -> list[list[str | int]] | str:
         if file.is_file()
     ]
     return found or model
-
-
-def library_versions(*names: str) -> dict[str, str]:
-    """The version of each library; empty for one that is not installed."""
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = ""
-    return versions

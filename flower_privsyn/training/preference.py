@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from flower_privsyn.checks import check_whole
+from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
 from flower_privsyn.models import BUNDLED_MODELS, resolve_model
 from flower_privsyn.models.adapters import adapter_digest
@@ -38,7 +39,7 @@ from flower_privsyn.models.pretrained import (
 )
 from flower_privsyn.training import storage
 from flower_privsyn.training.encoding import encode_pairs
-from flower_privsyn.training.fingerprint import library_versions, weight_files
+from flower_privsyn.training.fingerprint import weight_files
 from flower_privsyn.training.preference_settings import PreferencePair, PreferenceTraining
 
 logger = logging.getLogger(__name__)
@@ -134,9 +135,9 @@ def train_preferences(
     built = partial / "adapter"
     if built.exists():
         shutil.rmtree(built)
-    report = _build(
-        model,
-        pairs,
+    task = _Task(
+        model=model,
+        pairs=pairs,
         adapter=adapter,
         settings=settings,
         seed=seed,
@@ -145,61 +146,52 @@ def train_preferences(
         checkpoint=checkpoint,
         built=built,
     )
+    report = _build(task)
     storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
     shutil.rmtree(partial)
     return report
 
 
-def _build(
-    model: str | Path,
-    pairs: Sequence[PreferencePair],
-    *,
-    adapter: Path | None,
-    settings: PreferenceTraining,
-    seed: int,
-    progress: Callable[[int], None] | None,
-    partial: Path,
-    checkpoint: Path | None,
-    built: Path,
-) -> TrainingReport:
-    """Write the next adapter to ``built``: the one before where there is nothing to learn."""
-    if not pairs and adapter is not None:
-        _copy_adapter(adapter, built)
-        return _report([], 0, 0, (), settings)
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """A training that is to be done: what `train_preferences` was given, and its folders.
+
+    Attributes:
+        partial: of the checkpoints.
+        checkpoint: to go on from; None for none.
+        built: where the next adapter is written.
+    """
+
+    model: str | Path
+    pairs: Sequence[PreferencePair]
+    adapter: Path | None
+    settings: PreferenceTraining
+    seed: int
+    progress: Callable[[int], None] | None
+    partial: Path
+    checkpoint: Path | None
+    built: Path
+
+
+def _build(task: _Task) -> TrainingReport:
+    """Write the next adapter: the one before where there is nothing to learn."""
+    if not task.pairs and task.adapter is not None:
+        _copy_adapter(task.adapter, task.built)
+        return _report([], 0, 0, (), task.settings)
     with _quiet(), _own_random_state():
-        return _train(
-            model,
-            pairs,
-            adapter=adapter,
-            settings=settings,
-            seed=seed,
-            progress=progress,
-            partial=partial,
-            checkpoint=checkpoint,
-            built=built,
-        )
+        return _train(task)
 
 
-def _train(
-    model: str | Path,
-    pairs: Sequence[PreferencePair],
-    *,
-    adapter: Path | None,
-    settings: PreferenceTraining,
-    seed: int,
-    progress: Callable[[int], None] | None,
-    partial: Path,
-    checkpoint: Path | None,
-    built: Path,
-) -> TrainingReport:
-    """Load, train from the checkpoint if there is one, and write the adapter to ``built``."""
+def _train(task: _Task) -> TrainingReport:
+    """Load, train from the checkpoint if there is one, and write the adapter."""
+    model, settings = task.model, task.settings
     base, tokenizer, bfloat16 = _load(model, device=settings.device, precision=settings.precision)
     import torch
 
     trainers = _trainers()
     encoded = encode_pairs(
         tokenizer,
-        pairs,
+        task.pairs,
         max_new_tokens=settings.max_new_tokens,
         chosen_only=settings.loss == "sft",
     )
@@ -220,13 +212,13 @@ def _train(
             limit,
             ", ".join(map(str, too_long)),
         )
-        if progress is not None:
-            progress(settings.epochs * len(too_long))
-    small_seed = _small_seed(seed)
-    if adapter is None:
+        if task.progress is not None:
+            task.progress(settings.epochs * len(too_long))
+    small_seed = _small_seed(task.seed)
+    if task.adapter is None:
         policy = trainers.wrap(base, settings, seed=small_seed)
     else:
-        policy = trainers.resume_adapter(base, adapter, settings)
+        policy = trainers.resume_adapter(base, task.adapter, settings)
     losses: list[dict[str, float]] = []
     if kept:
         trainer = trainers.build_trainer(
@@ -234,17 +226,18 @@ def _train(
             tokenizer,
             kept,
             settings=settings,
-            folder=partial,
+            folder=task.partial,
             seed=small_seed,
             bfloat16=bfloat16,
-            progress=progress,
+            progress=task.progress,
         )
         try:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            start = None if task.checkpoint is None else str(task.checkpoint)
+            trainer.train(resume_from_checkpoint=start)
             trainers.check_weights(policy)
         except TrainingError:
             # The same start would break down at the same place.
-            shutil.rmtree(partial)
+            shutil.rmtree(task.partial)
             raise
         except torch.OutOfMemoryError as error:
             raise TrainingError(
@@ -253,7 +246,7 @@ def _train(
                 f"{settings.max_tokens}, or set gradient_checkpointing"
             ) from error
         losses = [entry for entry in trainer.state.log_history if "privsyn/loss" in entry]
-    storage.write_adapter(policy, built, base=_public_name(model))
+    storage.write_adapter(policy, task.built, base=_public_name(model))
     return _report(
         losses, len(kept), math.ceil(len(kept) / settings.batch_size), too_long, settings
     )

@@ -72,7 +72,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a lost ledger is not noticed",
         file=ROUNDS,
-        function="Rounds.go_on",
+        function="RoundEnds.go_on",
         before="    self._refuse_missing_lines(ledger)\n",
         after="",
         tests=(f"{SUM_TESTS}::TestResume",),
@@ -88,7 +88,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a run that has ended goes on asking",
         file=ROUNDS,
-        function="Rounds.finish",
+        function="RoundEnds.finish",
         before="    return following\n",
         after="    return following if last else following or self.method.restore(number + 1)\n",
         tests=(f"{POPRI_TESTS}::TestPatience",),
@@ -96,7 +96,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a run that had ended asks again when resumed",
         file=ROUNDS,
-        function="Rounds.go_on",
+        function="RoundEnds.go_on",
         before="    if reached >= self.total or ended:\n",
         after="    if reached >= self.total:\n",
         tests=(f"{POPRI_TESTS}::TestPatience",),

@@ -111,7 +111,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a round is open before it is taken back",
         file=ROUNDS,
-        function="Rounds._take_back",
+        function="RoundEnds._take_back",
         before="        self.method.take_back(reached)\n        self.run.reopen_round(reached)\n",
         after="        self.run.reopen_round(reached)\n        self.method.take_back(reached)\n",
         tests=(f"{TESTS}::TestAskingAgain",),
@@ -135,7 +135,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a discarded round of correlated noise is asked again",
         file=ROUNDS,
-        function="Rounds._take_back",
+        function="RoundEnds._take_back",
         before="        and plan.at(reached).makes_up\n",
         after="",
         tests=(f"{TESTS}::TestSilence",),

@@ -24,7 +24,7 @@ def test_as_many_as_asked(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"population.{suffix}"
     rows = simulate_users(path, users=5000, samples_per_user=3, progress=steps.append)
     users = load_users(path)
-    assert (len(users), users.num_texts, rows, sum(steps)) == (5000, 15_000, 15_000, 5000)
+    assert (len(users), len(users.texts), rows, sum(steps)) == (5000, 15_000, 15_000, 5000)
     assert set(np.bincount(users.owners)) == {3}
     assert set(users.texts) <= set(_passages()[0])
     assert len(set(users.texts)) > 5000

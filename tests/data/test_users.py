@@ -38,7 +38,7 @@ def test_rows_of_one_user_come_together_in_order_of_first_appearance() -> None:
     assert users.owners.tolist() == [0, 0, 1]
     assert users.owners.dtype == np.int64
     assert len(users) == 3
-    assert users.num_texts == 3
+    assert len(users.texts) == 3
 
 
 def test_a_user_without_text_stays_in_the_roster() -> None:

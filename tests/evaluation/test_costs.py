@@ -19,7 +19,6 @@ from flower_privsyn.environment import CPU_TIME
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.costs import (
-    DISTILGPT2_PARAMETERS,
     Communication,
     client_costs,
     communication,
@@ -38,6 +37,7 @@ from flower_privsyn.testing import (
     hash_embedder,
 )
 from tests.support.federation import make_users
+from tests.support.paper_sizes import DISTILGPT2_PARAMETERS
 from tests.support.runs import Runs
 
 Builder = Callable[..., Any]

@@ -17,7 +17,7 @@ from flwr.app import Context
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
-from flower_privsyn.evaluation.costs import DISTILGPT2_PARAMETERS, MINILM_DIMENSION, run_costs
+from flower_privsyn.evaluation.costs import MINILM_DIMENSION, run_costs
 from flower_privsyn.messages import wire
 from flower_privsyn.strategies import (
     DPFedAvg,
@@ -37,6 +37,7 @@ from flower_privsyn.testing import (
 )
 from tests.support.federation import WORDS, make_users
 from tests.support.models import byte_level, save
+from tests.support.paper_sizes import DISTILGPT2_PARAMETERS
 
 TABLES = json.loads(
     (Path(__file__).parents[1] / "data" / "communication_reference.json").read_text()

@@ -51,10 +51,11 @@ class Collected:
 class Aggregation(ABC):
     """How questions go out and their answers become one sum.
 
-    *Formal guarantee.* One reply a node is in the sum at most, and only where it has the agreed
-    form: the length of the question, on the grid, within the bound of its head-count, and no more
-    users than the node announced. So a user moves `Collected.total` by at most the clip norm on
-    each node, and a node by what its users may.
+    Formal guarantee:
+        One reply a node is in the sum at most, and only where it has the agreed form: the length of
+        the question, on the grid, within the bound of its head-count, and no more users than the
+        node announced. So a user moves `Collected.total` by at most the clip norm on each node, and
+        a node by what its users may.
     """
 
     @abstractmethod
