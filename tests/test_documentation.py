@@ -100,7 +100,9 @@ def test_guarantees_are_spelled_one_way_and_docstrings_have_no_roles() -> None:
     for path in sorted((ROOT / "flower_privsyn").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                found += [(path.name, line) for line in (ast.get_docstring(node) or "").splitlines()]
+                found += [
+                    (path.name, line) for line in (ast.get_docstring(node) or "").splitlines()
+                ]
     guarantees = [line.strip() for _, line in found if re.search("formal guarantee", line, re.I)]
     headings = [line for line in guarantees if line != "Formal guarantee:"]
     assert len(guarantees) > 30

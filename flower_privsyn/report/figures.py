@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 #: Number of colours of methods; 6 and 7 besides are the ink of the page and its grey.
 PALETTE = 6
@@ -43,8 +44,8 @@ MARKS = {
 
 #: In CSS pixels: beside a caption, on a phone, in a grid.
 WIDE, NARROW, PANEL = 700, 358, 320
-_LINE, _NAME, _CHARACTER, _MARK = 15.0, 12.5, 7.5, 8.0
-_SIGN = 24.0  # room for the mark before a name
+_LINE, _CHARACTER, _MARK = 16.0, 7.5, 8.0
+_SIGN = 46.0  # room for the mark before a name, and between names
 _DASHES = ((2, 3), (8, 3, 2, 3), (9, 4), (12, 3, 2, 3), (4, 4), (14, 5), (1, 5))
 
 _Point = tuple[float, float]
@@ -55,7 +56,7 @@ class Series:
     """Points of one method, from left to right.
 
     Attributes:
-        name: shown beside the chart; "" for none.
+        name: shown below the chart; "" for none.
         look: of the marks.
         x: figures on the horizontal axis.
         y: figures on the vertical axis, as many.
@@ -83,7 +84,7 @@ class Level:
     """A figure without a place on the horizontal axis: a line across the chart.
 
     Attributes:
-        name: shown beside the chart.
+        name: shown below the chart.
         y: the figure.
         error: half the height of a band about it; None for none.
         tip: tooltip of the line.
@@ -178,7 +179,7 @@ def charts(
         shown: of one kind; equally high, so that they can be compared.
         identifier: unique on the page.
         wide: width of the wide ones, in CSS pixels; up to `PANEL`, one size is for both.
-        height: in CSS pixels, at least; more where names need it.
+        height: in CSS pixels, without the names below.
     """
     from markupsafe import Markup
 
@@ -186,7 +187,7 @@ def charts(
     sizes = [("wide", wide, height), ("narrow", NARROW, 340)]
     drawn: list[Markup] = [Markup()] * len(shown)
     for kind, width, least in sizes if wide > PANEL else [("panel", wide, height)]:
-        high = max([least, *[round(_Names(chart, width).height) + 90 for chart in shown]])
+        high = least + round(max(_Names(chart, width).height for chart in shown))
         for place, chart in enumerate(shown):
             picture = _chart(chart, limits, width, high, f"{identifier}-{place}-{kind}")
             drawn[place] += Markup('<div class="{}">{}</div>').format(kind, picture)
@@ -210,7 +211,7 @@ def clouds(shown: Sequence[Cloud], identifier: str) -> list[Markup]:
         figure, axes = _axes(PANEL, 270, cloud.axes)
         axes.set(xlim=x, ylim=y)
         axes.locator_params(nbins=5)
-        _make_room(axes, right=8)
+        _settle(figure)
         # One unit is as long in both directions: the shorter side is widened.
         box = axes.get_window_extent()
         unit = max((x[1] - x[0]) / box.width, (y[1] - y[0]) / box.height) / 2
@@ -272,67 +273,69 @@ def _limits(shown: Sequence[Chart]) -> tuple[_Point, _Point]:
 
 
 class _Names:
-    """Names of series and levels in a column at the right, each beside what it names."""
+    """Names of series and levels, in as many columns below the chart as there is room for."""
 
     def __init__(self, chart: Chart, width: int) -> None:
         named = [series.name for series in chart.series if series.name]
         named += [level.name for level in chart.levels]
         longest = max((len(name) for name in named), default=0)
-        room = min(longest * _CHARACTER, 0.34 * width - _SIGN)
-        self.texts = [textwrap.wrap(name, max(4, int(room / _CHARACTER))) for name in named]
-        self.width = room + _SIGN + 8 if named else 14.0
-        self.heights = [_LINE * len(lines) + 3 for lines in self.texts]
-        self.height = sum(self.heights)
-
-    def places(self, wanted: Sequence[float], low: float, high: float) -> list[float]:
-        """The middle of each name, in pixels from below: near what it names, and apart.
-
-        Args:
-            wanted: where each would like to be.
-            low: end of the column; it is passed where there is no room.
-            high: its other end.
-        """
-        order = sorted(range(len(wanted)), key=lambda n: -wanted[n])
-        places = list(wanted)
-        for n in order:
-            places[n] = min(places[n], high - self.heights[n] / 2)
-            high = places[n] - self.heights[n] / 2
-        for n in reversed(order):
-            places[n] = max(places[n], low + self.heights[n] / 2)
-            low = places[n] + self.heights[n] / 2
-        return places
+        most = int((width - _SIGN) / _CHARACTER)
+        self.texts = [textwrap.fill(name, most) for name in named]
+        self.columns = max(1, int(width / (longest * _CHARACTER + _SIGN)))
+        lines = sum(text.count("\n") + 1 for text in self.texts)
+        self.height = _LINE * math.ceil(lines / self.columns)
 
 
 def _chart(
     chart: Chart, limits: tuple[_Point, _Point], width: int, height: int, identifier: str
 ) -> Markup:
-    names = _Names(chart, width)
-    figure, axes = _axes(width, height, (chart.x_title, chart.y_title), right=names.width)
+    figure, axes = _axes(width, height, (chart.x_title, chart.y_title))
     axes.set(xlim=limits[0], ylim=limits[1])
     axes.yaxis.grid()
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     _set_ticks(chart, axes)
-    _make_room(axes, right=names.width)
+    handles = _handles(chart)
+    if handles:
+        names = _Names(chart, width)
+        figure.legend(handles, names.texts, loc="outside lower left", ncols=names.columns)
+    _settle(figure)
     tips: dict[str, str] = {}
     for n, level in enumerate(chart.levels):
         if level.error:
             low, high = level.y - level.error, level.y + level.error
             axes.axhspan(low, high, facecolor=INK, alpha=0.08)
         tips[f"level-{n}"] = level.tip
-        dashes = _DASHES[n % len(_DASHES)]
-        line = axes.axhline(level.y, color=MUTED, linewidth=1.5, dashes=dashes)
-        line.set_gid(f"level-{n}")
-    anchors: list[tuple[float, float, Look | None]] = []
+        axes.axhline(level.y, gid=f"level-{n}", **_dashed(n))
     for n, (series, shift) in enumerate(zip(chart.series, _shifts(chart, axes), strict=True)):
-        end = _draw_series(axes, series, shift, f"series-{n}", tips)
-        if series.name:
-            anchors.append((*end, series.look))
-    edge = axes.get_window_extent().x1
-    for level in chart.levels:
-        anchors.append((edge, axes.transData.transform((limits[0][0], level.y))[1], None))
-    _write_names(figure, names, anchors, leaders=chart.x != "bytes")
+        _draw_series(axes, series, _strokes(chart)[n], shift, f"series-{n}", tips)
     return embedded(figure, chart.title, chart.description, identifier, tips)
+
+
+def _dashed(place: int) -> dict[str, Any]:
+    """Arguments of the line of a level."""
+    return {"color": MUTED, "linewidth": 1.5, "dashes": _DASHES[place % len(_DASHES)]}
+
+
+def _strokes(chart: Chart) -> list[Any]:
+    """The line style of each series: dashes tell apart those that look the same."""
+    looks = [series.look for series in chart.series]
+    before = [looks[:n].count(look) for n, look in enumerate(looks)]
+    return [(0, _DASHES[count % len(_DASHES)]) if count else "-" for count in before]
+
+
+def _handles(chart: Chart) -> list[Line2D]:
+    """A mark or a line for each name, in the order of the names."""
+    from matplotlib.lines import Line2D
+
+    found = []
+    for series, stroke in zip(chart.series, _strokes(chart), strict=True):
+        look = _marked(series.look) | {"color": colour(series.look.colour)}
+        if series.line != "none":
+            look["linestyle"] = stroke
+        if series.name:
+            found.append(Line2D([], [], **look))
+    return found + [Line2D([], [], **_dashed(n)) for n in range(len(chart.levels))]
 
 
 def _set_ticks(chart: Chart, axes: Axes) -> None:
@@ -381,17 +384,16 @@ def _shifts(chart: Chart, axes: Axes) -> list[float]:
 
 
 def _draw_series(
-    axes: Axes, series: Series, shift: float, name: str, tips: dict[str, str]
-) -> _Point:
-    """Draw a series; returns the place of its last mark, in pixels."""
+    axes: Axes, series: Series, stroke: Any, shift: float, name: str, tips: dict[str, str]
+) -> None:
     from matplotlib.transforms import Affine2D
 
     moved = axes.transData + Affine2D().translate(shift, 0)
     look: dict[str, Any] = {"color": colour(series.look.colour), "transform": moved}
     if series.line == "steps":
-        axes.step([0.0, *series.x], [0.0, *series.y], where="post", **look)
+        axes.step([0.0, *series.x], [0.0, *series.y], where="post", linestyle=stroke, **look)
     elif series.line == "straight":
-        axes.plot(series.x, series.y, **look)
+        axes.plot(series.x, series.y, linestyle=stroke, **look)
     last = len(series.x) - 1
     size = _MARK if last < 25 else _MARK / 2
     for place, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
@@ -403,34 +405,6 @@ def _draw_series(
             tips[f"{name}-{place}"] = series.tips[place]
             marked = _marked(series.look, size=size)
             axes.plot(x, y, gid=f"{name}-{place}", transform=moved, **marked)
-    x, y = moved.transform((series.x[last], series.y[last]))
-    return float(x), float(y)
-
-
-def _write_names(
-    figure: Figure,
-    names: _Names,
-    anchors: Sequence[tuple[float, float, Look | None]],
-    *,
-    leaders: bool,
-) -> None:
-    from matplotlib.lines import Line2D
-
-    width, height = figure.bbox.size
-    frame = figure.axes[0].get_window_extent()
-    places = names.places([y for _, y, _ in anchors], frame.y0 - 8, frame.y1 + 8)
-    for (x, y, look), lines, place in zip(anchors, names.texts, places, strict=True):
-        edge = frame.x1 + _SIGN
-        if leaders or look is None:
-            start = x if look is None else x + _MARK
-            bends = [(start, y), (max(start, frame.x1 + 2), y), (edge - 14, place)]
-            bends += [(edge - 4, place)] if look is None else []
-            leader = Line2D(*zip(*bends, strict=True), transform=None, color=MUTED, linewidth=0.8)
-            figure.add_artist(leader)
-        if look is not None:
-            figure.add_artist(Line2D([edge - 8], [place], transform=None, **_marked(look)))
-        text = figure.text(edge / width, place / height, "\n".join(lines), fontsize=_NAME)
-        text.set_verticalalignment("center")
 
 
 # -------------------------------------------------------------------- matplotlib
@@ -449,36 +423,19 @@ def _marked(look: Look, size: float = _MARK) -> dict[str, Any]:
     }
 
 
-def _axes(
-    width: int, height: int, titles: tuple[str, str], right: float = 8.0
-) -> tuple[Figure, Axes]:
+def _axes(width: int, height: int, titles: tuple[str, str]) -> tuple[Figure, Axes]:
     """An empty figure, with the titles of its axes at the left, where no rotation is needed."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width / 72, height / 72))
-    axes = figure.add_axes((0, 0, 1, 1))
-    below, above = (
-        "\n".join(textwrap.wrap(title, int(room / 6.6)))
-        for title, room in zip(titles, (width - right - 50, width), strict=True)
-    )
+    figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+    axes = figure.add_subplot()
+    below, above = (textwrap.fill(title, int((width - 50) / 6.6)) for title in titles)
     axes.set_xlabel(below)
-    figure.text(0, 1 - 2 / height, above, color=MUTED, verticalalignment="top")
+    figure.suptitle(above, x=0, horizontalalignment="left", color=MUTED)
     return figure, axes
 
 
-def _make_room(axes: Axes, *, right: float) -> None:
-    """Give the axes what their texts leave of the figure.
-
-    Args:
-        axes: with ticks and titles.
-        right: pixels to keep free at the right.
-    """
-    figure = axes.figure
-    width, height = figure.bbox.size
-    labels = [label for label in axes.get_yticklabels() if label.get_text()]
-    left = max([label.get_window_extent().width for label in labels], default=0) + 9
-    top = figure.texts[0].get_window_extent().height + 16
-    bottom = axes.xaxis.label.get_window_extent().height + 26
-    axes.set_position(
-        (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
-    )
+def _settle(figure: Figure) -> None:
+    """Give the axes what their texts leave of the figure, once and for all."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")

@@ -76,6 +76,11 @@ _SETTINGS: dict[Any, Any] = {
     "grid.color": GRID,
     "text.color": INK,
     "font.size": 11.5,
+    "figure.titlesize": 11.5,
+    "legend.frameon": False,
+    "legend.fontsize": 12.5,
+    "legend.borderpad": 0,
+    "legend.borderaxespad": 0,
     "lines.linewidth": 2,
 }
 

@@ -30,7 +30,9 @@ def deal(files: Sequence[Path], *sizes: int) -> list[Users]:
     users = without_sealed(joined([load_users(file) for file in files]), what="--private")
     first = sum(sizes[:-1])
     if len(users) <= first:
-        raise DataError(f"{len(users)} users, which must be more than the {first} who are set apart")
+        raise DataError(
+            f"{len(users)} users, which must be more than the {first} who are set apart"
+        )
     order = sorted(
         range(len(users)),
         key=lambda user: hashlib.blake2b(users.user_ids[user].encode()).digest(),

@@ -148,23 +148,23 @@ def measure(
         corpus, shares, "private", max(protocol.users), np.random.default_rng([2, *salt])
     )
     everybody = sum(corpus.users[name, "held_out"].num_users for name in shares)
-    held_out = draw_users(
-        corpus, shares, "held_out", everybody, np.random.default_rng([3, *salt])
-    )
+    held_out = draw_users(corpus, shares, "held_out", everybody, np.random.default_rng([3, *salt]))
     judge = Judge.of(candidates, held_out, rejected_rank=protocol.rejected_rank)
     chosen, budget = protocol.at
     sizes = [
-        users
-        for users in (protocol.users if sweep else [chosen])
-        if users <= cohort.num_users
+        users for users in (protocol.users if sweep else [chosen]) if users <= cohort.num_users
     ]
     for users in sizes:
         exact = mean_cosines(candidates.embeddings, users_between(cohort, 0, users))
-        yield {"method": "exact", "users": users, "epsilon": None} | judge(exact) | {
-            "signal": spread(exact, protocol.size),
-            "user_spread": user_spread(candidates, users_between(cohort, 0, min(users, 1000))),
-            "candidate_spread": candidate_spread(candidates),
-        }
+        yield (
+            {"method": "exact", "users": users, "epsilon": None}
+            | judge(exact)
+            | {
+                "signal": spread(exact, protocol.size),
+                "user_spread": user_spread(candidates, users_between(cohort, 0, min(users, 1000))),
+                "candidate_spread": candidate_spread(candidates),
+            }
+        )
     asked = asked_about(
         candidates,
         rounds=protocol.rounds,

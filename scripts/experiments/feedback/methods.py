@@ -173,5 +173,3 @@ def _sketch(name: str, query: KernelMean, candidates: Candidates) -> Asked:
         }
     dimension = candidates.embeddings.shape[1]
     return Asked(query=query, broadcast=query.broadcast(dimension), rounds=1, readers=readers)
-
-

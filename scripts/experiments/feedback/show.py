@@ -62,9 +62,7 @@ def _right(heading: str, rows: Mapping[str, Row], users: int, epsilon: float | N
     return heading, rows, lambda row: right(row, users, epsilon)
 
 
-def _figure(
-    heading: str, rows: Mapping[str, Row], name: str, part: str = "figures"
-) -> Column:
+def _figure(heading: str, rows: Mapping[str, Row], name: str, part: str = "figures") -> Column:
     def found(row: Row) -> list[float] | None:
         where = "without_noise" if row["method"] == "exact" else part
         value: list[float] | None = row[where].get(name)
