@@ -26,8 +26,8 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         delta, epsilon_release, epsilon_known_cohorts, epsilon_budget, stamp, synthetic_texts,
         samples, files (name to bytes). The epsilons are cumulative, from the ledger; None before
         the first release and for a run that is not private. The stamp is a sentence that says that
-        the epsilons do not cover the result; None where they do. The status is `interrupted` for
-        a run recorded as running while no process works on it.
+        the epsilons do not cover the result; None where they do. The status is that of
+        `RunDirectory.standing`.
 
     Raises:
         LedgerError: The ledger is damaged, or lacks a line that another file states.
@@ -37,9 +37,6 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 
     run = RunDirectory.open(path)
-    status = run.status
-    if status == "running" and run.running_process() is None:
-        status = "interrupted"
     lines = run.ledger_lines()
     opened: dict[str, Any] = next((line for line in lines if line.get("event") == "opened"), {})
     releases = [line for line in lines if line.get("event") == "release"]
@@ -55,7 +52,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "path": str(run.path),
         "app": launch.get("name"),
         "strategy": run.document.get("strategy") or None,
-        "status": status,
+        "status": run.standing,
         "error": run.error,
         "changes": run.document.get("changes", []),
         "created": run.document.get("created"),

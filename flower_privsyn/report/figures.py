@@ -429,9 +429,11 @@ def _axes(width: int, height: int, titles: tuple[str, str]) -> tuple[Figure, Axe
 
     figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
     axes = figure.add_subplot()
-    below, above = (textwrap.fill(title, int((width - 50) / 6.6)) for title in titles)
-    axes.set_xlabel(below)
-    figure.suptitle(above, x=0, horizontalalignment="left", color=MUTED)
+    below, above = titles
+    axes.set_xlabel(textwrap.fill(below, int((width - 50) / 6.6)))
+    figure.suptitle(
+        textwrap.fill(above, int(width / 6.6)), x=0, horizontalalignment="left", color=MUTED
+    )
     return figure, axes
 
 

@@ -101,10 +101,15 @@ class RunFacts:
         )
         self.heading = f"Run {run.path.name}"
         self.name = run.path.name
-        self.error = run.error
-        self.status = run.status
-        if self.status == "running" and run.running_process() is None:
-            self.status = "interrupted"
+        self.status = run.standing
+
+    @property
+    def error(self) -> str | None:
+        """Why the run ended, as a sentence, with the name of the run in place of its folder."""
+        told = (self.run.error or "").replace(str(self.run.path), self.name)
+        if not told:
+            return None
+        return told[0].upper() + told[1:] + ("" if told[-1] in ".!?" else ".")
 
     @property
     def stamp(self) -> str | None:
@@ -136,7 +141,7 @@ class RunFacts:
     @property
     def budget(self) -> float | None:
         """The epsilon that may be spent."""
-        return finite(self.opened.get("epsilon_budget"))
+        return finite(self.opened.get("epsilon_budget", self.config.get("epsilon")))
 
     @property
     def spent(self) -> tuple[str, str] | None:
@@ -170,7 +175,7 @@ class RunFacts:
             ("Users", whole(finite(sampled.get("population")))),
             ("Who takes part in a round", ", ".join(ways) or None),
             ("Neighbouring data sets", first.get("relation")),
-            ("Query", _each(str(line.get("query")) for line in lines) or None),
+            ("Query", _each(str(line.get("query")).replace("_", " ") for line in lines) or None),
             ("Mechanism", first.get("mechanism")),
             (
                 "Noise multiplier",
@@ -228,6 +233,11 @@ class RunFacts:
     def rounds_done(self) -> list[int]:
         """Numbers of the finished rounds."""
         return [n for n in self.run.finished_rounds() if n > 0]
+
+    @property
+    def rounds_lost(self) -> int:
+        """How many of the finished rounds gave no release."""
+        return len(self.run.rounds_with_outcome("interrupted", "discarded"))
 
     @property
     def rounds_planned(self) -> str | None:
@@ -307,8 +317,10 @@ class RunFacts:
 
     @cached_property
     def movement(self) -> Movement | None:
-        """Embeddings of some rounds; None where there are none."""
+        """Embeddings of some rounds; None where no text has moved."""
         texts = self._texts(_PANELS)
+        if len(texts) < 2 or all(found.is_public for found in texts.values()):
+            return None
         plane = principal_plane(
             {n: f.embeddings for n, f in texts.items() if f.embeddings is not None}
         )
@@ -419,9 +431,12 @@ class RunFacts:
     @property
     def samples(self) -> list[Sample]:
         """Texts of the first and the last round, and of the result."""
-        cards = []
+        cards: list[Sample] = []
+        before: tuple[str, ...] = ()
         for texts in self._texts(2).values():
-            if texts.texts:
+            # Rounds that released nothing leave the text as it was.
+            if texts.texts and texts.texts != before:
+                before = texts.texts
                 best = "" if texts.scores is None else "; those with the highest scores"
                 note = f"{whole(len(texts.texts))} texts{best}"
                 cards.append(Sample(self._heading(texts), texts.best(_ROUND_SAMPLES), note))

@@ -69,7 +69,7 @@ from flower_privsyn.runs.run_format import (
     refuse_other_format,
     stated_digests,
 )
-from flower_privsyn.runs.surroundings import sentence_of, versions
+from flower_privsyn.runs.surroundings import INTERRUPTED, sentence_of, versions
 
 RESEARCH_STAMP = (
     "research: private text was used outside the budget; the epsilons do not cover the result"
@@ -435,6 +435,12 @@ class RunDirectory:
         A run that was killed is still recorded as running; `running_process` tells the two apart.
         """
         return str(self.state.get("status", "running"))
+
+    @property
+    def standing(self) -> str:
+        """`status`, but "interrupted" for a run that was killed, or that a signal ended."""
+        killed = self.status == "running" and self.running_process() is None
+        return "interrupted" if killed or self.error == INTERRUPTED else self.status
 
     @property
     def error(self) -> str | None:

@@ -9,6 +9,9 @@ from pathlib import Path
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import PrivsynError
 
+#: Why a run ended that Ctrl-C or a signal ended.
+INTERRUPTED = "The run was interrupted."
+
 _VERSIONED = (
     "flower-privsyn",
     "flwr",
@@ -38,7 +41,7 @@ def sentence_of(error: str | BaseException) -> tuple[str, bool]:
     if isinstance(error, SystemExit):
         return f"The ServerApp called sys.exit({error.code!r}) before the run was finished.", True
     if not isinstance(error, Exception):  # Ctrl-C, or a signal that was turned into an exception
-        return "The run was interrupted.", False
+        return INTERRUPTED, False
     name = type(error).__name__
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

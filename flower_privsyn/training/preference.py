@@ -133,8 +133,6 @@ def train_preferences(
     output.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = storage.last_checkpoint(partial, fingerprint)
     built = partial / "adapter"
-    if built.exists():
-        shutil.rmtree(built)
     task = _Task(
         model=model,
         pairs=pairs,
@@ -175,6 +173,8 @@ class _Task:
 
 def _build(task: _Task) -> TrainingReport:
     """Write the next adapter: the one before where there is nothing to learn."""
+    if task.built.exists():
+        shutil.rmtree(task.built)
     if not task.pairs and task.adapter is not None:
         _copy_adapter(task.adapter, task.built)
         return _report([], 0, 0, (), task.settings)

@@ -110,6 +110,42 @@ def test_before_the_first_release(empty: RunDirectory) -> None:
     assert not page.with_class("banner")
 
 
+def test_a_run_that_was_stopped_says_how_to_go_on(empty: RunDirectory) -> None:
+    empty.mark_failed(KeyboardInterrupt())
+    page = check(run_page(RunDirectory.open(empty.path)))
+    (banner,) = page.with_class("banner")
+    assert "The run was interrupted. It was stopped before its end." in banner.text
+    assert "privsyn resume my run" in banner.text
+    assert page.with_class("status")[0].text == "interrupted"
+
+
+def test_why_a_run_failed_is_a_sentence_without_its_place(empty: RunDirectory) -> None:
+    empty.mark_failed(f"rounds 1 and 2 were lost; continue with `privsyn resume {empty.path}`")
+    text = run_page(empty)
+    (banner,) = check(text).with_class("banner")
+    assert "Rounds 1 and 2 were lost; continue with privsyn resume my run" in banner.text
+    assert [code.text for code in banner.all("code")] == ["privsyn resume my run"]
+    assert str(empty.path) not in text
+
+
+def test_rounds_without_a_release_are_counted_and_their_text_did_not_move(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={"num-rounds": 6, "epsilon": 2.0})
+    vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    texts = Population.create([f"text {n}" for n in range(20)], round_number=1, source="public")
+    for n in (1, 2):
+        texts.with_embeddings(vectors).to_parquet(run.round_dir(n) / "candidates.parquet")
+        run.finish_round(n, {"outcome": "discarded"})
+    run.unlock()
+    page = check(run_page(run))
+    assert "2 of 6 rounds finished, 2 of them without a release." in page.text
+    assert "How the text moved" not in headings(page)
+    assert [card.all("h3")[0].text for card in page.all("article")] == [
+        "Round 1, public text 20 texts"
+    ]
+    # Nothing was asked, and the budget is known all the same.
+    assert "Budget, ε" in page.text
+
+
 def test_no_text_becomes_markup(empty: RunDirectory) -> None:
     empty.write_synthetic([{"text": NASTY, "round": 1, "parent": [], "source": "x"}])
     empty.mark_failed(NASTY)
@@ -171,7 +207,8 @@ def test_research_is_stamped_everywhere(tmp_path: Path) -> None:
     write_chain(run.ledger_file, OPENED, RELEASE, {**RELEASE, "round": 2})
     vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     texts = Population.create([f"text {n}" for n in range(20)], round_number=1, source="generated")
-    texts.with_embeddings(vectors).to_parquet(run.round_dir(1) / "candidates.parquet")
+    for n in (1, 2):
+        texts.with_embeddings(vectors).to_parquet(run.round_dir(n) / "candidates.parquet")
     run.mark_finished({"squared_mmd": {"1": 0.5, "2": -0.25}})
     run.unlock()
     page = check(run_page(run))
