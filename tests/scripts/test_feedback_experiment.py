@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.evaluation.sealed import sealed
 from flower_privsyn.testing import HashEmbedder
 from scripts.experiments.feedback import __main__ as feedback
 from scripts.experiments.feedback.corpus import Corpus, draw_candidates, draw_users, prepare
@@ -51,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Users of two kinds and public text, on disk."""
     path = tmp_path_factory.mktemp("feedback")
     write_users(path / "law.jsonl", LAW, 220, texts=1)
-    write_users(path / "space.jsonl", SPACE, 90, texts=3)
+    write_users(path / "space.jsonl", SPACE, 110, texts=3)
     generator = np.random.default_rng(0)
     with (path / "public.jsonl").open("w") as file:
         for number in range(60):
@@ -186,11 +187,14 @@ def test_figures_of_other_sizes_are_not_mixed(folder: Path, document: dict[str, 
 
 
 def test_groups_share_nobody(folder: Path) -> None:
+    names = [f"{LAW[0]}-{user}" for user in range(220)]
+    open_to_all = {name for name, closed in zip(names, sealed(names), strict=True) if not closed}
     groups = deal([folder / "law.jsonl"], 20, 10, 300)
-    assert [len(group) for group in groups] == [20, 10, 190]
-    assert len({name for group in groups for name in group.user_ids}) == 220
-    with pytest.raises(DataError, match="220 users, which must be more than the 220 who"):
-        deal([folder / "law.jsonl"], 200, 20, 100)
+    count = len(open_to_all)
+    assert [len(group) for group in groups] == [20, 10, count - 30]
+    assert {name for group in groups for name in group.user_ids} == open_to_all
+    with pytest.raises(DataError, match=f"{count} users, which must be more than the {count} who"):
+        deal([folder / "law.jsonl"], count - 20, 20, 100)
 
 
 def test_every_prefix_of_the_users_holds_the_shares(corpus: Corpus) -> None:
@@ -206,7 +210,7 @@ def test_every_prefix_of_the_users_holds_the_shares(corpus: Corpus) -> None:
     # They stop when a domain is used up.
     halves = {"abstracts": 0.5, "speech": 0.5}
     cohort = draw_users(corpus, halves, "private", 1000, np.random.default_rng(0))
-    assert cohort.num_users == pytest.approx(2 * 30, abs=1)
+    assert cohort.num_users == pytest.approx(2 * corpus.users["speech", "private"].num_users, abs=1)
 
 
 def test_candidates_are_mixed_as_said(corpus: Corpus) -> None:
