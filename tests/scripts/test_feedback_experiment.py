@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.sealed import sealed
+from flower_privsyn.files import read_json_lines
 from flower_privsyn.testing import HashEmbedder
 from scripts.experiments.feedback import __main__ as feedback
 from scripts.experiments.feedback.corpus import Corpus, draw_candidates, draw_users, prepare
@@ -63,9 +65,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(folder: Path, *more: str, protocol: Protocol | None = None) -> None:
     """Measure, and add what was measured to the results of the folder."""
-    private = (f"abstracts={folder}/law.jsonl", f"speech={folder}/space*.jsonl")
-    words = ["measure", "--private", *private, "--cache", str(folder / "cache")]
-    words += ["--results", str(folder / "results.json"), *more]
+    words = ["measure", "--private", "abstracts", str(folder / "law.jsonl")]
+    words += ["--private", "speech", str(folder / "space.jsonl"), "--cache", str(folder / "cache")]
+    words += ["--results", str(folder / "results.jsonl"), *more]
     assert feedback.main(words, embedder=HashEmbedder(DIMENSION), protocol=protocol) == 0
 
 
@@ -75,14 +77,13 @@ def small(folder: Path) -> Protocol:
 
 
 @pytest.fixture(scope="module")
-def document(folder: Path, small: Protocol) -> dict[str, Any]:
+def results(folder: Path, small: Protocol) -> list[dict[str, Any]]:
     """The results of the whole experiment."""
     main = ("--settings", "abstracts", "--prompts", "24", "--seeds", "2", "--sweep")
     ask(folder, *main, protocol=small)
     others = ("--settings", "abstracts", "speech", "mixed", "--prompts", "12", "--seeds", "1")
     ask(folder, *others, protocol=small)
-    loaded: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return loaded
+    return list(read_json_lines(folder / "results.jsonl"))
 
 
 @pytest.fixture(scope="module")
@@ -91,44 +92,46 @@ def corpus(folder: Path, small: Protocol) -> Corpus:
     return prepare(private, small, folder / "cache", embedder=HashEmbedder(DIMENSION))
 
 
-def test_measures_every_method_in_every_cell(document: dict[str, Any]) -> None:
-    main = rows_of(document, "abstracts", 24)
+def test_measures_every_method_in_every_cell(results: list[dict[str, Any]]) -> None:
+    main = rows_of(results, "abstracts", 24)
     assert set(main) == set(LABELS)
     cells = {(users, epsilon) for users in (30, 120) for epsilon in (None, 1.0, 7.0)}
     for method, row in main.items():
         found = {(users, epsilon) for users, epsilon, *_ in row["right"]}
         assert found == ({(30, None), (120, None)} if method == "exact" else cells)
     for setting in ("abstracts", "speech", "mixed"):
-        for row in rows_of(document, setting, 12).values():
+        for row in rows_of(results, setting, 12).values():
             assert {users for users, *_ in row["right"]} == {30}
 
 
-def test_without_noise_the_linear_sketch_is_the_exact_score(document: dict[str, Any]) -> None:
+def test_without_noise_the_linear_sketch_is_the_exact_score(results: list[dict[str, Any]]) -> None:
     for setting, prompts in (("abstracts", 24), ("speech", 12), ("mixed", 12)):
-        rows = rows_of(document, setting, prompts)
+        rows = rows_of(results, setting, prompts)
         exact, linear = (rows[name]["without_noise"] for name in ("exact", "sketch-linear"))
         assert linear["noise"] == [0.0, 0.0]
         for figure in ("nearer", "chosen_in_domain", "signal"):
             assert linear[figure][0] == pytest.approx(exact[figure][0], rel=1e-4)
 
 
-def test_in_domain_candidates_are_found(document: dict[str, Any]) -> None:
+def test_in_domain_candidates_are_found(results: list[dict[str, Any]]) -> None:
     """Users who write about one thing prefer donors' text to public text."""
-    exact = rows_of(document, "abstracts", 24)["exact"]
+    exact = rows_of(results, "abstracts", 24)["exact"]
     assert exact["right"][-1][2] > 0.9
     assert exact["without_noise"]["chosen_in_domain"][0] > 0.6
     assert exact["without_noise"]["rejected_in_domain"][0] < 0.2
 
 
-def test_signal_over_noise_follows_from_a_few_figures(document: dict[str, Any]) -> None:
-    printed = arithmetic(rows_of(document, "abstracts", 24), document, prompts=24)
+def test_signal_over_noise_follows_from_a_few_figures(
+    results: list[dict[str, Any]], small: Protocol
+) -> None:
+    printed = arithmetic(rows_of(results, "abstracts", 24), small, prompts=24)
     for line in printed.splitlines()[2:]:
         predicted, measured = (float(cell) for cell in line.strip("| ").split(" | ")[1:])
         assert measured == pytest.approx(predicted, rel=0.4)
 
 
-def test_budget_is_split_over_the_rounds(document: dict[str, Any]) -> None:
-    rows = rows_of(document, "abstracts", 24)
+def test_budget_is_split_over_the_rounds(results: list[dict[str, Any]]) -> None:
+    rows = rows_of(results, "abstracts", 24)
     every, once, sketch = (
         rows[name]["figures"]["noise_multiplier"][0]
         for name in ("popri-prompt", "popri-prompt-once", "sketch-mean")
@@ -137,7 +140,7 @@ def test_budget_is_split_over_the_rounds(document: dict[str, Any]) -> None:
     assert sketch == once
 
 
-def test_numbers_up_are_those_of_the_queries(document: dict[str, Any]) -> None:
+def test_numbers_up_are_those_of_the_queries(results: list[dict[str, Any]]) -> None:
     expected = {
         "popri-none": 20 * 240,
         "popri-prompt-span": 20 * DIMENSION,
@@ -148,42 +151,41 @@ def test_numbers_up_are_those_of_the_queries(document: dict[str, Any]) -> None:
         "sketch-witness": 4096,
         "sketch-half": 4096 + DIMENSION,
     }
-    rows = rows_of(document, "abstracts", 24)
+    rows = rows_of(results, "abstracts", 24)
     for method, numbers in expected.items():
         assert rows[method]["figures"]["numbers_up"] == [numbers, 0.0]
 
 
 def test_tables_and_plot_come_from_the_results_alone(
-    folder: Path, document: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    small: Protocol,
+    results: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     picture = folder / "plot.png"
-    words = ("show", "--results", str(folder / "results.json"), "--plot", str(picture))
-    assert feedback.main(words) == 0
+    words = ("show", "--results", str(folder / "results.jsonl"), "--plot", str(picture))
+    assert feedback.main(words, protocol=small) == 0
     printed = capsys.readouterr().out
-    (cell,) = [c for c in rows_of(document, "mixed", 12)["sketch-linear"]["right"] if c[1] == 7.0]
+    (cell,) = [c for c in rows_of(results, "mixed", 12)["sketch-linear"]["right"] if c[1] == 7.0]
     assert f"{cell[2]:.3f}" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_shows_what_the_results_hold() -> None:
     page = (DOCS / "feedback_experiment.md").read_text(encoding="utf-8")
-    document = json.loads((DOCS / "feedback_experiment.json").read_text(encoding="utf-8"))
-    found = list(tables(document))
+    results = list(read_json_lines(DOCS / "feedback_experiment.jsonl"))
+    assert all(row["stamp"] == STAMP for row in results)
+    found = list(tables(results, Protocol()))
     assert len(found) == 4
     for table in found:
         assert table in page
 
 
-def test_figures_of_other_sizes_are_not_mixed(folder: Path, document: dict[str, Any]) -> None:
-    del document
-    with pytest.raises(ConfigError, match="measured with rounds = 20, these with 3"):
-        feedback.with_rows(feedback.read_json(folder / "results.json"), [], {"rounds": 3})
-    again = feedback.with_rows({"rounds": 3, "rows": [{"setting": "a", "prompts": 1}]}, [], {})
-    assert again["rows"] == [{"setting": "a", "prompts": 1}]
-    new = {"setting": "a", "prompts": 1, "method": "new"}
-    assert feedback.with_rows(again, [new], {})["rows"] == [new]
+def test_what_is_measured_again_takes_the_place_of_what_was_before() -> None:
+    both = [{"setting": "a", "prompts": 1, "method": "exact", "seed": seed} for seed in (0, 1)]
+    assert rows_of(both, "a", 1)["exact"]["seed"] == 1
     with pytest.raises(ConfigError, match="nothing about speech with 7 prompts"):
-        rows_of({"rows": []}, "speech", 7)
+        rows_of(both, "speech", 7)
 
 
 def test_groups_share_nobody(folder: Path) -> None:
@@ -236,12 +238,3 @@ def test_equal_values_count_half() -> None:
     values = np.array([2.0, 1.0, 1.0, 3.0])
     chosen, rejected = np.array([0, 1, 1]), np.array([1, 2, 3])
     assert share_greater(values, chosen, rejected) == pytest.approx((1 + 0.5 + 0) / 3)
-
-
-def test_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a1.jsonl").touch()
-    assert feedback.parse_private([f"a={tmp_path}/a*.jsonl"]) == {"a": [tmp_path / "a1.jsonl"]}
-    with pytest.raises(ConfigError, match="must begin with NAME=FILE"):
-        feedback.parse_private([str(tmp_path)])
-    with pytest.raises(ConfigError, match="no such file"):
-        feedback.parse_private(["a=nowhere"])

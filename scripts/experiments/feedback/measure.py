@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.evaluation import STAMP
 from flower_privsyn.privacy import (
     FullParticipation,
     GaussianMechanism,
@@ -163,6 +164,7 @@ def measure(
                 "signal": spread(exact, protocol.size),
                 "user_spread": user_spread(candidates, users_between(cohort, 0, min(users, 1000))),
                 "candidate_spread": candidate_spread(candidates),
+                "dimension": candidates.embeddings.shape[1],
             }
         )
     asked = asked_about(
@@ -246,7 +248,12 @@ def summarise(
         for row in rows:
             if row["method"] == method:
                 cells.setdefault((row["users"], row["epsilon"]), []).append(row)
-        summary: dict[str, Any] = {"setting": setting, "prompts": prompts, "method": method}
+        summary: dict[str, Any] = {
+            "stamp": STAMP,
+            "setting": setting,
+            "prompts": prompts,
+            "method": method,
+        }
         summary["right"] = [
             [*cell, *_mean([row["right"] for row in members])] for cell, members in cells.items()
         ]

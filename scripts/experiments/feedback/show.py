@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from scripts.experiments.feedback.methods import LABELS
+from scripts.experiments.feedback.protocol import Protocol
 
 #: Which lines the plot shows: colours of Okabe and Ito, told apart by markers as well.
 LINES = {
@@ -23,14 +24,13 @@ LINES = {
     "exact": ("#000000", "", "--"),
 }
 
-Document = Mapping[str, Any]
 #: What was measured about one method in one setting.
 Row = Mapping[str, Any]
 #: A column of a table: its heading, and the mean and standard error of a method's row.
 Column = tuple[str, Mapping[str, Row], Callable[[Row], list[float] | None]]
 
 
-def rows_of(document: Document, setting: str, prompts: int) -> dict[str, Row]:
+def rows_of(results: Sequence[Row], setting: str, prompts: int) -> dict[str, Row]:
     """The rows of a setting and number of prompts, by method.
 
     Raises:
@@ -38,7 +38,7 @@ def rows_of(document: Document, setting: str, prompts: int) -> dict[str, Row]:
     """
     found = {
         row["method"]: row
-        for row in document["rows"]
+        for row in results
         if (row["setting"], row["prompts"]) == (setting, prompts)
     }
     if not found:
@@ -71,16 +71,16 @@ def _figure(heading: str, rows: Mapping[str, Row], name: str, part: str = "figur
     return heading, rows, found
 
 
-def tables(document: Document) -> Iterator[str]:
+def tables(results: Sequence[Row], protocol: Protocol) -> Iterator[str]:
     """The tables of the page, in Markdown.
 
     Raises:
         ConfigError: Something that they show was not measured.
     """
-    prompts = sorted({row["prompts"] for row in document["rows"]})
-    users, epsilon = document["at"]
-    few, many = f"{prompts[0] * document['size']:,} candidates", prompts[-1]
-    main, fewer = (rows_of(document, "abstracts", count) for count in (many, prompts[0]))
+    prompts = sorted({row["prompts"] for row in results})
+    users, epsilon = protocol.at
+    few, many = f"{prompts[0] * protocol.size:,} candidates", prompts[-1]
+    main, fewer = (rows_of(results, "abstracts", count) for count in (many, prompts[0]))
     numbers = sorted({cell[0] for cell in main["exact"]["right"]})
     budgets = sorted({cell[1] for cell in main["pe"]["right"]} - {None, epsilon})
     yield _table(
@@ -95,7 +95,7 @@ def tables(document: Document) -> Iterator[str]:
         _figure("rejected in domain", main, "rejected_in_domain"),
         _figure("numbers up", main, "numbers_up"),
     )
-    speech, mixed = (rows_of(document, name, prompts[0]) for name in ("speech", "mixed"))
+    speech, mixed = (rows_of(results, name, prompts[0]) for name in ("speech", "mixed"))
     yield _table(
         _right("speech", speech, users, epsilon),
         _figure("chosen in domain", speech, "chosen_in_domain"),
@@ -104,7 +104,7 @@ def tables(document: Document) -> Iterator[str]:
         _figure("chosen of the minority", mixed, "chosen_minority"),
         _figure("without noise", mixed, "chosen_minority", part="without_noise"),
     )
-    yield arithmetic(main, document, prompts=many)
+    yield arithmetic(main, protocol, prompts=many)
 
 
 def _table(*columns: Column) -> str:
@@ -129,7 +129,7 @@ def _cell(figure: list[float] | None) -> str:
     return f"{value:.3f}" + (f" ± {error:.2f}" if error >= 0.01 else "")
 
 
-def arithmetic(rows: Mapping[str, Row], document: Document, *, prompts: int) -> str:
+def arithmetic(rows: Mapping[str, Row], protocol: Protocol, *, prompts: int) -> str:
     """A Markdown table: signal over noise from a few figures, and as measured.
 
     With s the spread of the mean cosine over a prompt's candidates, r that of one user's cosines, v
@@ -140,14 +140,15 @@ def arithmetic(rows: Mapping[str, Row], document: Document, *, prompts: int) -> 
         the same in the span:  n s / (r z sqrt(T d))
         linear sketch:         n s / (v z)
     """
-    exact, users = rows["exact"]["without_noise"], document["at"][0]
-    s, r, v = (exact[name][0] for name in ("signal", "user_spread", "candidate_spread"))
+    exact, users = rows["exact"]["without_noise"], protocol.at[0]
+    names = ("signal", "user_spread", "candidate_spread", "dimension")
+    s, r, v, d = (exact[name][0] for name in names)
     z = rows["sketch-linear"]["figures"]["noise_multiplier"][0]
-    free = prompts * (document["size"] - 1)
-    popri = users * s / (r * z * math.sqrt(document["rounds"]))
+    free = prompts * (protocol.size - 1)
+    popri = users * s / (r * z * math.sqrt(protocol.rounds))
     predicted = {
         "popri-prompt": popri / math.sqrt(free),
-        "popri-prompt-span": popri / math.sqrt(min(free, document["dimension"])),
+        "popri-prompt-span": popri / math.sqrt(min(free, d)),
         "sketch-linear": users * s / (v * z),
     }
     lines = [
@@ -161,7 +162,7 @@ def arithmetic(rows: Mapping[str, Row], document: Document, *, prompts: int) -> 
     return "\n".join(lines)
 
 
-def plot(document: Document, path: Path) -> None:
+def plot(results: Sequence[Row], path: Path) -> None:
     """Share in the right order against the number of users, one panel per epsilon.
 
     Raises:
@@ -174,7 +175,7 @@ def plot(document: Document, path: Path) -> None:
         import matplotlib.pyplot as plt
     except ImportError:
         raise MissingExtraError("the plot needs matplotlib: pip install matplotlib") from None
-    rows = rows_of(document, "abstracts", max(row["prompts"] for row in document["rows"]))
+    rows = rows_of(results, "abstracts", max(row["prompts"] for row in results))
     users = sorted({cell[0] for cell in rows["exact"]["right"]})
     budgets = sorted({cell[1] for cell in rows["pe"]["right"]} - {None})
     # Narrow and tall with large type: it is read at the width of a phone.
