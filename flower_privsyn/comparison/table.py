@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from flower_privsyn.report.numbers import bytes_text, epsilon_text
+
 #: Columns: heading, and the text of a row's field.
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
@@ -21,10 +23,6 @@ def _figure(key: str, digits: int, scale: float = 1.0) -> Callable[[Mapping[str,
     return text
 
 
-def _epsilon(row: Mapping[str, Any]) -> str:
-    return "∞" if row["epsilon"] is None else f"{row['epsilon']:g}"
-
-
 def _value(key: str, shown: Callable[[float], str]) -> Callable[[Mapping[str, Any]], str]:
     def text(row: Mapping[str, Any]) -> str:
         value = row.get(key)
@@ -37,24 +35,15 @@ def _seconds(value: float) -> str:
     return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
 
 
-def size(count: float) -> str:
-    """Bytes with a unit of 1,000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5 or unit == "GB":
-            return f"{count:.0f} {unit}" if count >= 99.5 or unit == "B" else f"{count:.2g} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
-
-
 _COLUMNS: Final[tuple[Column, ...]] = (
-    ("ε", _epsilon),
+    ("ε", lambda row: epsilon_text(row["epsilon"])),
     ("next-token accuracy, %", _figure("next_token_accuracy", 2, 100.0)),
     ("gap closed, %", _figure("gap_closed", 0, 100.0)),
     ("bits per byte", _figure("bits_per_byte", 4)),
     ("Fréchet²", _figure("frechet", 3)),
     ("rounds", _value("rounds", "{:.0f}".format)),
-    ("up per user", _value("bytes_up", size)),
-    ("down per user", _value("bytes_down", size)),
+    ("up per user", _value("bytes_up", bytes_text)),
+    ("down per user", _value("bytes_down", bytes_text)),
     ("CPU s per user", _value("client_cpu_seconds", _seconds)),
     ("server s", _value("server_seconds", _seconds)),
 )
@@ -77,7 +66,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     if failed:
         lines += ["Failed:", ""]
         for cell in failed:
-            budget = "∞" if cell["epsilon"] is None else f"{cell['epsilon']:g}"
+            budget = epsilon_text(cell["epsilon"])
             sentence = " ".join(str(cell["error"]).split())
             lines.append(
                 f"- {titles[cell['method']]}, ε = {budget}, seed {cell['seed']}: {sentence}"

@@ -404,10 +404,6 @@ def _log(values: Float64Array) -> Float64Array:
     return exponent * 0.6931471805599453 + 2.0 * ratio * series
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _feature_blocks(
     embeddings: npt.NDArray[Any], query: KernelMean
 ) -> Iterator[tuple[slice, Float32Array]]:

@@ -1,11 +1,9 @@
 """From cells to rows: means, standard errors, and the gap that was closed."""
 
-import math
-
 import pytest
 
 from flower_privsyn.comparison.summary import summarise
-from flower_privsyn.comparison.table import markdown, size
+from flower_privsyn.comparison.table import markdown
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.strategies.catalogue import compared
 
@@ -93,11 +91,3 @@ class TestTable:
         assert "- POPri, ε = 7, seed 0: it broke | here" in lines
         columns = {line.count("|") for line in lines if line.startswith("|")}
         assert len(columns) == 1
-
-    @pytest.mark.parametrize(
-        ("count", "text"),
-        [(0, "0 B"), (999, "999 B"), (30_720, "31 kB"), (786_432, "786 kB"), (8.2e7, "82 MB")],
-    )
-    def test_sizes(self, count: float, text: str) -> None:
-        assert size(count) == text
-        assert not math.isnan(count)
