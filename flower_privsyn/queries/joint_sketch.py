@@ -117,11 +117,14 @@ class JointSketch(Query):
     counted stays zero, and its share is not given to the other.
 
     A bigram is two tokens that follow one another in one record: across the border of two samples
-    none is counted, nor is one that is not in the public table. What the tokens say about an
-    embedding that is linear in them, such as the mean of a model's token vectors, follows from the
-    release. For a mean of sentence embeddings ask `KernelMean` in a phase of its own: two Gaussian
-    releases of weights w1 and w2 in one vector at noise multiplier z cost what two releases at z /
-    w1 and z / w2 do.
+    none is counted, nor is one that is not in the public table. Asked with `max-tokens` and
+    `max-samples` both equal to `max_tokens_per_user`, a sample is a document as far as it can
+    count, and no sample is lost that could.
+
+    What the tokens say about an embedding that is linear in them, such as the mean of a model's
+    token vectors, follows from the release. For a mean of sentence embeddings ask `KernelMean` in a
+    phase of its own: where everybody takes part, blocks of weights w1 and w2 in one vector at noise
+    multiplier z cost exactly what two releases at z / w1 and z / w2 do.
 
     The broadcast (`broadcast`) holds "vocabulary", (1,) integers: V; and with b > 0 "bigrams",
     bytes: the table (`pack_bigrams`).

@@ -25,6 +25,7 @@ from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import (
     Broadcast,
     Cohort,
+    JointSketch,
     ModelDelta,
     NearestNeighborHistogram,
     Query,
@@ -181,6 +182,25 @@ class TestTokens:
         np.testing.assert_allclose(
             from_grid(answer.total), [1 + 3 / 26**0.5, 1.0, 1 + 15 / 26**0.5], atol=1e-6
         )
+
+    def test_a_sketch_of_all_documents_up_to_the_cap(self, model: str, tmp_path: Path) -> None:
+        rows = [("a", "court tax tax"), ("a", "tax court " * 20), ("b", ""), ("c", "other")]
+        app = create_client_app(
+            lambda where: Users.from_rows(rows),
+            embedder=no_embedder,
+            cache_directory=tmp_path / "cache",
+        )
+        query = JointSketch(bigram_share=0.5, max_tokens_per_user=8)
+        broadcast = query.broadcast(3, np.arange(9))
+        data = replace(REQUEST, reads="tokens", embedding_model=model, max_tokens=8, max_samples=8)
+        _, answered = ask_node(app, query, data, broadcast=broadcast)
+        answer = wire.unpack_answer(answered, length=12, roster_users=3, bound=1.0)
+        # Of the first user three tokens of one document and five of the other: no pair across.
+        tokens = [[1, 2, 2], [2, 1, 2, 1, 2], [0]]
+        records = [np.array(record) for record in tokens]
+        expected = query.answer(Cohort.of(records, [0, 0, 2], 3), broadcast)
+        assert from_grid(answer.total).tolist() == expected.tolist()
+        assert answer.num_users == 3
 
     def test_a_tokenizer_that_is_not_there(self, app: ClientApp, tmp_path: Path) -> None:
         data = replace(REQUEST, reads="tokens", embedding_model=str(tmp_path))

@@ -218,6 +218,20 @@ class TestSensitivity:
         declared = query.sensitivity(NeighboringRelation.REPLACE_ONE)
         assert 0.999 * declared <= apart <= declared == 2.0
 
+    def test_blocks_cost_what_releases_of_their_own_do(self) -> None:
+        """So that a block which reads something else may be a phase of its own."""
+        for share, multiplier in ((0.5, 4.0), (0.1, 1.3)):
+            parts = {
+                Release(
+                    noise_multiplier=multiplier / math.sqrt(part), sampling=FullParticipation()
+                ): 1
+                for part in (share, 1 - share + 1e-12)
+            }
+            whole = {Release(noise_multiplier=multiplier, sampling=FullParticipation()): 1}
+            assert release_epsilon(parts, delta=1e-5) == pytest.approx(
+                release_epsilon(whole, delta=1e-5), rel=1e-6
+            )
+
     @settings(max_examples=60, deadline=None)
     @given(data=st.data(), query=st.sampled_from(MIXTURES))
     def test_no_input_passes_it(self, data: st.DataObject, query: JointSketch) -> None:
