@@ -73,13 +73,16 @@ class LogRatioScorer:
 
     A token b after a token a counts r(b) + w (r(ab) - r(a) - r(b)), r the log-ratios of a release:
     by tokens alone with w = 0, by a model of bigrams with w = 1. A pair that the release says
-    nothing of, and a row's first token, counts r(b).
+    nothing of, and a row's first token, counts r(b). With weights, all that counts as b is
+    multiplied by b's: frequent tokens vary from row to row by style more than by chance, and a
+    plain sum trusts them too much (`surprisal_weights`).
 
     Attributes:
         tokens: (vocabulary,) log-ratios.
         bigram_keys: (K,) first * vocabulary + second, increasing; None for tokens alone.
         bigrams: (K,) their log-ratios.
         bigram_weight: w.
+        weights: (vocabulary,) of what counts as a token; None for 1 each.
         average: divide by the tokens of the row; otherwise their sum, a row's log importance
             weight, as DSIR wants it.
     """
@@ -88,11 +91,14 @@ class LogRatioScorer:
     bigram_keys: IntArray | None = None
     bigrams: Float64Array | None = None
     bigram_weight: float = 1.0
+    weights: Float64Array | None = None
     average: bool = True
 
     def __post_init__(self) -> None:
         if (self.bigram_keys is None) != (self.bigrams is None):
             raise ValueError("bigrams need keys and log-ratios")
+        if self.weights is not None and self.weights.shape != self.tokens.shape:
+            raise ValueError(f"weights must be {self.tokens.shape}, got {self.weights.shape}")
 
     def __call__(self, rows: Rows) -> Float64Array:
         """Score rows; one without tokens has no score (minus infinity)."""
@@ -110,11 +116,31 @@ class LogRatioScorer:
             second, places = second[known], places[known]
             independent = self.tokens[flat[second - 1]] + self.tokens[flat[second]]
             values[second] += self.bigram_weight * (self.bigrams[places] - independent)
+        if self.weights is not None:
+            values *= self.weights[flat]
         filled = lengths > 0
         starts = (np.cumsum(lengths) - lengths)[filled]
         sums = np.add.reduceat(values, starts)
         scores[filled] = sums / lengths[filled] if self.average else sums
         return scores
+
+
+def surprisal_weights(counts: npt.NDArray[Any], *, power: float) -> Float64Array:
+    """Weights that grow with how rare a token is in public text: powers of -log p, mean 1 by p.
+
+    Args:
+        counts: (vocabulary,) how often public text has each token, at least one of them > 0; half
+            an occurrence is added to each.
+        power: 0 for equal weights.
+
+    Returns:
+        (vocabulary,) > 0.
+    """
+    shares = np.asarray(counts, dtype=np.float64) + 0.5
+    shares /= shares.sum()
+    weights: Float64Array = (-np.log(shares)) ** power
+    weights /= float(shares @ weights)
+    return weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,6 +16,7 @@ from flower_privsyn.training.selection import (
     Rows,
     SelectionRule,
     select,
+    surprisal_weights,
 )
 
 V = 50
@@ -84,8 +85,10 @@ class TestScores:
     def test_by_tokens_and_bigrams(self, weight: float) -> None:
         keys = np.arange(0, V * V, 4)
         own = np.random.default_rng(3).normal(size=len(keys))
+        counts = np.arange(V)
+        trust = surprisal_weights(counts, power=2.0)
         scorer = LogRatioScorer(
-            tokens=self.ratios, bigram_keys=keys, bigrams=own, bigram_weight=weight
+            tokens=self.ratios, bigram_keys=keys, bigrams=own, bigram_weight=weight, weights=trust
         )
         known = dict(zip(keys.tolist(), own.tolist(), strict=True))
         scores = scorer(self.rows)
@@ -93,12 +96,24 @@ class TestScores:
             if not len(tokens):
                 assert scores[row] == -np.inf
                 continue
-            total = float(self.ratios[tokens].sum())
+            total = float((trust * self.ratios)[tokens].sum())
             for a, b in zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True):
                 if a * V + b in known:
                     apart = known[a * V + b] - self.ratios[a] - self.ratios[b]
-                    total += weight * apart
+                    total += weight * apart * trust[b]
             assert scores[row] == pytest.approx(total / len(tokens), abs=1e-12)
+
+    def test_weights_grow_with_rarity(self) -> None:
+        counts = np.array([100, 10, 1, 0])
+        shares = (counts + 0.5) / (counts + 0.5).sum()
+        for power in (0.5, 1.0, 2.0):
+            weights = surprisal_weights(counts, power=power)
+            assert (np.diff(weights) > 0).all()
+            assert shares @ weights == pytest.approx(1.0)
+            assert weights[3] / weights[0] == pytest.approx(
+                (np.log(shares[3]) / np.log(shares[0])) ** power
+            )
+        assert surprisal_weights(counts, power=0.0).tolist() == [1.0] * 4
 
     def test_a_matrix_of_rows_is_as_good_as_a_list(self) -> None:
         matrix = np.random.default_rng(4).integers(0, V, size=(9, 12)).astype(np.int32)
@@ -142,6 +157,8 @@ class TestScores:
     def test_bad_ones_are_refused(self) -> None:
         with pytest.raises(ValueError, match="keys and log-ratios"):
             LogRatioScorer(tokens=self.ratios, bigrams=self.ratios)
+        with pytest.raises(ValueError, match="weights must be"):
+            LogRatioScorer(tokens=self.ratios, weights=np.ones(V + 1))
         with pytest.raises(ValueError, match="2 rows have 3 groups"):
             Rows(tokens=[[1], [2]], groups=np.zeros(3, int))
         with pytest.raises(ValueError, match="got scores of shape"):

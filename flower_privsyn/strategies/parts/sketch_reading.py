@@ -92,6 +92,17 @@ class BlockReading:
     centre: float
     inherited: float = 0.0
 
+    @property
+    def predictive(self) -> Float64Array:
+        """(num_items,) log of the posterior mean of private / public, as `log_ratio` relative.
+
+        What a new occurrence counts for whoever must tell private from public text. It is larger
+        than `log_ratio` where little is known, so among items without a known log-ratio those that
+        might have a large one stand out: better for ranking text than for saying what is known.
+        """
+        predictive: Float64Array = np.log(self.rate / self.public) - self.centre
+        return predictive
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SketchReading:

@@ -151,6 +151,17 @@ def test_nothing_is_read_out_of_noise(world: World) -> None:
         assert np.isfinite(block.standard_error).all()
 
 
+def test_what_is_not_known_may_be_large(world: World) -> None:
+    block = world.read("tokens", 6.0).tokens
+    assert block is not None
+    # Of a normal law the mean of exp exceeds exp of the mean by half the variance.
+    more = block.predictive - block.log_ratio
+    assert (more > 0).all()
+    close = block.standard_error < 0.3
+    assert close.any()
+    assert np.allclose(more[close], block.standard_error[close] ** 2 / 2, atol=0.02)
+
+
 def test_many_users_without_noise_say_what_they_count(world: World) -> None:
     block = world.read("tokens", 0.0).tokens
     assert block is not None
