@@ -317,7 +317,7 @@ class TestBeforeSpending:
     @pytest.mark.parametrize(
         ("key", "value", "kind"),
         [
-            ("num-rounds", 2.5, "integer"),
+            ("num-rounds", 2.5, "whole number"),
             ("resume", "yes", "true or false"),
             ("delta", "x", "number"),
         ],
