@@ -91,7 +91,7 @@ def check_number(
     Raises:
         ConfigError: it is anything else.
     """
-    number = _as_float(value)
+    number = value if type(value) is float else _as_float(value)
     if not _inside(number, gt, ge, lt, le):
         raise wrong_value(key, _number_in(Bounds(gt=gt, ge=ge, lt=lt, le=le)), value)
     return number
