@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -27,6 +28,10 @@ from flower_privsyn.queries.known import is_query_name
 DEFAULTS: Final = "the defaults"
 
 BUNDLED_QUERIES: Final = tuple(query.name for query in QUERIES)
+_HEADING: Final = """\
+# What the owner of this node allows. A key that is left out keeps the value shown here; the last
+# one, max-epsilon, must be there, so that a file that was half saved is no policy.
+"""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _EMBEDDING_MODELS = {"all-MiniLM-L6-v2": "", "sentence-transformers/all-MiniLM-L6-v2": ""}
 _TRAINED_MODELS = {"privsyn-lm": "", "privsyn-tiny": "", "privsyn-lstm": ""}
@@ -43,40 +48,47 @@ class NodePolicy(Settings):
     min_noise_multiplier: Annotated[
         float,
         Ge(0),
-        "Least noise multiplier of a round; of rounds with correlated noise, that of all of them "
-        "together.",
+        "Least noise: standard deviation over the clip norm of a round; of rounds with correlated "
+        "noise, that of all of them together.",
     ] = 0.0
-    max_clip_norm: Annotated[float, Gt(0), Le(math.inf), "Largest clip norm."] = math.inf
+    max_clip_norm: Annotated[float, Gt(0), Le(math.inf), "Largest norm of one user's answer."] = (
+        math.inf
+    )
     max_rounds: Annotated[int, Ge(1), "Most rounds of one run."] = 10_000
     max_epsilon: Annotated[
         float,
         Gt(0),
         Le(math.inf),
-        "Most that all runs of all servers together may cost one user.",
+        "Most that one user may lose over all runs of all servers on one data set. The account is "
+        "kept by this node (`privsyn node ledger`) from noise multipliers.",
     ] = 10.0
-    delta: Annotated[float, Gt(0), Lt(1), "Of that epsilon."] = 1e-6
+    delta: Annotated[
+        float, Gt(0), Lt(1), "At which `max-epsilon` is computed, whatever a run claims."
+    ] = 1e-6
     relation: Annotated[
         NeighboringRelation,
-        "Neighbouring relation of that epsilon, whatever relation a run claims.",
+        "Neighbouring relation under which `max-epsilon` is computed, whatever a run claims.",
     ] = NeighboringRelation.ZERO_OUT
     queries: Annotated[
         tuple[str, ...],
-        "Names of the questions that are answered; by default the bundled ones, so that what an "
-        "app or another package brings is answered only where the owner names it.",
+        "Questions that are answered. One that an app or another package brings is answered only "
+        "where it is named here.",
     ] = BUNDLED_QUERIES
     servers: Annotated[
         tuple[str, ...],
-        "Names of the servers that may ask; empty for any. See `NodeGuard.server`.",
+        "Servers that may ask, by the name that --node-config 'server=\"...\"' gives the server of "
+        "a SuperNode; empty for any.",
     ] = ()
     dataset: Annotated[
         str,
-        'Name of the data set whose account is kept; "" for the node\'s own `dataset`, its `data`, '
-        'or "default".',
+        "Name of the data set whose account is kept, where --node-config 'dataset=\"...\"' gives "
+        "none; empty for the path of the node's own `data`.",
     ] = ""
     embedding_models: Annotated[
         Mapping[str, str],
-        'From the names a server may give to the SHA-256 of the model\'s files, or "" for whatever '
-        "stands under the name.",
+        "Embedding models that a server may name, with the SHA-256 of their files (`privsyn node "
+        'digest FOLDER`), or "" for whatever stands under the name. Others are refused before they '
+        "are loaded.",
     ] = field(default_factory=lambda: dict(_EMBEDDING_MODELS))
     trained_models: Annotated[
         Mapping[str, str], "The same for models that are trained on the node."
@@ -226,50 +238,30 @@ def find_policy(node_config: Mapping[str, Any]) -> NodePolicy:
 
 
 def policy_text(policy: NodePolicy | None = None) -> str:
-    """A policy as a commented TOML file."""
+    """A policy as a commented TOML file; the comments are the words of the declarations."""
     policy = policy or NodePolicy()
-    models = {
-        kind: "\n".join(
-            f'{kind}-models.{json.dumps(name)} = "{digest}"' for name, digest in allowed.items()
+    keys = [key for name, key in NodePolicy.declared.items() if name != "source"]
+    keys.sort(key=lambda key: key.name == "max_epsilon")  # last, so that half a file has none
+    parts = [_HEADING]
+    for key in keys:
+        bounded = bool(key.choices or str(key.bounds))
+        comment = textwrap.fill(
+            key.words + (f" Allowed: {key.allowed}." if bounded else ""),
+            width=100,
+            initial_indent="# ",
+            subsequent_indent="# ",
+            break_long_words=False,
+            break_on_hyphens=False,
         )
-        or f"{kind}-models = {{}}"
-        for kind, allowed in (
-            ("embedding", policy.embedding_models),
-            ("trained", policy.trained_models),
-        )
-    }
-    return f"""\
-# What the owner of this node allows. A key that is left out keeps the value shown here; the last
-# one, max-epsilon, must be there, so that a file that was half saved is no policy.
+        value = _toml(key.name.replace("_", "-"), getattr(policy, key.name))
+        parts.append(f"{comment}\n{value}\n")
+    return "\n".join(parts)
 
-# Least noise: standard deviation over the clip norm of a round; of correlated rounds, all together.
-min-noise-multiplier = {policy.min_noise_multiplier!r}
 
-# Largest norm of one user's answer (inf for any), and most rounds of one run.
-max-clip-norm = {policy.max_clip_norm!r}
-max-rounds = {policy.max_rounds}
-
-# Questions that are answered. One that an app or another package brings is answered only where it
-# is named here.
-queries = {json.dumps(policy.queries)}
-
-# Servers that may ask, by the name that --node-config 'server="..."' gives the server of a
-# SuperNode; empty for any.
-servers = {json.dumps(policy.servers)}
-
-# Name of the data set whose account is kept, where --node-config 'dataset="..."' gives none; empty
-# for the path of the node's own `data`.
-dataset = {json.dumps(policy.dataset)}
-
-# Models that a server may name, with the SHA-256 of their files (`privsyn node digest FOLDER`), or
-# "" for whatever stands under the name. Others are refused before they are loaded.
-{models["embedding"]}
-{models["trained"]}
-
-# Most that one user may lose over all runs of all servers on one data set; inf for no limit. The
-# account is kept by this node (`privsyn node ledger`) from noise multipliers, at this delta and
-# under this relation ("zero-out", "add-remove" or "replace-one"), whatever a run claims.
-delta = {policy.delta!r}
-relation = "{policy.relation.value}"
-max-epsilon = {policy.max_epsilon!r}
-"""
+def _toml(key: str, value: Any) -> str:
+    """A key with its value, or with a table's entries in a line each."""
+    if isinstance(value, Mapping) and value:
+        return "\n".join(_toml(f"{key}.{json.dumps(name)}", entry) for name, entry in value.items())
+    if isinstance(value, float):
+        return f"{key} = {value!r}"
+    return f"{key} = {json.dumps(value)}"

@@ -15,11 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt, Le
 
+from flower_privsyn.checks import Settings, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries.joint_sketch import find_bigrams
 
@@ -219,53 +221,45 @@ class CombinedScorer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectionRule:
-    """Which rows are chosen, given their scores.
+class SelectionRule(Settings):
+    """Which rows are chosen, given their scores."""
 
-    Attributes:
-        count: how many, >= 1; fewer where there are not as many to choose from.
-        method: "top": the best; "resample": drawn without replacement, each next row with
-            probability proportional to exp(`sharpness` x score) (DSIR).
-        sharpness: what multiplies the scores in "resample", > 0: 1 for log importance weights.
-        most_per_group: how many of one group at most; None for any number.
-        quotas: the same for single groups, in place of `most_per_group`.
-        most_overlap: a row is left out of whose n-grams more than this share are in rows chosen
-            before it, in (0, 1]; 1 leaves nothing out.
-        ngram: tokens of an n-gram, >= 1; a shorter row is one n-gram.
-        spare: how many times `count` (or a quota) rows are held ready for those that overlap,
-            >= 1; not looked at with `most_overlap` = 1.
-        seed: of the draws; public.
-    """
-
-    count: int
-    method: Literal["top", "resample"] = "top"
-    sharpness: float = 1.0
-    most_per_group: int | None = None
-    quotas: Mapping[int, int] = field(default_factory=dict)
-    most_overlap: float = 1.0
-    ngram: int = 8
-    spare: float = 2.0
-    seed: int = 0
+    count: Annotated[int, Ge(1), "how many; fewer where there are not as many to choose from."]
+    method: Annotated[
+        Literal["top", "resample"],
+        '"top": the best; "resample": drawn without replacement, each next row with probability '
+        "proportional to exp(`sharpness` x score) (DSIR).",
+    ] = "top"
+    sharpness: Annotated[
+        float, Gt(0), 'what multiplies the scores in "resample": 1 for log importance weights.'
+    ] = 1.0
+    most_per_group: Annotated[
+        int | None, Ge(0), "how many of one group at most; None for any number."
+    ] = None
+    quotas: Annotated[
+        Mapping[int, int], "the same for single groups, in place of `most_per_group`."
+    ] = field(default_factory=dict)
+    most_overlap: Annotated[
+        float,
+        Gt(0),
+        Le(1),
+        "a row is left out of whose n-grams more than this share are in rows chosen before it; 1 "
+        "leaves nothing out.",
+    ] = 1.0
+    ngram: Annotated[int, Ge(1), "tokens of an n-gram; a shorter row is one n-gram."] = 8
+    spare: Annotated[
+        float,
+        Ge(1),
+        "how many times `count` (or a quota) rows are held ready for those that overlap; not "
+        "looked at with `most_overlap` = 1.",
+    ] = 2.0
+    seed: Annotated[int, Ge(0), "of the draws; public."] = 0
 
     def __post_init__(self) -> None:
         """Check every value."""
-        for key, low in (("count", 1), ("ngram", 1), ("seed", 0)):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ConfigError(f"{key} must be a whole number of at least {low}, got {value!r}")
-        if self.method not in ("top", "resample"):
-            raise ConfigError(f'method must be one of "top", "resample", got {self.method!r}')
-        if not (math.isfinite(self.sharpness) and self.sharpness > 0):
-            raise ConfigError(f"sharpness must be finite and > 0, got {self.sharpness!r}")
-        if not 0 < self.most_overlap <= 1:
-            raise ConfigError(f"most-overlap must be in (0, 1], got {self.most_overlap!r}")
-        if not (math.isfinite(self.spare) and self.spare >= 1):
-            raise ConfigError(f"spare must be finite and at least 1, got {self.spare!r}")
-        if self.most_per_group is not None and self.most_per_group < 0:
-            raise ConfigError(f"most-per-group must be at least 0, got {self.most_per_group}")
+        super().__post_init__()
         for group, quota in self.quotas.items():
-            if quota < 0:
-                raise ConfigError(f"the quota of group {group} must be at least 0, got {quota}")
+            check_whole(f"the quota of group {group}", quota, ge=0)
 
     @staticmethod
     def count_of(share: float, num_rows: int) -> int:
