@@ -265,3 +265,29 @@ class TestEveryClass:
             Own(epsilon=1.0, bins=100)
         with pytest.raises(ConfigError, match="num-rounds must be a whole number of at least 1"):
             Own(epsilon=1.0, num_rounds=0)
+
+
+class TestPrivacy:
+    @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"epsilon": 0},
+            {"epsilon": math.inf},
+            {"epsilon": 1.0, "delta": 1},
+            {"epsilon": 1.0, "delta": 0},
+            {"noise_multiplier": 1e-4},
+            {"noise_multiplier": math.nan},
+            {"epsilon": 1.0, "num_rounds": 0},
+            {"epsilon": 1.0, "max_nodes_per_user": 0},
+            {"epsilon": 1.0, "max_nodes_per_user": 1001},
+            {"epsilon": 1.0, "min_users": -1},
+        ],
+        ids=lambda wrong: ", ".join(f"{key}={value}" for key, value in wrong.items()),
+    )
+    def test_what_would_be_no_guarantee_is_refused(
+        self, config: type[PrivateSumConfig], wrong: dict[str, Any]
+    ) -> None:
+        """Spelled out here, whatever the declarations say."""
+        with pytest.raises(ConfigError, match=f"^{list(wrong)[-1].replace('_', '-')} must be"):
+            config(**wrong)
