@@ -36,6 +36,11 @@ from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 
 from flower_privsyn.errors import ConfigError
 
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+
 #: Whole numbers of settings beyond it are not exact in JSON everywhere, so none is allowed unless
 #: a field declares its own upper bound.
 LARGEST_WHOLE: Final = 2**53

@@ -9,7 +9,7 @@ from typing import Annotated, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from flower_privsyn.checks import Settings
+from flower_privsyn.checks import NonNegativeFloat, PositiveInt, Settings
 from flower_privsyn.errors import GenerationError
 
 ProgressCallback = Callable[[int], None]
@@ -36,8 +36,8 @@ class SamplingParameters(Settings):
         "prompt, how often that prompt came before in the same call, and the number of the sample; "
         "see `flower_privsyn.generation.streams`.",
     ]
-    max_new_tokens: Annotated[int, Ge(1), "At most this many tokens are written."] = 85
-    temperature: Annotated[float, Ge(0), "0 always takes the most likely token."] = 1.0
+    max_new_tokens: Annotated[PositiveInt, "At most this many tokens are written."] = 85
+    temperature: Annotated[NonNegativeFloat, "0 always takes the most likely token."] = 1.0
     top_p: Annotated[
         float,
         Gt(0),

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Gt, Le, Lt
 
-from flower_privsyn.checks import Settings, wrong_value
+from flower_privsyn.checks import NonNegativeFloat, PositiveInt, Settings, wrong_value
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import user_path
@@ -46,15 +46,14 @@ class NodePolicy(Settings):
     """
 
     min_noise_multiplier: Annotated[
-        float,
-        Ge(0),
+        NonNegativeFloat,
         "Least noise: standard deviation over the clip norm of a round; of rounds with correlated "
         "noise, that of all of them together.",
     ] = 0.0
     max_clip_norm: Annotated[float, Gt(0), Le(math.inf), "Largest norm of one user's answer."] = (
         math.inf
     )
-    max_rounds: Annotated[int, Ge(1), "Most rounds of one run."] = 10_000
+    max_rounds: Annotated[PositiveInt, "Most rounds of one run."] = 10_000
     max_epsilon: Annotated[
         float,
         Gt(0),

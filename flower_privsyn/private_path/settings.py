@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from flower_privsyn.checks import OrZero, Settings
+from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveFloat, PositiveInt, Settings
 from flower_privsyn.data import parse_cutoff
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
@@ -62,21 +62,20 @@ class PrivateSumConfig(Settings):
         "`epsilon`. 0 means no noise and no privacy; the ledger says so.",
     ] = None
     delta: Annotated[float, Gt(0), Lt(1), "target delta; should stay below 1 / num_users."] = 1e-6
-    num_rounds: Annotated[int, Ge(1), "rounds of the private query."] = 11
+    num_rounds: Annotated[PositiveInt, "rounds of the private query."] = 11
     num_users: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "users that must be on the nodes before the first round, or 0 for as many as there are. "
         "With fewer the run stops before any budget is spent.",
     ] = 0
-    num_nodes: Annotated[int, Ge(1), "nodes to wait for."] = 2
+    num_nodes: Annotated[PositiveInt, "nodes to wait for."] = 2
     sampling: Annotated[
         Literal["full", "poisson", "fixed-size"],
         'who takes part: everybody; "poisson": every user flips a coin in every round; '
         '"fixed-size": as many users are drawn in every round.',
     ] = "full"
     sampling_rate: Annotated[float, Gt(0), Le(1), 'the coin\'s probability, for "poisson".'] = 1.0
-    sample_size: Annotated[int, Ge(0), 'users per round, for "fixed-size"; 0 otherwise.'] = 0
+    sample_size: Annotated[NonNegativeInt, 'users per round, for "fixed-size"; 0 otherwise.'] = 0
     max_nodes_per_user: Annotated[
         int,
         Ge(1),
@@ -107,10 +106,9 @@ class PrivateSumConfig(Settings):
     broadcast_precision: Annotated[Literal["float16", "float32"], "how candidates travel."] = (
         "float16"
     )
-    max_tokens: Annotated[int, Ge(1), "length of one private sample in tokens."] = 64
+    max_tokens: Annotated[PositiveInt, "length of one private sample in tokens."] = 64
     max_samples: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "samples of one user that take part, a random subset fixed per user and seed; 0 for all of "
         "them, for queries whose clip bounds a user whatever their number.",
     ] = 8
@@ -123,13 +121,14 @@ class PrivateSumConfig(Settings):
         float, Ge(0), Le(0.99), "share of users that never take part and serve evaluation."
     ] = 0.0
     seed: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "seed of everything public: seeds, variations, expansion. Noise and coins never come from "
         "it.",
     ] = 0
-    node_timeout: Annotated[float, Gt(0), "seconds to wait for the nodes."] = 300.0
-    round_timeout: Annotated[float, Gt(0), "seconds to wait for the replies of one round."] = 3600.0
+    node_timeout: Annotated[PositiveFloat, "seconds to wait for the nodes."] = 300.0
+    round_timeout: Annotated[PositiveFloat, "seconds to wait for the replies of one round."] = (
+        3600.0
+    )
     run_dir: Annotated[
         str, 'where the run is written; "" for a new folder under `~/privsyn-runs`.'
     ] = ""

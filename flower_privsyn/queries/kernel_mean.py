@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Le, Lt, MultipleOf
 
+from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.queries.exact_product import RightFactor, exact_product
 from flower_privsyn.queries.query import (
     Broadcast,
@@ -78,7 +79,7 @@ class KernelMean(Query):
     feature_seed: Annotated[int, Ge(0), Lt(2**63), "of W; public."] = 0
     embedding_weight: Annotated[float, Ge(0), Le(1), "a."] = 0.0
     max_samples: Annotated[
-        int, Ge(0), "records of one user that count, the first ones; 0 for all of them."
+        NonNegativeInt, "records of one user that count, the first ones; 0 for all of them."
     ] = 0
 
     @property

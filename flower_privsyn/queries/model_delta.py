@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import OrZero, Settings
+from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import clip_rows, squared_norms
 from flower_privsyn.queries.once_per_array import all_finite
@@ -57,8 +57,8 @@ class TrainableModel(Settings):
         'for "layers": patterns of parameter names separated by commas, such as '
         '"lm_head.*,model.layers.3.*"; "" otherwise.',
     ] = ""
-    lora_rank: Annotated[int, Ge(1), 'for "lora": rank of the adapters.'] = 4
-    lora_alpha: Annotated[int, Ge(1), 'for "lora": their scale times their rank.'] = 8
+    lora_rank: Annotated[PositiveInt, 'for "lora": rank of the adapters.'] = 4
+    lora_alpha: Annotated[PositiveInt, 'for "lora": their scale times their rank.'] = 8
     precision: Annotated[
         LocalPrecision,
         '"bfloat16": activations and products of local training in bfloat16, twice as fast on CPUs '
@@ -140,10 +140,10 @@ class ModelDelta(Query):
         "without it.",
     ] = 0.0
     learning_rate: Annotated[LearningRate, "of local stochastic gradient descent."] = 0.1
-    epochs: Annotated[int, Ge(1), "passes over the user's samples."] = 1
-    batch_size: Annotated[int, Ge(1), "samples per step."] = 4
+    epochs: Annotated[PositiveInt, "passes over the user's samples."] = 1
+    batch_size: Annotated[PositiveInt, "samples per step."] = 4
     max_steps: Annotated[
-        int, Ge(0), "steps after which training ends, or 0 for all of the epochs."
+        NonNegativeInt, "steps after which training ends, or 0 for all of the epochs."
     ] = 0
 
     @property

@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge
 
+from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries.once_per_array import all_finite, once_per_array
 from flower_privsyn.queries.query import (
@@ -154,12 +154,11 @@ class NearestNeighborHistogram(Query):
     name: ClassVar[str] = "nearest_neighbor_histogram"
 
     max_samples: Annotated[
-        int, Ge(1), "records of one user that vote (8 in PrE-Text, 16 for CODE)."
+        PositiveInt, "records of one user that vote (8 in PrE-Text, 16 for CODE)."
     ] = 8
     clip: Annotated[VoteClip, '"count" (the papers) or "l2".'] = "count"
     clip_to: Annotated[
-        float,
-        Ge(0),
+        NonNegativeFloat,
         'the norm for `clip="l2"`, in [sqrt(max_samples), max_samples]; 0 means sqrt(max_samples).',
     ] = 0.0
 

@@ -24,8 +24,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge
 
+from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.privacy import squared_norms
 from flower_privsyn.privacy.grid import GRID, STEPS
 from flower_privsyn.queries.exact_product import RightFactor, exact_product
@@ -123,7 +123,7 @@ class MeanSimilarity(Query):
     centre: Annotated[Centre, "what is subtracted, see above."] = "prompt"
     scale: Annotated[Scale, "how vectors get norm 1 at most, see above."] = "clip"
     max_samples: Annotated[
-        int, Ge(0), "records of one user that count, the first ones; 0 for all of them."
+        NonNegativeInt, "records of one user that count, the first ones; 0 for all of them."
     ] = 0
     answer_space: Annotated[
         AnswerSpace,

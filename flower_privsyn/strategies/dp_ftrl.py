@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final, Literal, Self, final
 
 from annotated_types import Ge, Le
 
-from flower_privsyn.checks import check_choice
+from flower_privsyn.checks import NonNegativeInt, PositiveInt, check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     BandedToeplitz,
@@ -91,15 +91,13 @@ class DPFTRLConfig(FederatedTrainingConfig):
         "sensitivity of the correlation, and follows from the participation.",
     ] = None
     min_separation: Annotated[
-        int,
-        Ge(1),
+        PositiveInt,
         "b, rounds from one participation of a user to the next. About num_users / min_separation "
         "users take part in a round. At 1 everybody takes part in every round, and no correlation "
         "is worth having: that is DP-FedAvg.",
     ] = 10
     max_participations: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "rounds that one user may take part in, or 0 for as many as `num_rounds` and "
         "`min_separation` leave room for; more rounds than it allows are refused.",
     ] = 0
@@ -115,14 +113,12 @@ class DPFTRLConfig(FederatedTrainingConfig):
         'for "blt": vectors of the model\'s size that are kept, or 0 for as many as are worth it.',
     ] = 0
     noise_bands: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "for the banded ones: rounds that a round's noise depends on, itself included, up to "
         "`min_separation`, or 0 for that; all but one are kept.",
     ] = 0
     tree_restart: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "for trees: rounds per tree, or 0 for one pass over the users, `min_separation`.",
     ] = 0
     tree_completion: Annotated[

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge
 
+from flower_privsyn.checks import NonNegativeInt, PositiveInt
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
@@ -106,15 +106,13 @@ class KernelSketchConfig(PreferenceConfig):
         "resemble it, POPri's objective.",
     ] = "witness"
     refinement_rounds: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "rounds of preferences or of evolution; 0 writes the synthetic texts with the public "
         "model.",
     ] = 20
-    num_candidates: Annotated[int, Ge(1), 'for "evolution", texts that survive a round.'] = 1024
+    num_candidates: Annotated[PositiveInt, 'for "evolution", texts that survive a round.'] = 1024
     variations: Annotated[
-        int,
-        Ge(1),
+        PositiveInt,
         'for "evolution", variations of each survivor that compete with it in the next round. The '
         "first round draws `num_candidates` x (1 + `variations`) public texts.",
     ] = 1
@@ -122,7 +120,7 @@ class KernelSketchConfig(PreferenceConfig):
         str, 'for "evolution", the masked language model that varies texts.'
     ] = "privsyn-mlm"
     mask_fraction: Annotated[MaskFraction, "share of a text's tokens masked in one step."] = 0.3
-    mask_steps: Annotated[int, Ge(1), "how often a text is masked and filled."] = 2
+    mask_steps: Annotated[PositiveInt, "how often a text is masked and filled."] = 2
 
     @property
     def needs_training(self) -> bool:

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
+from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
@@ -69,7 +70,7 @@ class PrivateEvolutionConfig(PrivateSumConfig):
     num_rounds: int = 11
     delta: float = 3e-6
     max_samples: Annotated[
-        int, Ge(1), "samples of one user that vote, a random subset fixed per user and seed."
+        PositiveInt, "samples of one user that vote, a random subset fixed per user and seed."
     ] = 8
     num_candidates: Annotated[
         int,
@@ -78,8 +79,7 @@ class PrivateEvolutionConfig(PrivateSumConfig):
         "PrE-Text.",
     ] = 1024
     lookahead: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "variations whose mean embedding stands for a candidate (K); 4 in the authors' code, 0 "
         "embeds the candidate itself.",
     ] = 4
@@ -88,8 +88,8 @@ class PrivateEvolutionConfig(PrivateSumConfig):
         '"count", the papers\' votes with sensitivity `max_samples`; or "l2", each user\'s votes '
         "scaled to norm `clip_to`, with less noise.",
     ] = "count"
-    clip_to: Annotated[float, Ge(0), 'norm for `clip = "l2"`; 0 for sqrt(max_samples).'] = 0.0
-    threshold: Annotated[float, Ge(0), "H, subtracted from the noisy votes."] = 1.0
+    clip_to: Annotated[NonNegativeFloat, 'norm for `clip = "l2"`; 0 for sqrt(max_samples).'] = 0.0
+    threshold: Annotated[NonNegativeFloat, "H, subtracted from the noisy votes."] = 1.0
     threshold_unit: Annotated[
         Literal["noise-std", "votes"],
         '"noise-std": H is `threshold` standard deviations of the noise; "votes": H is `threshold` '
@@ -102,7 +102,7 @@ class PrivateEvolutionConfig(PrivateSumConfig):
     mask_fraction: Annotated[
         MaskFraction, "share of a text's tokens masked in one step; 0.3 in PrE-Text."
     ] = 0.3
-    mask_steps: Annotated[int, Ge(1), "how often a text is masked and filled; 2 in PrE-Text."] = 2
+    mask_steps: Annotated[PositiveInt, "how often a text is masked and filled; 2 in PrE-Text."] = 2
     generator: Annotated[
         str,
         "causal language model that expands the survivors; a name, a path, or "
@@ -111,10 +111,10 @@ class PrivateEvolutionConfig(PrivateSumConfig):
     generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
     prompt: Annotated[str, "the expansion prompt, a bundled name or a JSON file."] = "pre-text"
     expand_samples: Annotated[
-        int, Ge(0), "synthetic texts to write; 0 writes the survivors themselves."
+        NonNegativeInt, "synthetic texts to write; 0 writes the survivors themselves."
     ] = 2000
-    max_new_tokens: Annotated[int, Ge(1), "tokens per synthetic text; 85 in PrE-Text."] = 85
-    temperature: Annotated[float, Gt(0), "sampling temperature of variation and expansion."] = 1.0
+    max_new_tokens: Annotated[PositiveInt, "tokens per synthetic text; 85 in PrE-Text."] = 85
+    temperature: Annotated[PositiveFloat, "sampling temperature of variation and expansion."] = 1.0
     top_p: Annotated[float, Gt(0), Le(1), "nucleus of variation and expansion."] = 1.0
     survivor_weights: Annotated[
         Literal["distinct", "counted"],

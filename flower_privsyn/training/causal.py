@@ -30,9 +30,15 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Gt
 
-from flower_privsyn.checks import Settings, check_whole
+from flower_privsyn.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    check_whole,
+)
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
 from flower_privsyn.models import resolve_model
@@ -68,23 +74,20 @@ class CausalTraining(Settings):
         ConfigError: A value is out of range; the message names the key.
     """
 
-    learning_rate: Annotated[float, Gt(0), "AdamW's."] = 5e-4
-    batch_size: Annotated[int, Ge(1), "rows per step."] = 32
+    learning_rate: Annotated[PositiveFloat, "AdamW's."] = 5e-4
+    batch_size: Annotated[PositiveInt, "rows per step."] = 32
     micro_batch_size: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "rows in memory at a time, or 0 for all. It changes memory, not the result: a step's loss "
         "is the mean over all its tokens.",
     ] = 0
-    epochs: Annotated[int, Ge(1), "passes over the texts; not used with `max_steps`."] = 3
+    epochs: Annotated[PositiveInt, "passes over the texts; not used with `max_steps`."] = 3
     max_steps: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "steps in all, however many passes that takes, or 0 for as many as `epochs` says.",
     ] = 0
     max_tokens: Annotated[
-        int,
-        Ge(1),
+        PositiveInt,
         "tokens of text in a row besides the beginning token; the end of a text counts. Bounded by "
         "the model's context.",
     ] = 64
@@ -107,10 +110,10 @@ class CausalTraining(Settings):
         Literal["constant", "linear", "cosine"],
         '"constant", or "linear" or "cosine" to zero, after the warm-up.',
     ] = "linear"
-    warmup_steps: Annotated[int, Ge(0), "steps of linear warm-up."] = 10
-    weight_decay: Annotated[float, Ge(0), "AdamW's."] = 0.01
+    warmup_steps: Annotated[NonNegativeInt, "steps of linear warm-up."] = 10
+    weight_decay: Annotated[NonNegativeFloat, "AdamW's."] = 0.01
     max_gradient_norm: Annotated[
-        float, Ge(0), "gradients longer than this are scaled to it; 0 for no bound."
+        NonNegativeFloat, "gradients longer than this are scaled to it; 0 for no bound."
     ] = 1.0
     device: Annotated[
         Literal["auto", "cpu", "cuda"], '"auto" takes a GPU if there is one; else "cpu" or "cuda".'

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
-from flower_privsyn.checks import Settings
+from flower_privsyn.checks import PositiveFloat, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import write_json
 from flower_privsyn.models import resolve_model
@@ -66,14 +66,12 @@ class Distillation(Settings):
         "of the teacher. 0 is the text alone and needs no teacher; 1 is the teacher alone.",
     ] = field(default=0.5, kw_only=True)
     top_k: Annotated[
-        int,
-        Ge(1),
+        PositiveInt,
         "probabilities of the teacher that are kept at every position; the others count by their "
         "sum. More than the vocabulary keeps all.",
     ] = field(default=64, kw_only=True)
     temperature: Annotated[
-        float,
-        Gt(0),
+        PositiveFloat,
         "what both models' logits are divided by before they are compared; the divergence is "
         "multiplied by its square, which keeps the size of the gradient.",
     ] = field(default=1.0, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Lt
 
-from flower_privsyn.checks import Settings
+from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 
 
@@ -67,20 +67,19 @@ class PreferenceTraining(Settings):
         "responses alone: the PE+SFT baseline.",
     ] = "dpo"
     beta: Annotated[
-        float, Gt(0), "DPO's beta and IPO's tau (the paper's tau); 0.01 in the authors' code."
+        PositiveFloat, "DPO's beta and IPO's tau (the paper's tau); 0.01 in the authors' code."
     ] = 0.1
     lora_rank: Annotated[
-        int, Ge(1), "Rank of the adapter on all linear layers but the output; 16 in the code."
+        PositiveInt, "Rank of the adapter on all linear layers but the output; 16 in the code."
     ] = 4
     lora_alpha: Annotated[
-        int, Ge(1), "The adapter's scale is `lora_alpha / lora_rank`; 16 in the code."
+        PositiveInt, "The adapter's scale is `lora_alpha / lora_rank`; 16 in the code."
     ] = 8
     lora_dropout: Annotated[
         float, Ge(0), Lt(1), "Share of the adapters' inputs zeroed in training."
     ] = 0.0
     learning_rate: Annotated[
-        float,
-        Gt(0),
+        PositiveFloat,
         "AdamW's peak rate; the paper searches 3e-7 to 8e-7 for an 8 B model. Small models need "
         "far more: 12 steps move `privsyn-lm` well at 1e-3, and hardly at 1e-4.",
     ] = 8e-7
@@ -88,12 +87,11 @@ class PreferenceTraining(Settings):
         Literal["cosine", "constant"],
         '"cosine" to zero, or "constant" as in the authors\' code.',
     ] = "cosine"
-    warmup_steps: Annotated[int, Ge(0), "Steps of linear warm-up; 10 in the code."] = 0
-    epochs: Annotated[int, Ge(1), "Passes over the pairs; 1 in the code."] = 2
-    batch_size: Annotated[int, Ge(1), "Pairs per step."] = 24
+    warmup_steps: Annotated[NonNegativeInt, "Steps of linear warm-up; 10 in the code."] = 0
+    epochs: Annotated[PositiveInt, "Passes over the pairs; 1 in the code."] = 2
+    batch_size: Annotated[PositiveInt, "Pairs per step."] = 24
     micro_batch_size: Annotated[
-        int,
-        Ge(1),
+        PositiveInt,
         "At most this many pairs go through the model at a time (the largest divisor of "
         "`batch_size` up to it). It changes the memory, not the result.",
     ] = 8

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import Settings, check_whole
+from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt, Settings, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries.joint_sketch import find_bigrams
 
@@ -224,14 +224,14 @@ class CombinedScorer:
 class SelectionRule(Settings):
     """Which rows are chosen, given their scores."""
 
-    count: Annotated[int, Ge(1), "how many; fewer where there are not as many to choose from."]
+    count: Annotated[PositiveInt, "how many; fewer where there are not as many to choose from."]
     method: Annotated[
         Literal["top", "resample"],
         '"top": the best; "resample": drawn without replacement, each next row with probability '
         "proportional to exp(`sharpness` x score) (DSIR).",
     ] = "top"
     sharpness: Annotated[
-        float, Gt(0), 'what multiplies the scores in "resample": 1 for log importance weights.'
+        PositiveFloat, 'what multiplies the scores in "resample": 1 for log importance weights.'
     ] = 1.0
     most_per_group: Annotated[
         int | None, Ge(0), "how many of one group at most; None for any number."
@@ -246,14 +246,14 @@ class SelectionRule(Settings):
         "a row is left out of whose n-grams more than this share are in rows chosen before it; 1 "
         "leaves nothing out.",
     ] = 1.0
-    ngram: Annotated[int, Ge(1), "tokens of an n-gram; a shorter row is one n-gram."] = 8
+    ngram: Annotated[PositiveInt, "tokens of an n-gram; a shorter row is one n-gram."] = 8
     spare: Annotated[
         float,
         Ge(1),
         "how many times `count` (or a quota) rows are held ready for those that overlap; not "
         "looked at with `most_overlap` = 1.",
     ] = 2.0
-    seed: Annotated[int, Ge(0), "of the draws; public."] = 0
+    seed: Annotated[NonNegativeInt, "of the draws; public."] = 0
 
     def __post_init__(self) -> None:
         """Check every value."""

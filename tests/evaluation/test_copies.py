@@ -151,7 +151,7 @@ def test_stamped_and_silent_about_the_text() -> None:
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="at least one private text"):
         copy_rates(["a"], [])
-    with pytest.raises(ConfigError, match="threshold must be in"):
+    with pytest.raises(ConfigError, match="threshold must be a number above 0"):
         copy_rates(["a"], ["a"], threshold=0.0)
     with pytest.raises(ConfigError, match="window_words"):
         copy_rates(["a"], ["a"], window_words=0)

@@ -180,7 +180,7 @@ def test_refusals(gpt2: Path, texts: list[str]) -> None:
         evaluate_language_model(gpt2, ["", ""], device="cpu")
     with pytest.raises(ConfigError, match="owners must hold one integer per text"):
         evaluate_language_model(gpt2, texts[:2], owners=[1])
-    with pytest.raises(ConfigError, match="confidence must be in"):
+    with pytest.raises(ConfigError, match="confidence must be a number strictly between"):
         evaluate_language_model(gpt2, texts[:2], confidence=95)
     with pytest.raises(ConfigError, match="max_tokens must be"):
         evaluate_language_model(gpt2, texts[:2], max_tokens=0)

@@ -164,7 +164,7 @@ class TestTriedBeforeTheFirstRound:
         file.write_text(json.dumps({**texts, "num_samples": 3}))
         grid = federation()
         strategy = evolution(settings(prompt=str(file)))
-        with pytest.raises(GenerationError, match="num_examples"):
+        with pytest.raises(ConfigError, match="num_examples"):
             strategy.start(grid)
         assert untouched(strategy, grid)
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
+from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
 from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
@@ -71,23 +72,22 @@ class FederatedTrainingConfig(PrivateSumConfig):
     trainable_layers: Annotated[
         str, 'patterns of parameter names separated by commas, for "layers".'
     ] = ""
-    lora_rank: Annotated[int, Ge(1), "rank of the adapters."] = 4
-    lora_alpha: Annotated[int, Ge(1), "their scale times their rank."] = 8
+    lora_rank: Annotated[PositiveInt, "rank of the adapters."] = 4
+    lora_alpha: Annotated[PositiveInt, "their scale times their rank."] = 8
     local_precision: Annotated[
         LocalPrecision,
         '"bfloat16" is for the products of local training on CPUs that multiply it natively.',
     ] = "float32"
     local_learning_rate: Annotated[LearningRate, "of a user's stochastic gradient descent."] = 0.1
-    local_epochs: Annotated[int, Ge(1), "passes over a user's samples in a round."] = 1
-    local_batch_size: Annotated[int, Ge(1), "samples per local step."] = 4
+    local_epochs: Annotated[PositiveInt, "passes over a user's samples in a round."] = 1
+    local_batch_size: Annotated[PositiveInt, "samples per local step."] = 4
     local_steps: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "steps after which a user's training ends, or 0 for all of the epochs. By default as many "
         "as one pass over `max_samples` takes one by one.",
     ] = 64
     clip_norm: Annotated[ClipNorm, "bound on the L2 norm of a user's whole update."] = 0.1
-    server_learning_rate: Annotated[float, Gt(0), "step along the momentum."] = 1.0
+    server_learning_rate: Annotated[PositiveFloat, "step along the momentum."] = 1.0
     server_momentum: Annotated[float, Ge(0), Le(0.999999), "0 is plain averaging."] = 0.9
     checkpoints: Annotated[
         Literal["last", "all"],

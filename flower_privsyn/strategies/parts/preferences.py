@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import OrZero
+from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -67,7 +67,7 @@ class PreferenceConfig(PrivateSumConfig):
         "3,000 words, and the mean over so many has an eighth of one sample's spread.",
     ] = 64
     num_prompts: Annotated[
-        int, Ge(1), "prompts per round (K), each of three random public samples."
+        PositiveInt, "prompts per round (K), each of three random public samples."
     ] = 1800
     responses_per_prompt: Annotated[int, Ge(2), "responses to each prompt (J)."] = 10
     rejected_rank: Annotated[
@@ -80,26 +80,26 @@ class PreferenceConfig(PrivateSumConfig):
         Literal["dpo", "ipo", "sft"],
         '"sft" is cross-entropy on the chosen responses alone, the PE+SFT baseline of the paper.',
     ] = "dpo"
-    beta: Annotated[float, Gt(0), "DPO's beta or IPO's tau; 0.01 in the authors' code."] = 0.1
-    lora_rank: Annotated[int, Ge(1), "rank of the adapter; 4 printed, 16 in the authors' code."] = 4
+    beta: Annotated[PositiveFloat, "DPO's beta or IPO's tau; 0.01 in the authors' code."] = 0.1
+    lora_rank: Annotated[
+        PositiveInt, "rank of the adapter; 4 printed, 16 in the authors' code."
+    ] = 4
     lora_alpha: Annotated[
-        int, Ge(1), "its scale times its rank; 8 printed, 16 in the authors' code."
+        PositiveInt, "its scale times its rank; 8 printed, 16 in the authors' code."
     ] = 8
     learning_rate: Annotated[
-        float,
-        Gt(0),
+        PositiveFloat,
         "peak rate of AdamW. The default suits `privsyn-lm`; for LLaMA-3-8B the paper has 3e-7 to "
         "8e-7.",
     ] = 1e-3
     learning_rate_schedule: Annotated[
         Literal["cosine", "constant"], "of the learning rate; the cosine ends at zero."
     ] = "cosine"
-    warmup_steps: Annotated[int, Ge(0), "steps of linear warm-up."] = 0
-    training_epochs: Annotated[int, Ge(1), "passes over a round's pairs."] = 2
-    training_batch_size: Annotated[int, Ge(1), "pairs per step."] = 24
+    warmup_steps: Annotated[NonNegativeInt, "steps of linear warm-up."] = 0
+    training_epochs: Annotated[PositiveInt, "passes over a round's pairs."] = 2
+    training_batch_size: Annotated[PositiveInt, "pairs per step."] = 24
     training_micro_batch_size: Annotated[
-        int,
-        Ge(1),
+        PositiveInt,
         "at most this many pairs go through the model at a time. It changes memory, not the "
         "result, so a resumed run may have another one.",
     ] = 8
@@ -114,12 +114,11 @@ class PreferenceConfig(PrivateSumConfig):
         "round began with.",
     ] = "base"
     temperature: Annotated[
-        float, Gt(0), "sampling temperature; 1.0 was best in the paper's ablation."
+        PositiveFloat, "sampling temperature; 1.0 was best in the paper's ablation."
     ] = 1.0
     top_p: Annotated[float, Gt(0), Le(1), "nucleus."] = 1.0
     max_new_tokens: Annotated[
-        int,
-        Ge(1),
+        PositiveInt,
         "tokens of the generator per response. Responses are cut to `max_tokens` tokens of the "
         "embedding model, the length of the users' own samples.",
     ] = 85
@@ -139,7 +138,7 @@ class PreferenceConfig(PrivateSumConfig):
         str,
         'the samples in the prompts: "bundled", or a JSONL file with `text` and no person\'s data.',
     ] = "bundled"
-    synthetic_samples: Annotated[int, Ge(1), "texts to write at the end."] = 2000
+    synthetic_samples: Annotated[PositiveInt, "texts to write at the end."] = 2000
     checkpoint: Annotated[
         Literal["last", "sketch-mmd", "validation"],
         'which round\'s adapter writes them: "last"; "sketch-mmd": the one whose responses have '
@@ -153,8 +152,7 @@ class PreferenceConfig(PrivateSumConfig):
     ] = False
     validation_text: Annotated[str, 'for "validation", a JSONL file with `text`.'] = ""
     patience: Annotated[
-        int,
-        Ge(0),
+        NonNegativeInt,
         "end the rounds when the responses have not come nearer to that mean for so many of them; "
         '0 for never. Needs `checkpoint = "sketch-mmd"`.',
     ] = 0
