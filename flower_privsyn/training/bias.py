@@ -49,7 +49,7 @@ defines it must be installed (`pip install 'flower-privsyn[server]'`) and import
     model = AutoModelForCausalLM.from_pretrained("this folder")
     tokenizer = AutoTokenizer.from_pretrained("this folder")
 
-`privsyn evaluate --model` and the settings of the package that name a model need no import.
+The functions, commands and settings of the package that take a model folder need no import.
 """
 
 

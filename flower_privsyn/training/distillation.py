@@ -193,11 +193,12 @@ def mixed_losses(
     """
     import torch
 
-    log_student = torch.log_softmax(logits, dim=-1)
-    text = -log_student.gather(-1, tokens[:, None]).squeeze(-1)
+    wanted = torch.cat([tokens[:, None], ids], dim=-1)  # looked up together: one pass back
+    logs = torch.log_softmax(logits, dim=-1).gather(-1, wanted)
+    softened = logs
     if temperature != 1.0:
-        log_student = torch.log_softmax(logits / temperature, dim=-1)
-    log_student = log_student.gather(-1, ids)  # (positions, k)
+        softened = torch.log_softmax(logits / temperature, dim=-1).gather(-1, wanted)
+    text, log_student = -logs[:, 0], softened[:, 1:]
     # Rounding on disk may have left a mass above 1.
     mass = log_probabilities.exp().sum(-1, keepdim=True).clamp(min=1.0)
     log_teacher = log_probabilities - mass.log()
