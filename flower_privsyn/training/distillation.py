@@ -1,9 +1,10 @@
 """Knowledge distillation: a student learns from a teacher's probabilities besides the text.
 
 A token of text says which word came next; a teacher says how likely every word was. The teacher
-reads each row once. Of its probabilities the largest are kept, on disk, and the mass of all other
-tokens is one more class: two distributions over the same classes, whose divergence is never
-negative and 0 only where the student agrees.
+reads each row once. Of its probabilities the largest are kept on disk, and for all others stand a
+few tokens drawn from them, each with an equal share of their mass. So the divergence and its
+gradient are right on average, whatever is left out: to keep the largest alone would teach that the
+other tokens, a quarter of the mass, are all alike.
 
 Papers:
     Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015).
@@ -39,16 +40,17 @@ BLOCK_ROWS = 1024
 #: Logits of one forward pass of the teacher held at a time.
 _LOGITS = 2**24
 
-#: Least probability of a class for which a logarithm is taken: what float32 can tell from 0.
-_LEAST = 1e-7
+#: Begins the seeds of what is drawn from the tokens that are not kept.
+_DRAWS = 0x5EED
 
 
 @dataclass(frozen=True)
 class Distillation(Settings):
     """How a model is taught by another one with the same tokens.
 
-    The loss of a token is `(1 - weight)` times its negative log-probability plus `weight` times the
-    divergence KL(teacher || student) of their probabilities of the next token.
+    The loss of a token is `(1 - weight)` times its negative log-probability plus `weight` times an
+    unbiased estimate of the divergence KL(teacher || student) of their probabilities of the next
+    token. The estimate may be below 0, most of all for rows that were seen often.
 
     Raises:
         ConfigError: A value is out of range; the message names the key.
@@ -67,9 +69,13 @@ class Distillation(Settings):
     ] = field(default=0.5, kw_only=True)
     top_k: Annotated[
         PositiveInt,
-        "probabilities of the teacher that are kept at every position; the others count by their "
-        "sum. More than the vocabulary keeps all.",
-    ] = field(default=64, kw_only=True)
+        "largest probabilities of the teacher that are kept at every position. The vocabulary or "
+        "more keeps all: the divergence is then exact.",
+    ] = field(default=48, kw_only=True)
+    draws: Annotated[
+        PositiveInt,
+        "tokens drawn from the others at every position, which stand for them.",
+    ] = field(default=16, kw_only=True)
     temperature: Annotated[
         PositiveFloat,
         "what both models' logits are divided by before they are compared; the divergence is "
@@ -85,6 +91,7 @@ class Distillation(Settings):
             "teacher": weight_files(resolve_model(self.teacher)),
             "weight": float(self.weight),
             "top_k": self.top_k,
+            "draws": self.draws,
             "temperature": float(self.temperature),
         }
 
@@ -109,11 +116,11 @@ def check_same_tokens(student: str | Path, teacher: str | Path) -> None:
 
 
 class TeacherTargets:
-    """A teacher's largest next-token probabilities at every position of some rows, on disk.
+    """What is kept of a teacher's next-token probabilities at every position of some rows, on disk.
 
-    A row of t tokens takes (t - 1) * k * 4 bytes: k token ids of 2 bytes and k log-probabilities of
-    2 (float16: at most 0.05 % of one, as far as it matters). Ids take 4 bytes where the vocabulary
-    is above 65,536.
+    A row of t tokens takes (t - 1) * c * 4 bytes with c = `top_k` + `draws`: c token ids of 2 bytes
+    and c log-probabilities of 2 (float16: to 0.05 %). Ids take 4 bytes where the vocabulary is
+    above 65,536.
     """
 
     def __init__(
@@ -127,8 +134,8 @@ class TeacherTargets:
         """Use stored targets; see `teacher_targets`.
 
         Args:
-            ids: (positions, k).
-            log_probabilities: (positions, k), natural logarithms at the temperature.
+            ids: (positions, c), the most probable tokens before those drawn from the others.
+            log_probabilities: (positions, c), natural logarithms at the temperature.
             starts: (rows,) the first position of each row; -1 for one the teacher did not read.
             distillation: how they are used.
         """
@@ -164,6 +171,7 @@ class TeacherTargets:
             tokens,
             torch.from_numpy(ids).to(logits.device),
             torch.from_numpy(kept.astype(np.float32)).to(logits.device),
+            top_k=self._distillation.top_k,
             weight=self._distillation.weight,
             temperature=self._distillation.temperature,
         )
@@ -175,6 +183,7 @@ def mixed_losses(
     ids: torch.Tensor,
     log_probabilities: torch.Tensor,
     *,
+    top_k: int,
     weight: float,
     temperature: float,
 ) -> torch.Tensor:
@@ -183,8 +192,10 @@ def mixed_losses(
     Args:
         logits: (positions, vocabulary) float32, the student's.
         tokens: (positions,) the text.
-        ids: (positions, k) the teacher's most probable tokens, each once.
-        log_probabilities: (positions, k) what it gives them at the temperature.
+        ids: (positions, c) the teacher's most probable tokens, then some drawn from the others;
+            see `sparse_targets`.
+        log_probabilities: (positions, c) what the teacher gives them at the temperature.
+        top_k: how many of them, or more than c, are the most probable ones.
         weight: of the divergence, in [0, 1].
         temperature: > 0.
 
@@ -200,14 +211,46 @@ def mixed_losses(
         softened = torch.log_softmax(logits / temperature, dim=-1).gather(-1, wanted)
     text, log_student = -logs[:, 0], softened[:, 1:]
     # Rounding on disk may have left a mass above 1.
-    mass = log_probabilities.exp().sum(-1, keepdim=True).clamp(min=1.0)
-    log_teacher = log_probabilities - mass.log()
-    teacher = log_teacher.exp()
-    rest = (1.0 - teacher.sum(-1)).clamp(min=0.0)
-    student_rest = (1.0 - log_student.exp().sum(-1)).clamp(min=_LEAST)
-    divergence = (teacher * (log_teacher - log_student)).sum(-1)
-    divergence = divergence + torch.xlogy(rest, rest) - rest * student_rest.log()
+    largest = log_probabilities[:, :top_k].exp()
+    mass = largest.sum(-1, keepdim=True).clamp(min=1.0)
+    drawn = ids.shape[1] - largest.shape[1]
+    shares = largest / mass
+    if drawn:
+        rest = (1.0 - shares.sum(-1, keepdim=True)).clamp(min=0.0)
+        shares = torch.cat([shares, (rest / drawn).expand(-1, drawn)], dim=-1)
+    divergence = (shares * (log_probabilities - mass.log() - log_student)).sum(-1)
     return (1.0 - weight) * text + weight * temperature**2 * divergence
+
+
+def sparse_targets(
+    logits: torch.Tensor, uniforms: torch.Tensor, *, top_k: int, draws: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest probabilities, and a systematic sample of the others.
+
+    A token that is not among the largest is drawn `draws` times its share of their mass, on average
+    and to the nearest whole number: the least variance there is.
+
+    Args:
+        logits: (positions, vocabulary) float32, at the temperature.
+        uniforms: (positions,) float32 in [0, 1), which decide what is drawn.
+        top_k: how many of the largest, at most the vocabulary.
+        draws: how many of the others; none where there are no others.
+
+    Returns:
+        Tokens and their log-probabilities, both (positions, top_k + draws).
+    """
+    import torch
+
+    vocabulary = logits.shape[-1]
+    best, ids = logits.topk(top_k, dim=-1)
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    if top_k == vocabulary:
+        return ids, best - total
+    others = (logits - total).exp_().scatter_(-1, ids, 0.0).cumsum(dim=-1)
+    points = (torch.arange(draws, device=logits.device) + uniforms[:, None]) / draws
+    drawn = torch.searchsorted(others, points * others[:, -1:], right=True)
+    ids = torch.cat([ids, drawn.clamp_(max=vocabulary - 1)], dim=-1)
+    return ids, logits.gather(-1, ids) - total
 
 
 def teacher_targets(
@@ -244,7 +287,7 @@ def teacher_targets(
     kept = min(distillation.top_k, vocabulary)
     id_type = np.uint16 if vocabulary <= 2**16 else np.int32
     done = _rows_done(folder)
-    shape = (int(lengths.sum()), kept)
+    shape = (int(lengths.sum()), kept + (distillation.draws if kept < vocabulary else 0))
     ids = _stored(folder / "ids.npy", id_type, shape, kept=done > 0)
     log_probabilities = _stored(folder / "log_probabilities.npy", np.float16, shape, kept=done > 0)
     if done < len(visited):
@@ -263,9 +306,10 @@ def teacher_targets(
                 best, logs = _predictions(
                     network,
                     [rows[index] for index in chosen],
-                    kept=kept,
+                    # Of a row alone, so that it does not matter what else is read.
+                    [np.random.default_rng([_DRAWS, index]) for index in chosen],
+                    distillation=distillation,
                     vocabulary=vocabulary,
-                    temperature=distillation.temperature,
                     bfloat16=bfloat16,
                 )
                 place = 0
@@ -295,17 +339,19 @@ def _batches(rows: Sequence[Sequence[int]], block: list[int], vocabulary: int) -
 def _predictions(
     network: Any,
     rows: Sequence[Sequence[int]],
+    generators: Sequence[np.random.Generator],
     *,
-    kept: int,
+    distillation: Distillation,
     vocabulary: int,
-    temperature: float,
     bfloat16: bool,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """The teacher's best tokens and their log-probabilities, row after row: (positions, kept)."""
+    """`sparse_targets` of the teacher, row after row: (positions, c) each."""
     import torch
 
     tokens, attention = padded(rows)
     device = network.device
+    drawn = zip(rows, generators, strict=True)
+    uniforms = np.concatenate([random.random(len(row) - 1, np.float32) for row, random in drawn])
     with (
         torch.inference_mode(),
         torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16),
@@ -314,9 +360,13 @@ def _predictions(
             input_ids=tokens.to(device), attention_mask=attention.to(device), use_cache=False
         ).logits[:, :-1]
         # A teacher's output may be wider than the vocabulary, for the hardware's sake.
-        logits = logits[attention[:, 1:].bool().to(device)][:, :vocabulary].float() / temperature
-        best, ids = logits.topk(kept, dim=-1)
-        logs = best - logits.logsumexp(dim=-1, keepdim=True)
+        logits = logits[attention[:, 1:].bool().to(device)][:, :vocabulary].float()
+        ids, logs = sparse_targets(
+            logits / distillation.temperature,
+            torch.from_numpy(uniforms).to(device),
+            top_k=min(distillation.top_k, vocabulary),
+            draws=distillation.draws,
+        )
     return ids.cpu().numpy(), logs.cpu().numpy()
 
 
