@@ -1,0 +1,181 @@
+"""Public text as rows of tokens on the disk: read once, in chunks, whatever its size."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.data import flat_json
+from flower_privsyn.data.cut import Cut, token_ids
+from flower_privsyn.data.public_text import BUNDLED
+from flower_privsyn.errors import DataError
+from flower_privsyn.files import read_json, write_json
+
+IntArray = npt.NDArray[np.int64]
+
+#: Documents that are cut and stored together.
+_DOCUMENTS: Final = 1024
+
+#: Bytes of a line of JSON; a longer one is no document.
+_LONGEST_LINE: Final = 2**24
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublicRows:
+    """Public documents, cut into rows as users' text is, with the tokens and the text of each.
+
+    On the disk: `tokens.bin`, `text.bin` (UTF-8), and `rows.npy`, which says where in them each
+    row ends and of which document it is. Files are mapped, so that memory is that of a chunk.
+
+    Attributes:
+        folder: where they are.
+        vocabulary: tokens of the tokenizer, those that were added included.
+        ends: (n, 3) of each row: where its tokens end, where its text ends, its document.
+        tokens: (t,) of all rows, one after another.
+        text: (b,) bytes of all rows, one after another.
+    """
+
+    folder: Path
+    vocabulary: int
+    ends: IntArray
+    tokens: npt.NDArray[Any]
+    text: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(
+        cls, source: str, *, tokenizer: Any, max_tokens: int, folder: Path, setting: str
+    ) -> Self:
+        """Cut and store a corpus, or open it where that is done.
+
+        Args:
+            source: "bundled" for the passages of the package, or a file of JSON lines (also .gz)
+                with a `text` in every line.
+            tokenizer: a ``tokenizers.Tokenizer``, whose tokens the rows are of.
+            max_tokens: most tokens of a row, >= 1.
+            folder: for this corpus, this tokenizer and this length alone; made if needed.
+            setting: what named the file, for the sentence that says it cannot be read.
+
+        Raises:
+            DataError: The file is missing, a line is not as described, or there is no text.
+        """
+        path = BUNDLED if source == "bundled" else Path(source).expanduser()
+        try:
+            stat = path.stat()
+            made_of = {
+                "file": [stat.st_size, stat.st_mtime_ns],
+                "tokenizer": tokenizer.get_vocab_size(),
+                "max_tokens": max_tokens,
+            }
+            folder.mkdir(parents=True, exist_ok=True)
+            if read_json(folder / "made_of.json") != made_of:
+                (folder / "made_of.json").unlink(missing_ok=True)
+                _store(path, folder, tokenizer=tokenizer, cut=Cut(max_tokens=max_tokens))
+                write_json(folder / "made_of.json", made_of)
+        except (OSError, EOFError) as error:
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise DataError(f'{setting} = "{source}": {path} cannot be read ({reason})') from error
+        vocabulary = int(tokenizer.get_vocab_size())
+        ends = np.load(folder / "rows.npy")
+        if not len(ends):
+            raise DataError(f'{setting} = "{source}": {path} holds no text')
+        return cls(
+            folder=folder,
+            vocabulary=vocabulary,
+            ends=ends,
+            tokens=np.memmap(folder / "tokens.bin", dtype=_token_type(vocabulary), mode="r"),
+            text=np.memmap(folder / "text.bin", dtype=np.uint8, mode="r"),
+        )
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.ends)
+
+    def row(self, index: int) -> IntArray:
+        """The tokens of a row."""
+        start = self.ends[index - 1, 0] if index else 0
+        return np.asarray(self.tokens[start : self.ends[index, 0]], dtype=np.int64)
+
+    def text_of(self, index: int) -> str:
+        """The text of a row."""
+        start = self.ends[index - 1, 1] if index else 0
+        return bytes(self.text[start : self.ends[index, 1]]).decode("utf-8", "surrogatepass")
+
+    def chunks(self, size: int = 2**14) -> Iterator[list[IntArray]]:
+        """The tokens of all rows, `size` rows at a time."""
+        for first in range(0, len(self), size):
+            yield [self.row(index) for index in range(first, min(first + size, len(self)))]
+
+    def documents(self, *, most_tokens: int) -> Iterator[IntArray]:
+        """The tokens of documents, in order, until there are so many tokens.
+
+        Args:
+            most_tokens: after which no further document begins.
+        """
+        borders = np.flatnonzero(np.diff(self.ends[:, 2])) + 1
+        start = 0
+        for last in (*borders.tolist(), len(self)):
+            if start >= most_tokens:
+                return
+            end = int(self.ends[last - 1, 0])
+            yield np.asarray(self.tokens[start:end], dtype=np.int64)
+            start = end
+
+
+def _token_type(vocabulary: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if vocabulary <= 2**16 else np.uint32
+
+
+def _store(path: Path, folder: Path, *, tokenizer: Any, cut: Cut) -> None:
+    """Write the files of a corpus."""
+    dtype = _token_type(int(tokenizer.get_vocab_size()))
+    ends: list[IntArray] = []
+    place = np.zeros(2, dtype=np.int64)
+    first = 0
+    with (folder / "tokens.bin").open("wb") as tokens, (folder / "text.bin").open("wb") as text:
+        for documents in _documents(path):
+            pieces = cut.pieces(documents, tokenizer=tokenizer)
+            texts = [piece for found in pieces for piece in found]
+            owners = np.repeat(np.arange(len(pieces)), [len(found) for found in pieces]) + first
+            first += len(pieces)
+            # A piece of a document may have more tokens than it had inside it.
+            rows = [row[: cut.max_tokens] for row in token_ids(tokenizer, texts)]
+            encoded = [piece.encode("utf-8", "surrogatepass") for piece in texts]
+            tokens.write(b"".join(np.array(row, dtype=dtype).tobytes() for row in rows))
+            text.write(b"".join(encoded))
+            sizes = np.array(
+                [[len(row), len(piece)] for row, piece in zip(rows, encoded, strict=True)],
+                dtype=np.int64,
+            ).reshape(-1, 2)
+            found = place + np.cumsum(sizes, axis=0)
+            ends.append(np.column_stack((found, owners)))
+            place = found[-1] if len(found) else place
+    np.save(folder / "rows.npy", np.concatenate([np.zeros((0, 3), dtype=np.int64), *ends]))
+
+
+def _documents(path: Path) -> Iterator[list[str]]:
+    """The texts of a file of JSON lines, some at a time."""
+    waiting: list[str] = []
+    packed = path.suffix.lower() == ".gz"
+    with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) if packed else raw as file:
+        number = 0
+        while line := file.readline(_LONGEST_LINE):
+            number += 1
+            if not line.strip():
+                continue
+            text = (flat_json.outermost(line) or {}).get("text")
+            if not isinstance(text, str):
+                raise DataError(
+                    f'{path} line {number}: expected a JSON object with a string "text"'
+                )
+            waiting.append(text)
+            if len(waiting) == _DOCUMENTS:
+                yield waiting
+                waiting = []
+    if waiting:
+        yield waiting
