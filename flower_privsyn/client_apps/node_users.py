@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from flwr.app import Context
 
@@ -182,7 +182,7 @@ class NodeUsers:
         if request.trains is not None:
             guard.check_model("trained", request.trains.name)
         elif request.reads != "text":
-            guard.check_model("embedding", request.embedding_model)
+            guard.check_model(_kind_of(request, guard), request.embedding_model)
         key = (
             context.run_id,
             context.node_id,
@@ -303,7 +303,7 @@ class NodeUsers:
                 )
             name = guard.check_files("trained", request.trains.name)
             return self._trainer.source(replace(request.trains, name=name))
-        name = guard.check_files("embedding", request.embedding_model)
+        name = guard.check_files(_kind_of(request, guard), request.embedding_model)
         if request.reads == "tokens":
             tokenizer, fingerprint = load_tokenizer(located(name))
             return TokenSource(tokenizer, fingerprint, request.max_tokens)
@@ -316,6 +316,13 @@ class NodeUsers:
 def digest(data: bytes) -> str:
     """What names public values in the node's account and in its store."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _kind_of(request: wire.DataRequest, guard: NodeGuard) -> Literal["embedding", "trained"]:
+    """As what the owner must allow a request's model; a tokenizer alone, as either."""
+    if request.reads == "tokens" and guard.trains(request.embedding_model):
+        return "trained"
+    return "embedding"
 
 
 def _importable(function: Callable[..., object]) -> str | None:

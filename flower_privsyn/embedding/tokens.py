@@ -7,6 +7,7 @@ from typing import Any
 
 from flower_privsyn.embedding.embedder import model_folder
 from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS
 
 _FILE = "tokenizer.json"
 
@@ -15,7 +16,7 @@ def load_tokenizer(name: str) -> tuple[Any, str]:
     """Load the fast tokenizer of a model by name or path; its weights are not read.
 
     Args:
-        name: As for `load_embedder`.
+        name: As for `load_embedder`, or that of a bundled language model.
 
     Returns:
         A ``tokenizers.Tokenizer``, and its fingerprint: equal ones cut and count alike.
@@ -30,7 +31,8 @@ def load_tokenizer(name: str) -> tuple[Any, str]:
         raise MissingExtraError(
             'Reading tokens needs tokenizers: pip install "flower-privsyn[client]".'
         ) from error
-    path = model_folder(name) / _FILE
+    folder = BUNDLED_FOLDER / name if name in BUNDLED_MODELS else model_folder(name)
+    path = folder / _FILE
     try:
         content = path.read_bytes()
         tokenizer = Tokenizer.from_buffer(content)

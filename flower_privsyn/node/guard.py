@@ -153,6 +153,11 @@ class NodeGuard:
             )
         return models[name]
 
+    def trains(self, name: str) -> bool:
+        """Whether the owner lets a model of that name be trained."""
+        listed = self._policy is not None and name in self._policy.trained_models
+        return listed or (bool(name) and name == self._own_models["trained"])
+
     def check_files(self, kind: Literal["embedding", "trained"], name: str) -> str:
         """Refuse a model whose files are not the ones the owner allowed, before it is loaded.
 

@@ -246,6 +246,8 @@ class Meeting:
         settings, trains = self.settings, source.trains
         if trains is not None:
             return f"another model or tokenizer than the server's {trains.name}"
+        if source.model:
+            return f"another tokenizer than the server's {source.model}"
         return (
             "another embedding model or precision than the server's "
             f"{settings.embedding_model} ({settings.embedding_precision})"
@@ -255,7 +257,7 @@ class Meeting:
 def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataRequest:
     """How the nodes make their records, the same in every round."""
     return wire.DataRequest(
-        embedding_model=settings.embedding_model,
+        embedding_model=source.model or settings.embedding_model,
         embedding_precision=settings.embedding_precision,
         max_tokens=settings.max_tokens,
         max_samples=settings.max_samples,

@@ -39,12 +39,15 @@ class RecordSource:
         dimension: numbers in a record: of an embedding, or the parameters that are trained.
         reads: what a record is, as the questions declare it (`Query.reads`).
         trains: the model whose updates are asked for, which reads tokens; else None.
+        model: whose tokenizer cuts and counts where tokens are read and no model is trained; "" for
+            the embedding model of the settings.
     """
 
     fingerprint: str
     dimension: int
     reads: Reads = "embeddings"
     trains: TrainableModel | None = None
+    model: str = ""
 
     @classmethod
     def of_text(cls) -> RecordSource:
