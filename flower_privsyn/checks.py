@@ -275,7 +275,7 @@ class Declaration:
         if self.kind is int:
             whole = isinstance(value, int) and not isinstance(value, bool)
             inside = whole and value in self._whole_bounds and value % self.step == 0
-            return value if inside else None
+            return value if inside or (whole and self.zero and value == 0) else None
         if self.kind is float:
             number = _as_float(value) if isinstance(value, int | float) else math.nan
             return number if number in self.bounds or (self.zero and number == 0) else None

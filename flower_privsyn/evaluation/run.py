@@ -115,7 +115,8 @@ class RunEvaluation(NotPrivate):
         client_costs: what its nodes counted on themselves; None if they were not told to.
         texts: None for a run without synthetic text.
         downstream: None unless it was asked for.
-        trained_model: the model that the run trained on the nodes; None for other methods.
+        trained_model: the model that the run made; None for methods that make none.
+        public_model: what that was before the run.
     """
 
     run: str
@@ -127,6 +128,7 @@ class RunEvaluation(NotPrivate):
     texts: TextComparison | None
     downstream: Downstream | None
     trained_model: LanguageModelEvaluation | None
+    public_model: LanguageModelEvaluation | None
 
 
 def evaluate_run(
@@ -189,9 +191,8 @@ def evaluate_run(
             seed=seed,
             progress=shown,
         )
-    trained, tuned = None, None
-    if (run.path / TRAINED_MODEL / "config.json").is_file():
-        trained = _measured(run.path / TRAINED_MODEL, samples, seed, shown, "the trained model")
+    public, trained = _made(run, samples, seed, shown)
+    tuned = None
     if downstream is not None and work is not None:
         if not synthetic:
             raise DataError(f"the run in {run.path} wrote no synthetic text to fine-tune on")
@@ -208,6 +209,7 @@ def evaluate_run(
         texts=comparison,
         downstream=tuned,
         trained_model=trained,
+        public_model=public,
     )
 
 
@@ -353,6 +355,18 @@ def _costs(run: RunDirectory) -> RunCosts | None:
         return run_costs(run)
     except DataError:
         return None  # a run of an older version, or one that asked nothing
+
+
+def _made(
+    run: RunDirectory, samples: Samples, seed: int, shown: ProgressReporter
+) -> tuple[LanguageModelEvaluation | None, LanguageModelEvaluation | None]:
+    """The model that a run made, before and after it; None where there is none."""
+    made = run.path / TRAINED_MODEL
+    if not (made / "config.json").is_file():
+        return None, None
+    named = str(run.config.get("model", ""))
+    public = _measured(located(named), samples, seed, shown, "the public model") if named else None
+    return public, _measured(made, samples, seed, shown, "the trained model")
 
 
 def _measured(

@@ -72,8 +72,10 @@ def rows(record: RunEvaluation) -> list[tuple[str, str]]:
     if record.downstream is not None:
         found += _model("before fine-tuning", record.downstream.before)
         found += _model("fine-tuned", record.downstream.after)
+    if record.public_model is not None:
+        found += _model("before the run", record.public_model)
     if record.trained_model is not None:
-        found += _model("trained on the nodes", record.trained_model)
+        found += _model("after the run", record.trained_model)
     if record.costs is not None:
         costs = record.costs
         found += [
