@@ -18,6 +18,7 @@ from flower_privsyn.cli.options import PlainCommand, SeveralValues
 from flower_privsyn.cli.report import report
 from flower_privsyn.cli.run import resume, run
 from flower_privsyn.cli.simulate import simulate
+from flower_privsyn.cli.sketch import sketch
 from flower_privsyn.environment import library_versions
 
 app = typer.Typer(
@@ -73,3 +74,4 @@ for _command, _words in (
 app.add_typer(
     node, name="node", short_help="say what this node allows, and see what its users have spent"
 )
+app.add_typer(sketch, name="sketch", short_help="show what the release of a joint sketch says")

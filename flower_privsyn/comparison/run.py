@@ -262,7 +262,7 @@ class Comparison:
         """What a finished run gave, spent and cost."""
         cost = costs(run, job.folder / "cpu_time.jsonl", len(self.plan.private))
         found = {"run": str(run.path.relative_to(self.folder)), **privacy(run)}
-        if self.plan.method(job.cell).kind == "on-device training":
+        if self.plan.method(job.cell).kind in ("chosen text", "on-device training"):
             quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
             return {**found, "quality": quality, "texts": None, "costs": cost, "samples": []}
         texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.catalogue import CatalogueEntry, Paper
     from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
     from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
+    from flower_privsyn.strategies.joint_sketch import JointSketch, JointSketchConfig
     from flower_privsyn.strategies.kernel_sketch import KernelSketch, KernelSketchConfig
     from flower_privsyn.strategies.parts.federated_training import (
         FederatedTraining,
@@ -41,6 +42,8 @@ _HOMES = {
     "DPFedAvgConfig": "strategies.dp_fedavg",
     "FederatedTraining": "strategies.parts.federated_training",
     "FederatedTrainingConfig": "strategies.parts.federated_training",
+    "JointSketch": "strategies.joint_sketch",
+    "JointSketchConfig": "strategies.joint_sketch",
     "KernelSketch": "strategies.kernel_sketch",
     "KernelSketchConfig": "strategies.kernel_sketch",
     "Method": "private_path.method",
@@ -72,6 +75,8 @@ __all__ = [
     "DPFedAvgConfig",
     "FederatedTraining",
     "FederatedTrainingConfig",
+    "JointSketch",
+    "JointSketchConfig",
     "KernelSketch",
     "KernelSketchConfig",
     "Method",

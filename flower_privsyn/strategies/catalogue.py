@@ -41,7 +41,7 @@ from flower_privsyn.errors import ConfigError
 #: Group of the entry points that add methods.
 GROUP: Final = "flower_privsyn.strategies"
 
-Kind = Literal["public text", "synthetic text", "on-device training", "private text"]
+Kind = Literal["public text", "synthetic text", "chosen text", "on-device training", "private text"]
 Mark = Literal["circle", "square", "triangle", "diamond", "cross", "wedge", "star", "plus"]
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -84,7 +84,8 @@ class ComparedMethod:
         name: as on the command line.
         title: as in a table.
         kind: "public text": sees no private text (epsilon 0); "synthetic text": writes text on
-            which a downstream model is fine-tuned; "on-device training": trains the model on the
+            which a downstream model is fine-tuned; "chosen text": trains the model at the server on
+            public text that a release chose; "on-device training": trains the model on the
             nodes; "private text": uses the text itself, without privacy (epsilon infinity).
         colour: number of its colour in the palette of reports; None for one nobody else has.
         mark: its shape in pictures; None for one nobody else has.
@@ -117,7 +118,7 @@ class ComparedMethod:
     @property
     def asks_users(self) -> bool:
         """Whether it has runs, whose ledgers say what they spent; the others are references."""
-        return self.kind in ("synthetic text", "on-device training")
+        return self.kind in ("synthetic text", "chosen text", "on-device training")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +249,17 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         strategy=f"{_STRATEGIES}.kernel_sketch:KernelSketch",
         queries=("kernel_mean",),
         communication=f"{_COSTS}:kernel_sketch_communication",
+    ),
+    CatalogueEntry(
+        name="joint-sketch",
+        title="joint sketch",
+        kind="chosen text",
+        colour=3,
+        mark="circle",
+        config=f"{_STRATEGIES}.joint_sketch:JointSketchConfig",
+        strategy=f"{_STRATEGIES}.joint_sketch:JointSketch",
+        queries=("joint_sketch",),
+        communication=f"{_COSTS}:joint_sketch_communication",
     ),
     CatalogueEntry(
         name="dp-fedavg",

@@ -1,0 +1,24 @@
+"""The nodes: each hosts its part of the users of `data`, or of `data/users.jsonl` here."""
+
+from pathlib import Path
+
+from flwr.app import Context
+
+from flower_privsyn import create_client_app, load_users
+from flower_privsyn.client_apps import users_of_node
+from flower_privsyn.data import Users
+
+OURS = Path(__file__).parent / "data" / "users.jsonl"
+
+
+def load(context: Context) -> Users:
+    """Deal the users to the nodes."""
+    if context.run_config["data"]:
+        return users_of_node(context)
+    return load_users(OURS).deal(
+        partition_id=int(context.node_config["partition-id"]),
+        num_partitions=int(context.node_config["num-partitions"]),
+    )
+
+
+app = create_client_app(load)

@@ -1,0 +1,81 @@
+"""`privsyn sketch`: what a released joint sketch says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flower_privsyn.cli.options import Json, PlainCommand, RunDir, option
+from flower_privsyn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+sketch = typer.Typer(help="What the release of a joint sketch says of its users' text.")
+
+
+@sketch.callback()
+def _sketch() -> None:
+    """Keep `show` a command of its own beside those to come."""
+
+
+@sketch.command(cls=PlainCommand, short_help="show the tokens and bigrams that are most their own")
+def show(
+    run_dir: RunDir,
+    top: Annotated[int, option("N", "items of each kind, at each end")] = 20,
+    as_json: Json = False,
+) -> int:
+    """Show what the users of a run write more and less often than public text does.
+
+    DIR is the run directory. An item's ratio is its posterior mean; items are in the order of what
+    is sure: the ratio less two standard errors. All of it is made from the release, and costs
+    nothing.
+    """
+    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.strategies.parts.token_sketch import SKETCH_FILE, telling_items
+
+    if top < 1:
+        raise ConfigError(f"--top must be a whole number of at least 1, got {top}")
+    run = RunDirectory.open(run_dir)
+    file = run.path / SKETCH_FILE
+    if not file.is_file():
+        raise ConfigError(
+            f"{run.path} holds no {SKETCH_FILE}: it is no run of joint-sketch, or it has not read "
+            "its release yet"
+        )
+    items = telling_items(file, most=top)
+    if as_json:
+        print(json.dumps(items, ensure_ascii=False, indent=2))
+    else:
+        _print(items, run.path)
+    return 0
+
+
+def _print(items: dict[str, dict[str, list[dict[str, Any]]]], path: Path) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(f"What the release of {path.name} says", markup=False, highlight=False)
+    for kind, ends in items.items():
+        for end, words in (("more", "more often than"), ("less", "less often than")):
+            if ends[end]:
+                console.print(
+                    _table(ends[end], title=f"{kind}s that users write {words} public text")
+                )
+
+
+def _table(rows: list[dict[str, Any]], *, title: str) -> Table:
+    from rich.table import Table
+    from rich.text import Text  # plain: a token may look like markup
+
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("text")
+    for heading in ("times as often", "from", "to"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        figures = (f"{row[key]:.2f}" for key in ("ratio", "low", "high"))
+        table.add_row(Text(json.dumps(row["text"], ensure_ascii=False)), *figures)
+    return table

@@ -1,0 +1,559 @@
+"""Joint sketch: users are asked once what their text is made of, and public text answers the rest.
+
+Ours. A user's answer counts tokens and public bigrams; the noisy sum says which of them private
+text has more of than public text. By that one release public text is chosen, a student is trained
+on what was chosen, taught by a teacher with the same tokens, and its logits are biased by the
+log-ratios. Everything after the release is post-processing.
+
+Papers:
+    Kim, Gopi, Kulkarni, Yekhanin: "Differentially Private n-gram Extraction" (NeurIPS 2021).
+    Xie, Santurkar, Ma, Liang: "Data Selection for Language Models via Importance Resampling"
+    (DSIR, NeurIPS 2023).
+    Backurs, Lin, Mahabadi, Silwal, Tarnawski: "Efficiently Computing Similarities to Private
+    Datasets" (ICLR 2024): one private data structure, any number of questions.
+    Harder, Adamczewski, Park: "DP-MERF" (AISTATS 2021): one released mean of random features.
+    Hinton, Vinyals, Dean: "Distilling the Knowledge in a Neural Network" (2015).
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+
+from flower_privsyn.checks import OrZero
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
+from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.queries import JointSketch as JointSketchQuery
+from flower_privsyn.queries import Query
+from flower_privsyn.strategies.parts.token_sketch import TokenSketch
+
+if TYPE_CHECKING:
+    from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.generation import TextGenerator
+    from flower_privsyn.host.progress import Progress
+    from flower_privsyn.privacy import RandomSource
+    from flower_privsyn.private_path.release import ReleasedSum
+    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.training.selection import LogRatioScorer, Selection
+
+logger = logging.getLogger("flwr.privsyn")
+
+#: What is made of the release, of which no release knows.
+_USES = frozenset(
+    {
+        "select-share",
+        "least-selected",
+        "selection",
+        "least-row-tokens",
+        "bigram-score-weight",
+        "surprisal-power",
+        "most-overlap",
+        "student-steps",
+        "student-batch-size",
+        "student-learning-rate",
+        "teacher",
+        "teacher-weight",
+        "teacher-top-k",
+        "token-bias",
+        "bigram-bias",
+        "synthesis",
+        "synthetic-samples",
+        "generator",
+        "generator-api-key-env",
+        "prompt",
+        "temperature",
+        "top-p",
+        "max-new-tokens",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointSketchConfig(PrivateSumConfig):
+    """Settings of `JointSketch`.
+
+    `num_rounds` counts releases: one by default, with the whole budget. The defaults of what is
+    made of the release were chosen on public text alone (`scripts/experiments/ask_once_tuning.py`).
+    """
+
+    delta: float = 3e-6
+    num_rounds: int = 1
+    max_samples: int = 64
+    model: Annotated[
+        str,
+        "student: a bundled name, a folder or a hub name of a causal language model. The sketch "
+        "counts its tokens.",
+    ] = "privsyn-tiny"
+    max_tokens_per_user: Annotated[
+        int, Ge(1), Le(2**24), "tokens of one user that count, the first ones over all samples."
+    ] = 1024
+    num_bigrams: Annotated[
+        int,
+        OrZero("tokens alone"),
+        Ge(2),
+        Le(2**22),
+        "most frequent bigrams of the public text that are counted; their table travels down.",
+    ] = 150_000
+    bigram_share: Annotated[
+        float, Ge(0), Le(1), "the bigrams' part of the squared norm of an answer."
+    ] = 0.5
+    token_buckets: Annotated[
+        int, OrZero("a number for every token"), Ge(2), "numbers that the tokens are folded into."
+    ] = 0
+    bigram_buckets: Annotated[
+        int,
+        OrZero("a number for every bigram"),
+        Ge(2),
+        "numbers that the bigrams are folded into; a number is eight bytes up.",
+    ] = 4096
+    public_text: Annotated[
+        str,
+        'text to choose from: "bundled", or a JSONL file with `text` and no person\'s data; of any '
+        "size.",
+    ] = "bundled"
+    select_share: Annotated[float, Gt(0), Le(1), "share of the public rows that are chosen."] = 0.03
+    least_selected: Annotated[
+        int,
+        Ge(1),
+        "rows that are chosen at least, where there are so many: a student that reads few rows "
+        "again and again learns them by heart.",
+    ] = 2000
+    selection: Annotated[
+        Literal["top", "resample"],
+        'the rows with the highest scores, or rows drawn by them ("resample", as DSIR).',
+    ] = "top"
+    least_row_tokens: Annotated[
+        int, Ge(1), "rows with fewer tokens are not chosen: their scores are the noisiest."
+    ] = 32
+    bigram_score_weight: Annotated[
+        float,
+        Ge(0),
+        Le(1),
+        "how much bigrams count in a row's score: 0 not, 1 as in a language model of bigrams.",
+    ] = 1.0
+    surprisal_power: Annotated[
+        float,
+        Ge(0),
+        "tokens count in a score by this power of their surprisal in public text: how often a row "
+        "has the frequent ones is style more than subject. 0: all alike.",
+    ] = 2.0
+    most_overlap: Annotated[
+        float,
+        Gt(0),
+        Le(1),
+        "a row of whose 8-grams more than this share are in rows chosen before is left out.",
+    ] = 0.5
+    student_steps: Annotated[int, Ge(1), "steps of the student's training."] = 200
+    student_batch_size: Annotated[int, Ge(1), "rows of a step."] = 32
+    student_learning_rate: Annotated[float, Gt(0), "peak rate of AdamW."] = 5e-4
+    teacher: Annotated[
+        str,
+        'causal language model with the student\'s tokens that teaches it on the chosen text; "" '
+        "for none.",
+    ] = "privsyn-lm"
+    teacher_weight: Annotated[
+        float, Ge(0), Le(1), "part of the loss that is the teacher's; the rest is the text's."
+    ] = 0.5
+    teacher_top_k: Annotated[
+        int,
+        Ge(1),
+        "the teacher's largest probabilities kept at a position; a draw of 16 stands for the rest.",
+    ] = 48
+    token_bias: Annotated[
+        float,
+        Ge(0),
+        "what the tokens' log-ratios are multiplied with before they are added to the "
+        "student's logits.",
+    ] = 0.3
+    bigram_bias: Annotated[float, Ge(0), "the same of the bigrams' log-ratios."] = 0.2
+    synthesis: Annotated[
+        Literal["selected", "written"],
+        "what synthetic.jsonl holds: the best of the chosen public rows, or text that `generator` "
+        "wrote after them, of which the better half by the same score is kept.",
+    ] = "selected"
+    synthetic_samples: Annotated[int, Ge(1), "texts of synthetic.jsonl."] = 2000
+    generator: Annotated[
+        str,
+        'causal language model that writes, for synthesis = "written": a name, a path, or '
+        '"http://host:port/v1#model".',
+    ] = "privsyn-lm"
+    generator_api_key_env: Annotated[
+        str, "environment variable of the ServerApp that holds the generation server's key."
+    ] = API_KEY_VARIABLE
+    prompt: Annotated[str, "the generator's prompt, a bundled name or a JSON file."] = "pre-text"
+    temperature: Annotated[float, Gt(0), "sampling temperature of the generator."] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), "nucleus of the generator."] = 1.0
+    max_new_tokens: Annotated[int, Ge(1), "tokens of the generator per text."] = 85
+
+    def __post_init__(self) -> None:
+        """Check the values against one another."""
+        super().__post_init__()
+        check_generator(self.generator, self.generator_api_key_env)
+        if bool(self.num_bigrams) != (self.bigram_share > 0):
+            raise ConfigError(
+                "num-bigrams and bigram-share go together: both 0 for tokens alone; got num-bigrams"
+                f" = {self.num_bigrams} and bigram-share = {self.bigram_share:g}"
+            )
+        if not self.num_bigrams and self.bigram_buckets:
+            raise ConfigError(
+                f"bigram-buckets = {self.bigram_buckets} needs num-bigrams above 0, got 0"
+            )
+        self.question()
+
+    def question(self) -> JointSketchQuery:
+        """The query these settings ask."""
+        return JointSketchQuery(
+            bigram_share=self.bigram_share,
+            token_buckets=self.token_buckets,
+            bigram_buckets=self.bigram_buckets,
+            hash_seed=self.seed,
+            max_tokens_per_user=self.max_tokens_per_user,
+        )
+
+
+@final
+class JointSketch(PrivateSumStrategy):
+    """Ask once for counts of tokens and bigrams; choose public text and train a student by them.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            JointSketch(JointSketchConfig(epsilon=1.0)).start(grid)
+        ```
+
+    The student is in `<run-dir>/models/final`, with the bias inside; without it in
+    `<run-dir>/models/plain`, which Transformers loads without this package.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases (one by default) of
+        a sum of L2 sensitivity 1, composed with the sampling in use. Choosing text, training and
+        writing are post-processing of public text and those releases.
+
+    Args:
+        config: the settings.
+        generator: in place of `config.generator`.
+        random: source of noise and coins; only tests pass one.
+    """
+
+    def __init__(
+        self,
+        config: JointSketchConfig,
+        *,
+        generator: TextGenerator | None = None,
+        random: RandomSource | None = None,
+    ) -> None:
+        super().__init__(config, AskedOnce(config, generator=generator), random=random)
+
+
+class AskedOnce(Method):
+    """The server's half of `JointSketch`: what is made of a release of token counts.
+
+    Args:
+        config: the settings.
+        generator: in place of `config.generator`.
+    """
+
+    def __init__(
+        self, config: JointSketchConfig, *, generator: TextGenerator | None = None
+    ) -> None:
+        self.config = config
+        self._generator = generator
+        self._place: Workplace | None = None
+        self._public: PublicRows | None = None
+        self._tokenizer: Any = None
+        self._asked: Question | None = None
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """The counts."""
+        return (self.config.question(),)
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory; available from `prepare` on."""
+        return self._need_place().run
+
+    @property
+    def progress(self) -> Progress:
+        """Where long work reports its steps; available from `prepare` on."""
+        return self._need_place().progress
+
+    def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
+        """With the releases made, what is made of them is free until it has begun."""
+        free = super().free_settings(run, all_released=all_released)
+        if all_released and not (run.path / "models").exists():
+            free |= _USES
+        return free
+
+    # ------------------------------------------------------------------ the release
+
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+        """Load tokenizers, check models and read the public text."""
+        from flower_privsyn.data.public_rows import PublicRows
+        from flower_privsyn.embedding import load_tokenizer
+        from flower_privsyn.files import located
+        from flower_privsyn.training.distillation import check_same_tokens
+
+        config, self._place = self.config, place
+        self._tokenizer, fingerprint = load_tokenizer(located(config.model))
+        if config.teacher and config.teacher_weight:
+            check_same_tokens(located(config.model), located(config.teacher))
+        if config.synthesis == "written":
+            self._load_generator()
+        with self.progress.stage("Read the public text", total=None):
+            public = self._public = PublicRows.of(
+                located(config.public_text),
+                tokenizer=self._tokenizer,
+                max_tokens=config.max_tokens,
+                folder=self.run.path / "public",
+                setting="public-text",
+            )
+            self._asked = Question(config.question(), self._broadcast(public))
+        return (
+            RecordSource(
+                fingerprint=fingerprint,
+                dimension=public.vocabulary,
+                reads="tokens",
+                model=config.model,
+            ),
+        )
+
+    def _broadcast(self, public: PublicRows) -> dict[str, Any]:
+        from flower_privsyn.queries.joint_sketch import frequent_bigrams
+
+        config, bigrams = self.config, None
+        if config.num_bigrams:
+            rows = (row for chunk in public.chunks() for row in chunk)
+            bigrams = frequent_bigrams(rows, vocabulary=public.vocabulary, most=config.num_bigrams)
+        return config.question().broadcast(public.vocabulary, bigrams)
+
+    def first(self) -> Question:
+        """The tables of tokens and bigrams, which are public."""
+        if self._asked is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._asked
+
+    def following(
+        self,
+        release: ReleasedSum,  # noqa: ARG002 - it is on the disk, and read when all are there
+        *,
+        last: bool,
+    ) -> Question | None:
+        """The same question again."""
+        return None if last else self.first()
+
+    def restore(self, round_number: int) -> Question:  # noqa: ARG002
+        """The same question in every round."""
+        return self.first()
+
+    def carry_over(self, round_number: int) -> None:
+        """Nothing: what a round sends does not depend on the ones before."""
+
+    # ------------------------------------------------------------------ what is made of it
+
+    def finish(self) -> dict[str, Any]:
+        """Read the releases, choose public text, train the student and write the texts."""
+        sketch = self._read()
+        sketch.save(self.run.path, tokenizer=self._tokenizer)
+        scorer = sketch.scorer(
+            bigram_weight=self.config.bigram_score_weight,
+            surprisal_power=self.config.surprisal_power,
+        )
+        selection = self._select(scorer)
+        figures = {
+            "public_rows": selection.num_rows,
+            "selected_rows": len(selection.indices),
+            "overlapping_rows": selection.overlapping,
+            "least_score": float(selection.scores.min()),
+            "users": sketch.num_users,
+            "noise_std": sketch.noise_std,
+        }
+        texts = [self._need_public().text_of(int(index)) for index in selection.indices]
+        figures |= self._train(texts, sketch)
+        figures |= self._synthesise(texts, selection, scorer)
+        shutil.rmtree(self._need_public().folder)
+        return figures
+
+    def _read(self) -> TokenSketch:
+        releases = []
+        for number in self.run.rounds_with_outcome("released"):
+            release = self._need_place().released(number)
+            if release is not None:
+                releases.append((release.values, float(release.users), release.noise_std))
+        with self.progress.stage("Read the release", total=None):
+            question = self.first()
+            query = question.query
+            assert isinstance(query, JointSketchQuery)
+            sketch = TokenSketch.of(query, question.broadcast, releases, public=self._need_public())
+        if sketch is None:
+            raise RuntimeError("a run that released nothing has no result")
+        return sketch
+
+    def _select(self, scorer: LogRatioScorer) -> Selection:
+        from flower_privsyn.training.selection import Rows, SelectionRule, select
+
+        config, public = self.config, self._need_public()
+        rule = SelectionRule(
+            count=max(
+                SelectionRule.count_of(config.select_share, len(public)), config.least_selected
+            ),
+            method=config.selection,
+            # The mean log-ratio of a row of the usual length is its log importance weight over it.
+            sharpness=float(config.max_tokens) if config.selection == "resample" else 1.0,
+            most_overlap=config.most_overlap,
+            seed=config.seed,
+        )
+
+        def wanted(rows: Rows) -> Any:
+            scores = scorer(rows)
+            short = np.array([len(row) < config.least_row_tokens for row in rows.tokens])
+            return np.where(short, -np.inf, scores)
+
+        def chunks(report: Any) -> Iterator[Rows]:
+            for chunk in public.chunks():
+                yield Rows(tokens=chunk)
+                report.update(len(chunk))
+
+        with self.progress.stage("Choose public text", len(public)) as report:
+            selection = select(chunks(report), wanted, rule)
+        if not len(selection.indices):
+            raise ConfigError(
+                f'public-text = "{config.public_text}" has no row of least-row-tokens = '
+                f"{config.least_row_tokens} tokens"
+            )
+        return selection
+
+    def _train(self, texts: list[str], sketch: TokenSketch) -> dict[str, Any]:
+        from flower_privsyn.files import located
+        from flower_privsyn.training.bias import save_biased
+        from flower_privsyn.training.causal import CausalTraining, fine_tune
+        from flower_privsyn.training.distillation import Distillation
+
+        config, models = self.config, self.run.path / "models"
+        models.mkdir(exist_ok=True)
+        taught = bool(config.teacher) and config.teacher_weight > 0
+        with self.progress.stage("Train the student", config.student_steps) as report:
+            done = 0
+
+            def made(steps: int, total: int) -> None:  # noqa: ARG001
+                nonlocal done
+                report.update(steps - done)
+                done = steps
+
+            training = fine_tune(
+                located(config.model),
+                texts,
+                settings=CausalTraining(
+                    max_steps=config.student_steps,
+                    batch_size=config.student_batch_size,
+                    learning_rate=config.student_learning_rate,
+                    max_tokens=config.max_tokens,
+                ),
+                output=models / "plain",
+                seed=config.seed,
+                progress=made,
+                distillation=Distillation(
+                    located(config.teacher),
+                    weight=config.teacher_weight,
+                    top_k=config.teacher_top_k,
+                )
+                if taught
+                else None,
+            )
+        save_biased(
+            models / "plain",
+            models / "final",
+            sketch.bias().scaled(config.token_bias, config.bigram_bias),
+        )
+        return {
+            "model": "models/final",
+            "plain_model": "models/plain",
+            "student_steps": training.steps,
+            "student_epochs": training.epochs,
+        }
+
+    def _synthesise(
+        self, texts: list[str], selection: Selection, scorer: LogRatioScorer
+    ) -> dict[str, Any]:
+        """Write `synthetic.jsonl`: what was chosen, or what was written after it."""
+        config = self.config
+        if config.synthesis == "written":
+            return self._written(texts, selection, scorer)
+        count = min(config.synthetic_samples, len(texts))
+        records = [
+            {"text": text, "round": 1, "parent": [f"public:{index}"], "source": "selected"}
+            for text, index in zip(texts, selection.indices[:count].tolist(), strict=False)
+        ]
+        return {"synthetic": self.run.write_synthetic(records)}
+
+    def _written(
+        self, texts: list[str], selection: Selection, scorer: LogRatioScorer
+    ) -> dict[str, Any]:
+        from flower_privsyn.data.cut import token_ids
+        from flower_privsyn.files import located
+        from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
+        from flower_privsyn.generation.streams import derive_seed
+        from flower_privsyn.strategies.parts.synthesis import expand_resumably
+        from flower_privsyn.training.selection import Rows
+
+        config = self.config
+        count = min(config.synthetic_samples, len(texts))
+        expand = Expand(
+            self._load_generator(),
+            prompt=load_prompt(located(config.prompt)),
+            sampling=SamplingParameters(
+                seed=config.seed,
+                max_new_tokens=config.max_new_tokens,
+                temperature=config.temperature,
+                top_p=config.top_p,
+            ),
+        )
+        records, dropped = expand_resumably(
+            expand,
+            texts[:count],
+            ids=[f"public:{index}" for index in selection.indices[:count].tolist()],
+            num_samples=2 * config.synthetic_samples,
+            kept=self.run.path / "written.jsonl",
+            seed_after=lambda kept: derive_seed(config.seed, "write", kept),
+            round_number=1,
+            source="written",
+            stage="Write synthetic text",
+            progress=self.progress,
+        )
+        rows = [
+            np.array(row, dtype=np.int64)
+            for row in token_ids(self._tokenizer, [str(record["text"]) for record in records])
+        ]
+        best = np.argsort(-scorer(Rows(tokens=rows)), kind="stable")[: config.synthetic_samples]
+        kept = [records[index] for index in sorted(best.tolist())]
+        return {"synthetic": self.run.write_synthetic(kept), "dropped": dropped}
+
+    def _load_generator(self) -> TextGenerator:
+        if self._generator is None:
+            from flower_privsyn.files import located
+            from flower_privsyn.generation import load_generator
+
+            self._generator = load_generator(
+                located(self.config.generator), api_key_env=self.config.generator_api_key_env
+            )
+        return self._generator
+
+    def _need_place(self) -> Workplace:
+        if self._place is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._place
+
+    def _need_public(self) -> PublicRows:
+        if self._public is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._public

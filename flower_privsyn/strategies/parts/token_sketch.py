@@ -1,0 +1,206 @@
+"""A released joint sketch at the server: what it says, and what is made of it without a price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.files import replacing
+from flower_privsyn.queries import Broadcast, JointSketch
+from flower_privsyn.strategies.parts.sketch_reading import (
+    SketchReading,
+    pseudo_users,
+    read_sketch,
+)
+
+if TYPE_CHECKING:
+    from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.models.bias import LogitBias
+    from flower_privsyn.training.selection import LogRatioScorer
+
+#: Public tokens that are put into the hands of pseudo-users: more change the third digit.
+PUBLIC_TOKENS: Final = 4_000_000
+
+#: In a run directory: what a release says, a row per token and per bigram.
+SKETCH_FILE: Final = "sketch.parquet"
+
+#: Its columns, in their order.
+COLUMNS: Final = ("kind", "token", "text", "public", "rate", "log_ratio", "standard_error")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenSketch:
+    """What a federation released of the tokens of its users' text.
+
+    Formal guarantee:
+        Post-processing of one or several accounted releases and public text.
+
+    Attributes:
+        reading: log-ratios and their errors.
+        num_users: users in the releases, > 0; their expected number where it is secret.
+        noise_std: standard deviation of the noise in each number of their sum.
+    """
+
+    reading: SketchReading
+    num_users: float
+    noise_std: float
+
+    @classmethod
+    def of(
+        cls,
+        query: JointSketch,
+        broadcast: Broadcast,
+        releases: Sequence[tuple[npt.NDArray[np.float64], float, float]],
+        *,
+        public: PublicRows,
+    ) -> Self | None:
+        """Read the releases of several rounds together; None without any.
+
+        Args:
+            query: asked in all of them.
+            broadcast: with which.
+            releases: for each round the noisy sum, its users and the noise's standard deviation.
+            public: public text, of which pseudo-users are made.
+        """
+        users = float(sum(count for _, count, _ in releases))
+        if users <= 0:
+            return None
+        noise = float(np.sqrt(sum(std**2 for _, _, std in releases)))
+        pseudo = pseudo_users(
+            public.documents(most_tokens=PUBLIC_TOKENS),
+            tokens_per_user=query.max_tokens_per_user,
+        )
+        reading = read_sketch(
+            query,
+            broadcast,
+            total=np.sum([total for total, _, _ in releases], axis=0),
+            num_users=users,
+            noise_std=noise,
+            public=pseudo,
+        )
+        return cls(reading=reading, num_users=users, noise_std=noise)
+
+    def scorer(self, *, bigram_weight: float, surprisal_power: float) -> LogRatioScorer:
+        """How much a row of public text is like the users' text.
+
+        Args:
+            bigram_weight: of the bigrams, where there are any, in [0, 1].
+            surprisal_power: tokens weigh by this power of their surprisal in public text, >= 0.
+        """
+        from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
+
+        tokens, bigrams = self.reading.tokens, self.reading.bigrams
+        ratios, weights = np.zeros(self.reading.vocabulary), None
+        if tokens is not None:
+            # Expected ratios rank better than expected logarithms, which rare tokens have few of.
+            ratios = tokens.predictive
+            # What public text has least of is half an occurrence.
+            counts = 0.5 * tokens.public / tokens.public.min()
+            weights = surprisal_weights(counts, power=surprisal_power)
+        if bigrams is None or bigrams.keys is None or bigram_weight == 0:
+            return LogRatioScorer(tokens=ratios, weights=weights)
+        return LogRatioScorer(
+            tokens=ratios,
+            bigram_keys=bigrams.keys,
+            bigrams=bigrams.predictive,
+            bigram_weight=bigram_weight,
+            weights=weights,
+        )
+
+    def bias(self) -> LogitBias:
+        """The log-ratios as a bias of a model's logits, with weights 1.
+
+        With r the log-ratios, a token b after a token a is as much likelier as r(ab) - r(a) says:
+        r(b), which every b gets, and what the bigram says beyond both of its tokens.
+        """
+        from flower_privsyn.models.bias import Bigrams, LogitBias
+
+        tokens, bigrams, size = self.reading.tokens, self.reading.bigrams, self.reading.vocabulary
+        ratios = np.zeros(size) if tokens is None else tokens.log_ratio
+        pairs = None
+        if bigrams is not None and bigrams.keys is not None:
+            first, second = np.divmod(bigrams.keys, size)
+            beyond = bigrams.log_ratio - ratios[first] - ratios[second]
+            pairs = Bigrams.of_pairs(first, second, beyond, vocabulary=size)
+        return LogitBias(tokens=ratios.astype(np.float32), bigrams=pairs)
+
+    def save(self, folder: Path, *, tokenizer: Any) -> None:
+        """Write `sketch.parquet`: a row per token and per bigram, with what it says.
+
+        Args:
+            folder: of the run.
+            tokenizer: the ``tokenizers.Tokenizer`` whose tokens they are.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        size = self.reading.vocabulary
+        words = tokenizer.decode_batch(
+            [[token] for token in range(size)], skip_special_tokens=False
+        )
+        tables = []
+        for block in (self.reading.tokens, self.reading.bigrams):
+            if block is None:
+                continue
+            keys = np.arange(size) if block.keys is None else block.keys
+            if block.keys is None:
+                texts = [words[key] for key in keys.tolist()]
+            else:
+                texts = [words[key // size] + words[key % size] for key in keys.tolist()]
+            kind = "token" if block.keys is None else "bigram"
+            columns = (
+                pa.array([kind] * len(keys)).dictionary_encode(),
+                pa.array(keys),
+                pa.array(texts),
+                *(
+                    pa.array(np.asarray(values, dtype=np.float32))
+                    for values in (block.public, block.rate, block.log_ratio, block.standard_error)
+                ),
+            )
+            tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
+        with replacing(folder / SKETCH_FILE) as temporary:
+            pq.write_table(pa.concat_tables(tables), temporary)
+
+
+def telling_items(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The items that a release is surest of.
+
+    Args:
+        file: `sketch.parquet`.
+        most: items of each kind, at each end.
+
+    Returns:
+        By kind, "token" and "bigram", then "more" and "less": lists of text, ratio (private over
+        public), and two standard errors either side of it, low and high. Items whose interval holds
+        1 are left out.
+    """
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file, columns=["kind", "text", "log_ratio", "standard_error"])
+    kinds = np.array(table.column("kind").to_pylist())
+    texts = table.column("text")
+    ratios, errors = (
+        table.column(name).to_numpy().astype(np.float64) for name in ("log_ratio", "standard_error")
+    )
+    found = {}
+    for kind in dict.fromkeys(kinds.tolist()):
+        ends = {}
+        for end, sign in (("more", 1.0), ("less", -1.0)):
+            sure = np.where(kinds == kind, sign * ratios - 2.0 * errors, -np.inf)
+            best = np.argsort(-sure, kind="stable")[:most]
+            ends[end] = [
+                {
+                    "text": texts[place].as_py(),
+                    "ratio": float(np.exp(ratios[place])),
+                    "low": float(np.exp(ratios[place] - 2.0 * errors[place])),
+                    "high": float(np.exp(ratios[place] + 2.0 * errors[place])),
+                }
+                for place in best[sure[best] > 0].tolist()
+            ]
+        found[kind] = ends
+    return found

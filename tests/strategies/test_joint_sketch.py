@@ -1,0 +1,210 @@
+"""One release of token counts, and everything that is made of it afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.data import Cut
+from flower_privsyn.data.cut import token_ids
+from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.evaluation.language_model import score_texts
+from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.node import NodeGuard, NodePolicy
+from flower_privsyn.strategies import JointSketch, JointSketchConfig
+from flower_privsyn.strategies.parts.token_sketch import SKETCH_FILE
+from flower_privsyn.testing import EchoGenerator
+from tests.support.federation import asked, make_users
+from tests.support.run_files import lines, release, releases
+
+Builder = Callable[..., Any]
+
+COURTS = "The court heard the appeal, and the judge gave her ruling on the tax of the river."
+TOPICS = {
+    "courts": COURTS,
+    "machines": "The engine and the turbine of the rocket ran in orbit until the fuel was gone.",
+    "trade": "Markets set the price of trade, and every export is a matter of what others pay.",
+    "school": "The teacher spoke to the school about genes, enzymes and the cells of a plant.",
+}
+
+
+@pytest.fixture
+def topics(tmp_path: Path) -> Path:
+    """Public text on four topics, courts among them."""
+    file = tmp_path / "topics.jsonl"
+    rows = [
+        {"text": f"{text} It was the {number}th time that this was said in the year."}
+        for number in range(20)
+        for text in TOPICS.values()
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def config(tmp_path: Path, topics: Path) -> Callable[..., JointSketchConfig]:
+    """Settings of a small run; keyword arguments replace them."""
+
+    def build(**changes: Any) -> JointSketchConfig:
+        values: dict[str, Any] = {
+            "num_nodes": 2,
+            "num_bigrams": 400,
+            "bigram_buckets": 64,
+            "public_text": str(topics),
+            "select_share": 0.2,
+            "least_selected": 1,
+            "least_row_tokens": 4,
+            "most_overlap": 1.0,
+            "student_steps": 1,
+            "student_batch_size": 2,
+            "teacher": "",
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "accept_noise": True,
+            **changes,
+        }
+        if "epsilon" not in values and "noise_multiplier" not in values:
+            values["epsilon"] = 8.0
+        return JointSketchConfig(**values)
+
+    return build
+
+
+class TestARun:
+    @pytest.fixture
+    def finished(self, federation: Builder, config: Builder) -> JointSketch:
+        strategy = JointSketch(config(noise_multiplier=0.0))
+        strategy.grid = federation(make_users(30))
+        strategy.start(strategy.grid)
+        return strategy
+
+    def test_asks_once_and_makes_the_rest_of_the_release(
+        self, finished: JointSketch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run = finished.run.path
+        charged = releases(run)
+        assert [(line["round"], line["query"]) for line in charged] == [(1, "joint_sketch")]
+        assert charged[0]["l2_sensitivity"] == 1.0
+        messages = asked(finished.grid)
+        assert len(messages) == 2  # one per node, once
+        assert set(messages[0].content["privsyn.broadcast"]) == {"vocabulary", "bigrams"}
+        assert finished.run.status == "finished"
+        assert not (run / "public").exists()
+        # The users write about courts, and so does what was chosen for them.
+        texts = [record["text"] for record in lines(run / "synthetic.jsonl")]
+        assert len(texts) == 16
+        assert all("court" in text for text in texts)
+        # What the release says, and the command that prints it.
+        table = pq.read_table(run / SKETCH_FILE).to_pydict()
+        said = dict(zip(table["text"], table["log_ratio"], strict=True))
+        assert said[" court"] > 0.5 > 0.0 > said[" engine"] or said[" judge"] > 0.5
+        assert main(["sketch", "show", str(run), "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert set(shown) == {"token", "bigram"}
+        row = shown["token"]["more"][0]
+        assert 1.0 < row["low"] < row["ratio"] < row["high"]
+        assert main(["sketch", "show", str(run)]) == 0
+        assert "more often than public" in " ".join(capsys.readouterr().out.split())
+
+    def test_student_is_the_plain_one_with_the_release_in_its_logits(
+        self, finished: JointSketch
+    ) -> None:
+        models = finished.run.path / "models"
+        texts = make_users(30).texts
+        found = {}
+        for name in ("plain", "final"):
+            network, tokenizer = load_pretrained(
+                models / name, kind="causal", dtype="float32", device="cpu"
+            )
+            found[name] = score_texts(network, tokenizer, texts, max_tokens=64).nats.sum()
+        assert found["final"] < found["plain"]
+
+    def test_at_zero_noise_the_release_is_the_sum_of_counts(self, finished: JointSketch) -> None:
+        users = make_users(30)
+        tokenizer, _ = load_tokenizer("privsyn-tiny")
+        cut = Cut(max_tokens=64).samples(users, tokenizer=tokenizer)
+        counts = np.zeros((30, tokenizer.get_vocab_size()))
+        for owner, row in zip(cut.owners, token_ids(tokenizer, cut.texts), strict=True):
+            np.add.at(counts[owner], row, 1.0)
+        counts /= np.linalg.norm(counts, axis=1, keepdims=True)
+        expected = np.sqrt(0.5) * counts.sum(axis=0)
+        released = release(finished.run.path, 1)
+        np.testing.assert_allclose(released[: counts.shape[1]], expected, atol=1e-6)
+        assert len(released) == counts.shape[1] + 64
+
+
+class TestWriting:
+    def test_by_a_generator_is_filtered_by_the_same_score(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        settings = config(noise_multiplier=0.0, synthesis="written", synthetic_samples=5)
+        strategy = JointSketch(settings, generator=EchoGenerator())
+        strategy.start(federation(make_users(20)))
+        records = lines(strategy.run.path / "synthetic.jsonl")
+        assert 0 < len(records) <= 5
+        assert {record["source"] for record in records} == {"written"}
+
+
+class TestResume:
+    def test_uses_of_a_release_may_change_until_they_begin(
+        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from flower_privsyn.strategies import joint_sketch
+
+        class Stop(BaseException):
+            pass
+
+        def die(*args: Any, **kwargs: Any) -> None:
+            raise Stop
+
+        monkeypatch.setattr(joint_sketch.AskedOnce, "_select", die)
+        with pytest.raises(Stop):
+            JointSketch(config()).start(federation())
+        monkeypatch.undo()
+        resumed = config(resume=True, select_share=0.1)
+        strategy = JointSketch(resumed)
+        strategy.start(federation())
+        assert len(lines(strategy.run.path / "synthetic.jsonl")) == 8
+        assert len(releases(strategy.run.path)) == 1
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"num_bigrams": 0}, "num-bigrams and bigram-share go together"),
+            ({"bigram_share": 0.0}, "num-bigrams and bigram-share go together"),
+            (
+                {"num_bigrams": 0, "bigram_share": 0.0},
+                "bigram-buckets = 64 needs num-bigrams above 0",
+            ),
+            ({"select_share": 0.0}, "select-share must be a number above 0 and"),
+            ({"teacher": "privsyn-mlm", "teacher_weight": 2.0}, "teacher-weight must be"),
+        ],
+    )
+    def test_that_do_not_fit(self, config: Builder, changes: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(ConfigError, match=sentence):
+            config(**changes)
+
+    def test_public_text_without_a_row_that_is_long_enough(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        with pytest.raises(ConfigError, match="no row of least-row-tokens = 64 tokens"):
+            JointSketch(config(least_row_tokens=64)).start(federation())
+
+
+def test_the_owner_of_a_node_allows_a_tokenizer_with_its_model(tmp_path: Path) -> None:
+    """A model that may be trained may be counted in, as one that may embed may."""
+    guard = NodeGuard(NodePolicy(dataset="d", trained_models={"mine": ""}), {"trained-model": "t"})
+    assert guard.trains("mine")
+    assert guard.trains("t")
+    assert not guard.trains("all-MiniLM-L6-v2")
+    assert not guard.trains("")
