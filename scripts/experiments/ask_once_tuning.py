@@ -1,0 +1,262 @@
+"""Choose the settings of the joint sketch on public text alone: one public group plays the users.
+
+    python scripts/experiments/ask_once_tuning.py --corpus DIR --results tuning.jsonl [--groups ...]
+                                                  [--users 1000] [--epsilon 1] [--seeds 1]
+
+`DIR` holds `public-*.jsonl.gz` (scripts/sample_data/README.md): documents with a `group`. Of one
+group the first documents are users with one document each, the next are held out; all other groups
+are the public text. A release is made with the noise of epsilon at delta = 1 / (n ln n), read, and
+used as `flower_privsyn.strategies.joint_sketch` uses it. Starting from the defaults one setting is
+changed at a time; every student is measured on the held-out documents without a bias, and the
+weights of the bias are scored on all of a grid at once. No private text is read.
+
+A cell that is in the results is not run again. The table is printed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from flower_privsyn.data import Cut
+from flower_privsyn.data.cut import token_ids
+from flower_privsyn.data.public_rows import PublicRows
+from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.evaluation.language_model import evaluate_language_model
+from flower_privsyn.files import append_json_lines, read_json_lines
+from flower_privsyn.privacy import FullParticipation, calibrate_noise_multiplier
+from flower_privsyn.queries import Cohort, frequent_bigrams
+from flower_privsyn.strategies import JointSketchConfig
+from flower_privsyn.strategies.parts.token_sketch import TokenSketch
+from flower_privsyn.training.bias import BiasScores, score_bias
+from flower_privsyn.training.causal import CausalTraining, fine_tune
+from flower_privsyn.training.distillation import Distillation
+from flower_privsyn.training.selection import Rows, SelectionRule, select
+
+#: What is changed, one at a time, from the defaults.
+CHANGES: Final[tuple[Mapping[str, Any], ...]] = (
+    {},
+    {"num_bigrams": 0, "bigram_share": 0.0, "bigram_buckets": 0},
+    {"bigram_buckets": 0},
+    {"bigram_score_weight": 0.0},
+    {"surprisal_power": 0.0},
+    {"least_selected": 1000},
+    {"least_selected": 4000},
+    {"least_selected": 8000},
+    {"student_learning_rate": 1e-3},
+    {"teacher_weight": 0.0},
+    {"teacher_weight": 0.8},
+    {"selection": "resample"},
+)
+
+#: Weights of the bias that are scored.
+TOKEN_WEIGHTS: Final = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)
+BIGRAM_WEIGHTS: Final = (0.0, 0.2, 0.4, 0.6, 0.8)
+
+#: Words of a document that are kept, and documents that are held out.
+_WORDS, _HELD_OUT = 250, 150
+
+
+def documents(corpus: Path) -> Iterator[dict[str, str]]:
+    """The public documents."""
+    for file in sorted(corpus.glob("public-*.jsonl.gz")):
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+
+class Split:
+    """One group as users and held-out documents, the others as public text.
+
+    Args:
+        corpus: folder.
+        group: the users'.
+        users: how many.
+        most_public: documents of the other groups.
+        work: folder for rows and models.
+    """
+
+    def __init__(
+        self, corpus: Path, group: str, *, users: int, most_public: int, work: Path
+    ) -> None:
+        own: list[str] = []
+        others: list[str] = []
+        for document in documents(corpus):
+            words = document["text"].split()
+            (own if document["group"] == group else others).append(
+                " ".join(words[:_WORDS]) if document["group"] == group else document["text"]
+            )
+        if len(own) < users + _HELD_OUT:
+            raise SystemExit(f"{group} has {len(own)} documents: ask for fewer --users")
+        self.users, self.held_out = own[:users], own[users : users + _HELD_OUT]
+        self.work = work
+        source = work / "public.jsonl"
+        source.unlink(missing_ok=True)
+        append_json_lines(source, [{"text": text} for text in others[:most_public]])
+        tokenizer, _ = load_tokenizer("privsyn-tiny")
+        self.public = PublicRows.of(
+            str(source), tokenizer=tokenizer, max_tokens=64, folder=work / "rows", setting="corpus"
+        )
+        samples = Cut(max_tokens=64).pieces(self.users, tokenizer=tokenizer)
+        records, owners = [], []
+        for user, pieces in enumerate(samples):
+            for row in token_ids(tokenizer, pieces):
+                records.append(np.array(row, dtype=np.int64))
+                owners.append(user)
+        self.cohort = Cohort.of(records, owners, users)
+        self._sketches: dict[tuple[Any, ...], TokenSketch] = {}
+
+    def sketch(self, config: JointSketchConfig, *, epsilon: float, seed: int) -> TokenSketch:
+        """The release of the users, read."""
+        query = config.question()
+        key = (query, config.num_bigrams, epsilon, seed)
+        if key not in self._sketches:
+            rows = (row for chunk in self.public.chunks() for row in chunk)
+            size, most = self.public.vocabulary, config.num_bigrams
+            bigrams = frequent_bigrams(rows, vocabulary=size, most=most) if most else None
+            broadcast = query.broadcast(size, bigrams)
+            users = self.cohort.num_users
+            noise = calibrate_noise_multiplier(
+                epsilon=epsilon,
+                delta=1 / (users * math.log(users)),
+                rounds=1,
+                sampling=FullParticipation(users),
+            )
+            total = query.answer(self.cohort, broadcast)
+            total = total + np.random.default_rng(seed).normal(0.0, noise, len(total))
+            read = TokenSketch.of(
+                query, broadcast, [(total, float(users), noise)], public=self.public
+            )
+            assert read is not None
+            self._sketches[key] = read
+        return self._sketches[key]
+
+    def measure(self, config: JointSketchConfig, *, epsilon: float, seed: int) -> dict[str, Any]:
+        """A student of one setting, and the weights of its bias."""
+        sketch = self.sketch(config, epsilon=epsilon, seed=seed)
+        scorer = sketch.scorer(
+            bigram_weight=config.bigram_score_weight, surprisal_power=config.surprisal_power
+        )
+
+        def wanted(rows: Rows) -> Any:
+            short = np.array([len(row) < config.least_row_tokens for row in rows.tokens])
+            return np.where(short, -np.inf, scorer(rows))
+
+        rule = SelectionRule(
+            count=config.least_selected,
+            method=config.selection,
+            sharpness=64.0 if config.selection == "resample" else 1.0,
+            most_overlap=config.most_overlap,
+            seed=seed,
+        )
+        chosen = select((Rows(tokens=chunk) for chunk in self.public.chunks()), wanted, rule)
+        weight = config.teacher_weight
+        with tempfile.TemporaryDirectory(dir=self.work) as folder:
+            output = Path(folder) / "student"
+            fine_tune(
+                config.model,
+                [self.public.text_of(int(index)) for index in chosen.indices],
+                settings=CausalTraining(
+                    max_steps=config.student_steps,
+                    batch_size=config.student_batch_size,
+                    learning_rate=config.student_learning_rate,
+                ),
+                output=output,
+                seed=seed,
+                distillation=Distillation(config.teacher, weight=weight) if weight else None,
+            )
+            found = evaluate_language_model(output, self.held_out, resamples=1)
+            scores = score_bias(
+                output,
+                sketch.bias(),
+                self.held_out,
+                token_weights=TOKEN_WEIGHTS,
+                bigram_weights=BIGRAM_WEIGHTS,
+            )
+        bits = found.bits_per_byte
+        return {
+            "accuracy": found.next_token_accuracy.value,
+            "bits_per_byte": None if bits is None else bits.value,
+            "biased": _named(scores),
+        }
+
+
+def _named(scores: BiasScores) -> dict[str, float]:
+    """Bits per byte by the weights "token/bigram"."""
+    return {
+        f"{token:g}/{bigram:g}": float(scores.bits_per_byte[place, other])
+        for place, token in enumerate(scores.token_weights)
+        for other, bigram in enumerate(scores.bigram_weights)
+    }
+
+
+def table(results: Path) -> None:
+    """Print the means over groups and seeds, and the best weights of a bias."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in read_json_lines(results):
+        found.setdefault(json.dumps(record["change"]), []).append(dict(record))
+    print("change | cells | accuracy, % | bits per byte | with the best bias | its weights")
+    for change, records in found.items():
+        shared = set.intersection(*(set(record["biased"]) for record in records))
+        means = {w: float(np.mean([r["biased"][w] for r in records])) for w in sorted(shared)}
+        best = min(means, key=lambda weights: means[weights])
+        accuracy = 100 * float(np.mean([record["accuracy"] for record in records]))
+        bits = float(np.mean([record["bits_per_byte"] for record in records]))
+        print(
+            f"{change} | {len(records)} | {accuracy:.2f} | {bits:.4f} | {means[best]:.4f} | {best}"
+        )
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--groups", nargs="+", default=["openstax", "usgov", "docs"])
+    parser.add_argument("--users", type=int, default=1000)
+    parser.add_argument("--epsilon", type=float, default=1.0)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--most-public", type=int, default=6000)
+    arguments = parser.parse_args()
+    known = {
+        json.dumps([r["group"], r["users"], r["epsilon"], r["seed"], r["change"]])
+        for r in read_json_lines(arguments.results)
+    }
+    base = JointSketchConfig(epsilon=arguments.epsilon)
+    for group in arguments.groups:
+        with tempfile.TemporaryDirectory() as folder:
+            split = None
+            for seed in range(arguments.seeds):
+                for change in CHANGES:
+                    cell = [group, arguments.users, arguments.epsilon, seed, dict(change)]
+                    if json.dumps(cell) in known:
+                        continue
+                    split = split or Split(
+                        arguments.corpus,
+                        group,
+                        users=arguments.users,
+                        most_public=arguments.most_public,
+                        work=Path(folder),
+                    )
+                    measured = split.measure(
+                        replace(base, **change), epsilon=arguments.epsilon, seed=seed
+                    )
+                    keys = ("group", "users", "epsilon", "seed", "change")
+                    append_json_lines(
+                        arguments.results, [{**dict(zip(keys, cell, strict=True)), **measured}]
+                    )
+                    print(group, seed, json.dumps(change), f"{100 * measured['accuracy']:.2f} %")
+    table(arguments.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Mistakes in the joint sketch: in the question, in reading its release, and in what is chosen."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+QUERY = "flower_privsyn/queries/joint_sketch.py"
+QUERY_TESTS = "tests/queries/test_joint_sketch.py"
+READING = "flower_privsyn/strategies/parts/sketch_reading.py"
+READING_TESTS = "tests/strategies/parts/test_sketch_reading.py"
+SELECTION = "flower_privsyn/training/selection.py"
+SELECTION_TESTS = "tests/training/test_selection.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="all tokens of a user count",
+        file=QUERY,
+        function="_Text.of",
+        before="record[: most - rank]",
+        after="record",
+        tests=(QUERY_TESTS,),
+    ),
+    Mutation(
+        name="tokens get the whole norm beside bigrams",
+        file=QUERY,
+        function="JointSketch.blocks",
+        before="weight=math.sqrt(1.0 - self.bigram_share)",
+        after="weight=1.0",
+        tests=(QUERY_TESTS,),
+    ),
+    Mutation(
+        name="folded counts have no signs",
+        file=QUERY,
+        function="Block.places",
+        before="(mixed & np.uint64(1)).astype(np.bool_)",
+        after="np.zeros(len(items), dtype=np.bool_)",
+        tests=(QUERY_TESTS, READING_TESTS),
+    ),
+    Mutation(
+        name="a bigram crosses from one sample into the next",
+        file=QUERY,
+        function="_Text.of",
+        before="follows[starts[lengths > 0]] = False",
+        after="follows[0] = False",
+        tests=(QUERY_TESTS,),
+    ),
+    Mutation(
+        name="another vocabulary than the users' is counted in",
+        file=QUERY,
+        function="JointSketch.check",
+        before="if vocabulary != dimension or not",
+        after="if not",
+        tests=(QUERY_TESTS,),
+    ),
+    Mutation(
+        name="a release is read as if it had no noise",
+        file=READING,
+        function="_Observed.of",
+        before="constant = np.full(block.num_items, noise**2)",
+        after="constant = np.zeros(block.num_items)",
+        tests=(READING_TESTS,),
+    ),
+    Mutation(
+        name="the weight of a block is not taken out of its release",
+        file=READING,
+        function="read_sketch",
+        before="means=total[block.columns] / (num_users * block.weight)",
+        after="means=total[block.columns] / num_users",
+        tests=(READING_TESTS,),
+    ),
+    Mutation(
+        name="a quota is never used up",
+        file=SELECTION,
+        function="_Pool.chosen",
+        before="left[group] -= 1",
+        after="left[group] -= 0",
+        tests=(SELECTION_TESTS,),
+    ),
+    Mutation(
+        name="a bigram's bias counts its tokens again",
+        file="flower_privsyn/strategies/parts/token_sketch.py",
+        function="TokenSketch.bias",
+        before="beyond = bigrams.log_ratio - ratios[first] - ratios[second]",
+        after="beyond = bigrams.log_ratio",
+        tests=("tests/strategies/parts/test_token_sketch.py",),
+    ),
+    Mutation(
+        name="a node reads the tokenizer of any model",
+        file="flower_privsyn/node/guard.py",
+        function="NodeGuard.trains",
+        before="return listed or",
+        after="return True or",
+        tests=(
+            "tests/strategies/test_joint_sketch.py::test_the_owner_of_a_node_allows_a_tokenizer"
+            "_with_its_model",
+        ),
+    ),
+)

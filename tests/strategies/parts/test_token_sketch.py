@@ -1,0 +1,85 @@
+"""What is made of a release that has been read: a score, a bias, a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.strategies.parts.sketch_reading import BlockReading, SketchReading
+from flower_privsyn.strategies.parts.token_sketch import SKETCH_FILE, TokenSketch, telling_items
+from flower_privsyn.training.selection import Rows
+
+
+def block(log_ratio: np.ndarray, error: float, keys: np.ndarray | None = None) -> BlockReading:
+    """What is known of items that public text has one as often as another."""
+    public = np.full(len(log_ratio), 0.1)
+    return BlockReading(
+        name="tokens" if keys is None else "bigrams",
+        keys=keys,
+        public=public,
+        estimate=public,
+        estimate_error=np.zeros(len(public)),
+        rate=public * np.exp(log_ratio),
+        log_ratio=log_ratio,
+        standard_error=np.full(len(public), error),
+        centre=0.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def sketch() -> TokenSketch:
+    """Token 40 is written three times as often, token 41 half as often, and 40 41 ten times."""
+    size = load_tokenizer("privsyn-tiny")[0].get_vocab_size()
+    tokens = np.zeros(size)
+    tokens[40], tokens[41] = np.log(3.0), np.log(0.5)
+    keys = np.array([40 * size + 41, 50 * size + 51])
+    reading = SketchReading(
+        vocabulary=size,
+        tokens=block(tokens, 0.1),
+        bigrams=block(np.array([np.log(10.0), 0.0]), 0.2, keys),
+    )
+    return TokenSketch(reading=reading, num_users=10.0, noise_std=1.0)
+
+
+def test_bias_says_how_much_likelier_a_token_is_after_the_one_before(sketch: TokenSketch) -> None:
+    bias = sketch.bias()
+    assert bias.bigrams is not None
+    place = bias.bigrams.starts[40]
+    assert bias.bigrams.tokens[place] == 41
+    # r(40 41) - r(40): the token's own number is in it and is not added again.
+    added = bias.tokens[41] + bias.bigrams.values[place]
+    assert added == pytest.approx(np.log(10.0) - np.log(3.0), abs=1e-6)
+
+
+def test_score_is_the_mean_log_ratio_of_a_row(sketch: TokenSketch) -> None:
+    rows = Rows(tokens=[np.array([40, 60]), np.array([40, 41]), np.array([60, 61])])
+    tokens = sketch.scorer(bigram_weight=0.0, surprisal_power=0.0)(rows)
+    np.testing.assert_allclose(tokens, [np.log(3.0) / 2, np.log(1.5) / 2, 0.0], atol=1e-12)
+    both = sketch.scorer(bigram_weight=1.0, surprisal_power=0.0)(rows)
+    np.testing.assert_allclose(both, [np.log(3.0) / 2, np.log(10.0) / 2, 0.0], atol=1e-12)
+
+
+def test_rare_tokens_weigh_more(sketch: TokenSketch) -> None:
+    assert sketch.reading.tokens is not None
+    sketch.reading.tokens.public[60] = 10.0  # frequent
+    try:
+        weights = sketch.scorer(bigram_weight=0.0, surprisal_power=2.0).weights
+    finally:
+        sketch.reading.tokens.public[60] = 0.1
+    assert weights is not None
+    assert weights[60] < 0.5 * weights[40]
+
+
+def test_what_is_sure_is_shown(sketch: TokenSketch, tmp_path: Path) -> None:
+    tokenizer, _ = load_tokenizer("privsyn-tiny")
+    sketch.save(tmp_path, tokenizer=tokenizer)
+    shown = telling_items(tmp_path / SKETCH_FILE, most=5)
+    assert [row["text"] for row in shown["token"]["more"]] == [tokenizer.decode([40])]
+    assert [row["text"] for row in shown["token"]["less"]] == [tokenizer.decode([41])]
+    (bigram,) = shown["bigram"]["more"]
+    assert bigram["ratio"] == pytest.approx(10.0, rel=1e-5)
+    assert bigram["low"] == pytest.approx(10.0 * np.exp(-0.4), rel=1e-5)
+    assert shown["bigram"]["less"] == []
