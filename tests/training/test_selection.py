@@ -173,6 +173,7 @@ RULES = {
     "quotas": SelectionRule(count=40, most_per_group=25, quotas={1: 0, 2: 3}),
     "overlap": SelectionRule(count=40, most_overlap=0.3, ngram=3, spare=20.0),
     "all": SelectionRule(count=40, most_overlap=0.3, ngram=3, spare=20.0, most_per_group=15),
+    "scarce": SelectionRule(count=40, most_overlap=0.9, ngram=3, spare=20.0, most_per_group=5),
 }
 
 
