@@ -28,6 +28,7 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import replacing
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
@@ -333,8 +334,16 @@ class AskedOnce(Method):
 
         config, bigrams = self.config, None
         if config.num_bigrams:
-            rows = (row for chunk in public.chunks() for row in chunk)
-            bigrams = frequent_bigrams(rows, vocabulary=public.vocabulary, most=config.num_bigrams)
+            # Kept, so that a resumed run asks the same whatever became of the file since.
+            file = self.run.path / "bigrams.npy"
+            if not file.exists():
+                rows = (row for chunk in public.chunks() for row in chunk)
+                with replacing(file) as temporary, temporary.open("wb") as opened:
+                    found = frequent_bigrams(
+                        rows, vocabulary=public.vocabulary, most=config.num_bigrams
+                    )
+                    np.save(opened, found)
+            bigrams = np.load(file)
         return config.question().broadcast(public.vocabulary, bigrams)
 
     def first(self) -> Question:

@@ -155,7 +155,12 @@ class TestWriting:
 
 class TestResume:
     def test_uses_of_a_release_may_change_until_they_begin(
-        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
+        self,
+        federation: Builder,
+        config: Builder,
+        topics: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         from flower_privsyn.strategies import joint_sketch
 
@@ -169,11 +174,17 @@ class TestResume:
         with pytest.raises(Stop):
             JointSketch(config()).start(federation())
         monkeypatch.undo()
+        before = len(np.load(tmp_path / "run" / "bigrams.npy"))
         resumed = config(resume=True, select_share=0.1)
+        # Other public text than the pairs were counted in: what was asked stays what it was.
+        kept = topics.read_text(encoding="utf-8").splitlines(keepends=True)
+        topics.write_text("".join(kept[:40]), encoding="utf-8")
         strategy = JointSketch(resumed)
         strategy.start(federation())
-        assert len(lines(strategy.run.path / "synthetic.jsonl")) == 8
+        assert len(lines(strategy.run.path / "synthetic.jsonl")) == 4
         assert len(releases(strategy.run.path)) == 1
+        table = pq.read_table(strategy.run.path / SKETCH_FILE)
+        assert table.column("kind").to_pylist().count("bigram") == before
 
 
 class TestSettings:
