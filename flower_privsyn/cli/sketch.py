@@ -35,7 +35,7 @@ def show(
     nothing.
     """
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.strategies.parts.token_sketch import SKETCH_FILE, telling_items
+    from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
 
     if top < 1:
         raise ConfigError(f"--top must be a whole number of at least 1, got {top}")

@@ -7,6 +7,7 @@ private text outside the budget; its page says so at the top and at every figure
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,7 @@ from flower_privsyn.report.rounds import (
     spread_over,
 )
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
 
 #: Settings that say where things were on the machine of the run, or how it was started.
 _PLACES = ("run-dir", "resume", "data")
@@ -48,6 +50,7 @@ _PLACES = ("run-dir", "resume", "data")
 _PANELS = 3
 _DOTS = 500
 _ROUND_SAMPLES, _FINAL_SAMPLES = 3, 9
+_SAID = 12
 
 _RELEASE, _SERVER, _CENTRE = Look(0, "circle"), Look(3, "square"), Look(3, "diamond")
 
@@ -130,6 +133,28 @@ class RunFacts:
         app = mapping(self.run.document.get("launch")).get("name")
         parts = [method or next(iter(queries), ""), f"app {app}" if app is not None else ""]
         return [*filter(None, parts), f"begun {time_text(self.run.document.get('created'))}"]
+
+    # ---------------------------------------------------------------- what was asked
+
+    @cached_property
+    def said(self) -> list[tuple[str, list[Row]]]:
+        """Tokens and bigrams that a joint sketch is surest of: a caption and rows for each end."""
+        file = self.run.path / SKETCH_FILE
+        if not file.is_file():
+            return []
+        found = []
+        for kind, ends in telling_items(file, most=_SAID).items():
+            for end, items in ends.items():
+                rows: list[Row] = [
+                    (
+                        json.dumps(item["text"], ensure_ascii=False),
+                        *(number(item[key], 3) for key in ("ratio", "low", "high")),
+                    )
+                    for item in items
+                ]
+                if rows:
+                    found.append((f"{kind.capitalize()}s written {end} often", rows))
+        return found
 
     # ---------------------------------------------------------------- privacy
 

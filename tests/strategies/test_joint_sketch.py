@@ -19,8 +19,8 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.language_model import score_texts
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.node import NodeGuard, NodePolicy
+from flower_privsyn.runs.sketch_file import SKETCH_FILE
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
-from flower_privsyn.strategies.parts.token_sketch import SKETCH_FILE
 from flower_privsyn.testing import EchoGenerator
 from tests.support.federation import asked, make_users
 from tests.support.run_files import lines, release, releases
@@ -111,6 +111,11 @@ class TestARun:
         assert set(shown) == {"token", "bigram"}
         row = shown["token"]["more"][0]
         assert 1.0 < row["low"] < row["ratio"] < row["high"]
+        assert main(["report", str(run)]) == 0
+        page = (run / "report.html").read_text(encoding="utf-8")
+        assert "What the release says" in page
+        assert json.dumps(row["text"]).replace('"', "&#34;") in page
+        capsys.readouterr()
         assert main(["sketch", "show", str(run)]) == 0
         assert "more often than public" in " ".join(capsys.readouterr().out.split())
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from flower_privsyn.files import replacing
 from flower_privsyn.queries import Broadcast, JointSketch
+from flower_privsyn.runs.sketch_file import COLUMNS, SKETCH_FILE
 from flower_privsyn.strategies.parts.sketch_reading import (
     SketchReading,
     pseudo_users,
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
 
 #: Public tokens that are put into the hands of pseudo-users: more change the third digit.
 PUBLIC_TOKENS: Final = 4_000_000
-
-#: In a run directory: what a release says, a row per token and per bigram.
-SKETCH_FILE: Final = "sketch.parquet"
-
-#: Its columns, in their order.
-COLUMNS: Final = ("kind", "token", "text", "public", "rate", "log_ratio", "standard_error")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -165,42 +160,3 @@ class TokenSketch:
             tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
         with replacing(folder / SKETCH_FILE) as temporary:
             pq.write_table(pa.concat_tables(tables), temporary)
-
-
-def telling_items(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """The items that a release is surest of.
-
-    Args:
-        file: `sketch.parquet`.
-        most: items of each kind, at each end.
-
-    Returns:
-        By kind, "token" and "bigram", then "more" and "less": lists of text, ratio (private over
-        public), and two standard errors either side of it, low and high. Items whose interval holds
-        1 are left out.
-    """
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(file, columns=["kind", "text", "log_ratio", "standard_error"])
-    kinds = np.array(table.column("kind").to_pylist())
-    texts = table.column("text")
-    ratios, errors = (
-        table.column(name).to_numpy().astype(np.float64) for name in ("log_ratio", "standard_error")
-    )
-    found = {}
-    for kind in dict.fromkeys(kinds.tolist()):
-        ends = {}
-        for end, sign in (("more", 1.0), ("less", -1.0)):
-            sure = np.where(kinds == kind, sign * ratios - 2.0 * errors, -np.inf)
-            best = np.argsort(-sure, kind="stable")[:most]
-            ends[end] = [
-                {
-                    "text": texts[place].as_py(),
-                    "ratio": float(np.exp(ratios[place])),
-                    "low": float(np.exp(ratios[place] - 2.0 * errors[place])),
-                    "high": float(np.exp(ratios[place] + 2.0 * errors[place])),
-                }
-                for place in best[sure[best] > 0].tolist()
-            ]
-        found[kind] = ends
-    return found

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
 from flower_privsyn.strategies.parts.sketch_reading import BlockReading, SketchReading
-from flower_privsyn.strategies.parts.token_sketch import SKETCH_FILE, TokenSketch, telling_items
+from flower_privsyn.strategies.parts.token_sketch import TokenSketch
 from flower_privsyn.training.selection import Rows
 
 
