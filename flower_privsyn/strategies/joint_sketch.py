@@ -82,8 +82,9 @@ _USES = frozenset(
 class JointSketchConfig(PrivateSumConfig):
     """Settings of `JointSketch`.
 
-    `num_rounds` counts releases: one by default, with the whole budget. The defaults of what is
-    made of the release were chosen on public text alone (`scripts/experiments/ask_once_tuning.py`).
+    `num_rounds` counts releases: one by default, with the whole budget. What is made of the
+    release is tuned on public text alone, by `scripts/experiments/ask_once_tuning.py`; the weights
+    of the bias are cautious until it has been run for a corpus.
     """
 
     delta: float = 3e-6
