@@ -19,10 +19,11 @@ from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import DataError, PrivsynError
 from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
 from flower_privsyn.evaluation.language_model import evaluate_language_model
-from flower_privsyn.evaluation.run import TextComparison, compare_texts, fine_tune_shown
+from flower_privsyn.evaluation.run import TextComparison, compare_texts
 from flower_privsyn.files import located, read_json, write_json
 from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.training.causal import fine_tune_shown
 
 #: Texts of a cell that the report shows.
 _SAMPLES: Final = 8

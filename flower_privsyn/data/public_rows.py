@@ -11,9 +11,8 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.data import flat_json
 from flower_privsyn.data.cut import Cut, token_ids
-from flower_privsyn.data.public_text import BUNDLED
+from flower_privsyn.data.public_text import BUNDLED, text_of_line
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import read_json, write_json
 
@@ -168,12 +167,7 @@ def _documents(path: Path) -> Iterator[list[str]]:
             number += 1
             if not line.strip():
                 continue
-            text = (flat_json.outermost(line) or {}).get("text")
-            if not isinstance(text, str):
-                raise DataError(
-                    f'{path} line {number}: expected a JSON object with a string "text"'
-                )
-            waiting.append(text)
+            waiting.append(text_of_line(path, number, line))
             if len(waiting) == _DOCUMENTS:
                 yield waiting
                 waiting = []

@@ -42,10 +42,24 @@ def public_texts(
         raise DataError(f'{setting} = "{source}": {path} cannot be read ({reason})') from error
     texts: list[str] = []
     for number, line in bounded.lines(content):
-        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        text = (flat_json.outermost(line) or {}).get("text")
-        if not isinstance(text, str):
-            raise DataError(f'{path} line {number}: expected a JSON object with a string "text"')
-        texts.append(text)
+        texts.append(text_of_line(path, number, line))
     pieces = Cut(max_tokens=max_tokens).pieces(texts, tokenizer=tokenizer)
     return list(dict.fromkeys(itertools.chain.from_iterable(pieces)))
+
+
+def text_of_line(path: Path, number: int, line: bytes) -> str:
+    """The text of one line of a public file.
+
+    Args:
+        path: of the file, for the sentence.
+        number: of the line, from 1.
+        line: a JSON object; the first one may begin with a byte order mark.
+
+    Raises:
+        DataError: it is no object with a string `text`.
+    """
+    line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+    text = (flat_json.outermost(line) or {}).get("text")
+    if not isinstance(text, str):
+        raise DataError(f'{path} line {number}: expected a JSON object with a string "text"')
+    return text

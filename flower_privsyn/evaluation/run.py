@@ -45,9 +45,9 @@ from flower_privsyn.evaluation.language_model import (
 )
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import located, read_json_lines
-from flower_privsyn.host.progress import NullProgress, ProgressReporter, Stage
+from flower_privsyn.host.progress import NullProgress, ProgressReporter
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.training.causal import CausalTraining, FineTuning, fine_tune
+from flower_privsyn.training.causal import CausalTraining, FineTuning, fine_tune_shown
 
 #: Where a strategy that trains on the nodes leaves its model.
 TRAINED_MODEL = Path("models") / "final"
@@ -299,24 +299,6 @@ def compare_texts(
         held_out_copies=held_out_copies,
         private_copies=private_copies,
     )
-
-
-def fine_tune_shown(
-    model: str | Path,
-    texts: Sequence[str],
-    *,
-    settings: CausalTraining,
-    output: Path,
-    seed: int,
-    stage: Stage,
-) -> FineTuning:
-    """`fine_tune`, with its steps counted by a stage."""
-
-    def step(done: int, total: int) -> None:
-        stage.total = total
-        stage.update(done - stage.done)
-
-    return fine_tune(model, texts, settings=settings, output=output, seed=seed, progress=step)
 
 
 def split_users(run: RunDirectory, users: Users) -> tuple[Users, Users]:

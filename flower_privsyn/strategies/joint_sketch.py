@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
+import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import OrZero
@@ -31,20 +32,21 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import replacing
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Question, RecordSource, Workplace
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.queries import Query
+from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.token_sketch import TokenSketch
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.generation import TextGenerator
-    from flower_privsyn.host.progress import Progress
     from flower_privsyn.privacy import RandomSource
-    from flower_privsyn.private_path.release import ReleasedSum
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.training.selection import LogRatioScorer, Selection
+    from flower_privsyn.training.causal import CausalTraining
+    from flower_privsyn.training.distillation import Distillation
+    from flower_privsyn.training.selection import LogRatioScorer, Rows, Selection
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -221,6 +223,64 @@ class JointSketchConfig(PrivateSumConfig):
             max_tokens_per_user=self.max_tokens_per_user,
         )
 
+    def training(self) -> CausalTraining:
+        """How the student is trained."""
+        from flower_privsyn.training.causal import CausalTraining
+
+        return CausalTraining(
+            max_steps=self.student_steps,
+            batch_size=self.student_batch_size,
+            learning_rate=self.student_learning_rate,
+            max_tokens=self.max_tokens,
+        )
+
+    def distillation(self) -> Distillation | None:
+        """What the student is taught by; None for nothing but the text."""
+        from flower_privsyn.files import located
+        from flower_privsyn.training.distillation import Distillation
+
+        if not (self.teacher and self.teacher_weight):
+            return None
+        return Distillation(
+            located(self.teacher), weight=self.teacher_weight, top_k=self.teacher_top_k
+        )
+
+    def scorer(self, sketch: TokenSketch) -> LogRatioScorer:
+        """How much a text is like the users'.
+
+        Args:
+            sketch: what was released.
+        """
+        return sketch.scorer(
+            bigram_weight=self.bigram_score_weight, surprisal_power=self.surprisal_power
+        )
+
+    def choose(self, chunks: Iterable[Rows], sketch: TokenSketch, *, num_rows: int) -> Selection:
+        """Choose public rows by a release.
+
+        Args:
+            chunks: of the public text.
+            sketch: what was released.
+            num_rows: of the public text.
+        """
+        from flower_privsyn.training.selection import SelectionRule, select
+
+        rule = SelectionRule(
+            count=max(SelectionRule.count_of(self.select_share, num_rows), self.least_selected),
+            method=self.selection,
+            # The mean log-ratio of a row of the usual length is its log importance weight over it.
+            sharpness=float(self.max_tokens) if self.selection == "resample" else 1.0,
+            most_overlap=self.most_overlap,
+            seed=self.seed,
+        )
+        scorer = self.scorer(sketch)
+
+        def wanted(rows: Rows) -> npt.NDArray[np.float64]:
+            short = np.array([len(row) < self.least_row_tokens for row in rows.tokens])
+            return np.where(short, -np.inf, scorer(rows))
+
+        return select(chunks, wanted, rule)
+
 
 @final
 class JointSketch(PrivateSumStrategy):
@@ -257,7 +317,7 @@ class JointSketch(PrivateSumStrategy):
         super().__init__(config, AskedOnce(config, generator=generator), random=random)
 
 
-class AskedOnce(Method):
+class AskedOnce(AskedAgain):
     """The server's half of `JointSketch`: what is made of a release of token counts.
 
     Args:
@@ -270,7 +330,6 @@ class AskedOnce(Method):
     ) -> None:
         self.config = config
         self._generator = generator
-        self._place: Workplace | None = None
         self._public: PublicRows | None = None
         self._tokenizer: Any = None
         self._asked: Question | None = None
@@ -279,16 +338,6 @@ class AskedOnce(Method):
     def queries(self) -> tuple[Query, ...]:
         """The counts."""
         return (self.config.question(),)
-
-    @property
-    def run(self) -> RunDirectory:
-        """The run directory; available from `prepare` on."""
-        return self._need_place().run
-
-    @property
-    def progress(self) -> Progress:
-        """Where long work reports its steps; available from `prepare` on."""
-        return self._need_place().progress
 
     def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
         """With the releases made, what is made of them is free until it has begun."""
@@ -308,8 +357,9 @@ class AskedOnce(Method):
 
         config, self._place = self.config, place
         self._tokenizer, fingerprint = load_tokenizer(located(config.model))
-        if config.teacher and config.teacher_weight:
-            check_same_tokens(located(config.model), located(config.teacher))
+        taught = config.distillation()
+        if taught is not None:
+            check_same_tokens(located(config.model), taught.teacher)
         if config.synthesis == "written":
             self._load_generator()
         with self.progress.stage("Read the public text", total=None):
@@ -353,33 +403,13 @@ class AskedOnce(Method):
             raise RuntimeError("the strategy has not been started")
         return self._asked
 
-    def following(
-        self,
-        release: ReleasedSum,  # noqa: ARG002 - it is on the disk, and read when all are there
-        *,
-        last: bool,
-    ) -> Question | None:
-        """The same question again."""
-        return None if last else self.first()
-
-    def restore(self, round_number: int) -> Question:  # noqa: ARG002
-        """The same question in every round."""
-        return self.first()
-
-    def carry_over(self, round_number: int) -> None:
-        """Nothing: what a round sends does not depend on the ones before."""
-
     # ------------------------------------------------------------------ what is made of it
 
     def finish(self) -> dict[str, Any]:
         """Read the releases, choose public text, train the student and write the texts."""
         sketch = self._read()
         sketch.save(self.run.path, tokenizer=self._tokenizer)
-        scorer = sketch.scorer(
-            bigram_weight=self.config.bigram_score_weight,
-            surprisal_power=self.config.surprisal_power,
-        )
-        selection = self._select(scorer)
+        selection = self._select(sketch)
         figures = {
             "public_rows": selection.num_rows,
             "selected_rows": len(selection.indices),
@@ -390,44 +420,26 @@ class AskedOnce(Method):
         }
         texts = [self._need_public().text_of(int(index)) for index in selection.indices]
         figures |= self._train(texts, sketch)
-        figures |= self._synthesise(texts, selection, scorer)
+        figures |= self._synthesise(texts, selection, sketch)
         shutil.rmtree(self._need_public().folder)
         return figures
 
     def _read(self) -> TokenSketch:
-        releases = []
-        for number in self.run.rounds_with_outcome("released"):
-            release = self._need_place().released(number)
-            if release is not None:
-                releases.append((release.values, float(release.users), release.noise_std))
         with self.progress.stage("Read the release", total=None):
-            question = self.first()
-            query = question.query
-            assert isinstance(query, JointSketchQuery)
-            sketch = TokenSketch.of(query, question.broadcast, releases, public=self._need_public())
+            sketch = TokenSketch.of(
+                self.config.question(),
+                self.first().broadcast,
+                self.releases(),
+                public=self._need_public(),
+            )
         if sketch is None:
             raise RuntimeError("a run that released nothing has no result")
         return sketch
 
-    def _select(self, scorer: LogRatioScorer) -> Selection:
-        from flower_privsyn.training.selection import Rows, SelectionRule, select
+    def _select(self, sketch: TokenSketch) -> Selection:
+        from flower_privsyn.training.selection import Rows
 
         config, public = self.config, self._need_public()
-        rule = SelectionRule(
-            count=max(
-                SelectionRule.count_of(config.select_share, len(public)), config.least_selected
-            ),
-            method=config.selection,
-            # The mean log-ratio of a row of the usual length is its log importance weight over it.
-            sharpness=float(config.max_tokens) if config.selection == "resample" else 1.0,
-            most_overlap=config.most_overlap,
-            seed=config.seed,
-        )
-
-        def wanted(rows: Rows) -> Any:
-            scores = scorer(rows)
-            short = np.array([len(row) < config.least_row_tokens for row in rows.tokens])
-            return np.where(short, -np.inf, scores)
 
         def chunks(report: Any) -> Iterator[Rows]:
             for chunk in public.chunks():
@@ -435,7 +447,7 @@ class AskedOnce(Method):
                 report.update(len(chunk))
 
         with self.progress.stage("Choose public text", len(public)) as report:
-            selection = select(chunks(report), wanted, rule)
+            selection = config.choose(chunks(report), sketch, num_rows=len(public))
         if not len(selection.indices):
             raise ConfigError(
                 f'public-text = "{config.public_text}" has no row of least-row-tokens = '
@@ -446,39 +458,19 @@ class AskedOnce(Method):
     def _train(self, texts: list[str], sketch: TokenSketch) -> dict[str, Any]:
         from flower_privsyn.files import located
         from flower_privsyn.training.bias import save_biased
-        from flower_privsyn.training.causal import CausalTraining, fine_tune
-        from flower_privsyn.training.distillation import Distillation
+        from flower_privsyn.training.causal import fine_tune_shown
 
         config, models = self.config, self.run.path / "models"
         models.mkdir(exist_ok=True)
-        taught = bool(config.teacher) and config.teacher_weight > 0
-        with self.progress.stage("Train the student", config.student_steps) as report:
-            done = 0
-
-            def made(steps: int, total: int) -> None:  # noqa: ARG001
-                nonlocal done
-                report.update(steps - done)
-                done = steps
-
-            training = fine_tune(
+        with self.progress.stage("Train the student", config.student_steps) as stage:
+            training = fine_tune_shown(
                 located(config.model),
                 texts,
-                settings=CausalTraining(
-                    max_steps=config.student_steps,
-                    batch_size=config.student_batch_size,
-                    learning_rate=config.student_learning_rate,
-                    max_tokens=config.max_tokens,
-                ),
+                settings=config.training(),
                 output=models / "plain",
                 seed=config.seed,
-                progress=made,
-                distillation=Distillation(
-                    located(config.teacher),
-                    weight=config.teacher_weight,
-                    top_k=config.teacher_top_k,
-                )
-                if taught
-                else None,
+                stage=stage,
+                distillation=config.distillation(),
             )
         save_biased(
             models / "plain",
@@ -493,12 +485,12 @@ class AskedOnce(Method):
         }
 
     def _synthesise(
-        self, texts: list[str], selection: Selection, scorer: LogRatioScorer
+        self, texts: list[str], selection: Selection, sketch: TokenSketch
     ) -> dict[str, Any]:
         """Write `synthetic.jsonl`: what was chosen, or what was written after it."""
         config = self.config
         if config.synthesis == "written":
-            return self._written(texts, selection, scorer)
+            return self._written(texts, selection, sketch)
         count = min(config.synthetic_samples, len(texts))
         records = [
             {"text": text, "round": 1, "parent": [f"public:{index}"], "source": "selected"}
@@ -507,7 +499,7 @@ class AskedOnce(Method):
         return {"synthetic": self.run.write_synthetic(records)}
 
     def _written(
-        self, texts: list[str], selection: Selection, scorer: LogRatioScorer
+        self, texts: list[str], selection: Selection, sketch: TokenSketch
     ) -> dict[str, Any]:
         from flower_privsyn.data.cut import token_ids
         from flower_privsyn.files import located
@@ -544,7 +536,8 @@ class AskedOnce(Method):
             np.array(row, dtype=np.int64)
             for row in token_ids(self._tokenizer, [str(record["text"]) for record in records])
         ]
-        best = np.argsort(-scorer(Rows(tokens=rows)), kind="stable")[: config.synthetic_samples]
+        scores = config.scorer(sketch)(Rows(tokens=rows))
+        best = np.argsort(-scores, kind="stable")[: config.synthetic_samples]
         kept = [records[index] for index in sorted(best.tolist())]
         return {"synthetic": self.run.write_synthetic(kept), "dropped": dropped}
 
@@ -557,11 +550,6 @@ class AskedOnce(Method):
                 located(self.config.generator), api_key_env=self.config.generator_api_key_env
             )
         return self._generator
-
-    def _need_place(self) -> Workplace:
-        if self._place is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._place
 
     def _need_public(self) -> PublicRows:
         if self._public is None:

@@ -27,11 +27,11 @@ import numpy.typing as npt
 from flower_privsyn.checks import NonNegativeInt, PositiveInt
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
-from flower_privsyn.private_path.release import ReleasedSum
+from flower_privsyn.private_path.method import Question, RecordSource, Workplace
 from flower_privsyn.queries import KernelMean, Query
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.runs.rounds import Rounds
+from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.judge import best, stops, validation_sketch
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
@@ -49,7 +49,6 @@ from flower_privsyn.strategies.parts.variation import MaskFraction, mask_filling
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import TextGenerator, Variation
-    from flower_privsyn.host.progress import Progress
     from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
@@ -170,7 +169,7 @@ class KernelSketch(PrivateSumStrategy):
         super().__init__(config, method, random=random)
 
 
-class SketchRefinement(Method):
+class SketchRefinement(AskedAgain):
     """The server's half of `KernelSketch`: texts refined against a released kernel mean.
 
     Args:
@@ -194,7 +193,6 @@ class SketchRefinement(Method):
         trainer: PreferenceTrainer | None = None,
     ) -> None:
         self.config = config
-        self._place: Workplace | None = None
         self._embedder = embedder
         self._generator = generator
         self._variation = variation
@@ -212,16 +210,6 @@ class SketchRefinement(Method):
     def queries(self) -> tuple[Query, ...]:
         """The kernel mean; its bandwidth is settled by `prepare`."""
         return (self._kernel,)
-
-    @property
-    def run(self) -> RunDirectory:
-        """The run directory; available from `prepare` on."""
-        return self._need_place().run
-
-    @property
-    def progress(self) -> Progress:
-        """Where long work reports its steps; available from `prepare` on."""
-        return self._need_place().progress
 
     @property
     def stamp(self) -> str | None:
@@ -275,34 +263,9 @@ class SketchRefinement(Method):
         dimension = self._need_public().embedder.dimension
         return Question(self._kernel, self._kernel.broadcast(dimension))
 
-    def following(
-        self,
-        release: ReleasedSum,  # noqa: ARG002 - it is on the disk, and read when all are there
-        *,
-        last: bool,
-    ) -> Question | None:
-        """The same question again."""
-        return None if last else self.first()
-
-    def restore(self, round_number: int) -> Question:  # noqa: ARG002
-        """The same question in every round."""
-        return self.first()
-
-    def carry_over(self, round_number: int) -> None:
-        """Nothing: what a round sends does not depend on the ones before."""
-
     def sketch(self) -> Sketch | None:
-        """All releases of the run together; None when every round was lost.
-
-        Under Poisson sampling the users in a sum are not released, so their expected number stands
-        for them: the mean stays unbiased, with the sampling's variance added.
-        """
-        releases = []
-        for number in self.run.rounds_with_outcome("released"):
-            release = self._need_place().released(number)
-            if release is not None:
-                releases.append((release.values, float(release.users), release.noise_std))
-        return Sketch.combine(self._kernel, releases)
+        """All releases of the run together; None when every round was lost."""
+        return Sketch.combine(self._kernel, self.releases())
 
     # ------------------------------------------------------------------ refinement
 
@@ -452,11 +415,6 @@ class SketchRefinement(Method):
             return np.empty((0, embedder.dimension), dtype=np.float32)
         with self.progress.stage(f"Refinement round {number}: embed", len(texts)) as stage:
             return embedder.embed(texts, progress=stage.update)
-
-    def _need_place(self) -> Workplace:
-        if self._place is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._place
 
     def _need_public(self) -> PublicSide:
         if self._public is None:

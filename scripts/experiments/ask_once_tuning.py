@@ -38,9 +38,8 @@ from flower_privsyn.queries import Cohort, frequent_bigrams
 from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies.parts.token_sketch import TokenSketch
 from flower_privsyn.training.bias import BiasScores, score_bias
-from flower_privsyn.training.causal import CausalTraining, fine_tune
-from flower_privsyn.training.distillation import Distillation
-from flower_privsyn.training.selection import Rows, SelectionRule, select
+from flower_privsyn.training.causal import fine_tune
+from flower_privsyn.training.selection import Rows
 
 #: What is changed, one at a time, from the defaults.
 CHANGES: Final[tuple[Mapping[str, Any], ...]] = (
@@ -115,10 +114,10 @@ class Split:
         self.cohort = Cohort.of(records, owners, users)
         self._sketches: dict[tuple[Any, ...], TokenSketch] = {}
 
-    def sketch(self, config: JointSketchConfig, *, epsilon: float, seed: int) -> TokenSketch:
+    def sketch(self, config: JointSketchConfig, *, epsilon: float) -> TokenSketch:
         """The release of the users, read."""
         query = config.question()
-        key = (query, config.num_bigrams, epsilon, seed)
+        key = (query, config.num_bigrams, epsilon)
         if key not in self._sketches:
             rows = (row for chunk in self.public.chunks() for row in chunk)
             size, most = self.public.vocabulary, config.num_bigrams
@@ -132,7 +131,7 @@ class Split:
                 sampling=FullParticipation(users),
             )
             total = query.answer(self.cohort, broadcast)
-            total = total + np.random.default_rng(seed).normal(0.0, noise, len(total))
+            total = total + np.random.default_rng(config.seed).normal(0.0, noise, len(total))
             read = TokenSketch.of(
                 query, broadcast, [(total, float(users), noise)], public=self.public
             )
@@ -140,39 +139,20 @@ class Split:
             self._sketches[key] = read
         return self._sketches[key]
 
-    def measure(self, config: JointSketchConfig, *, epsilon: float, seed: int) -> dict[str, Any]:
+    def measure(self, config: JointSketchConfig, *, epsilon: float) -> dict[str, Any]:
         """A student of one setting, and the weights of its bias."""
-        sketch = self.sketch(config, epsilon=epsilon, seed=seed)
-        scorer = sketch.scorer(
-            bigram_weight=config.bigram_score_weight, surprisal_power=config.surprisal_power
-        )
-
-        def wanted(rows: Rows) -> Any:
-            short = np.array([len(row) < config.least_row_tokens for row in rows.tokens])
-            return np.where(short, -np.inf, scorer(rows))
-
-        rule = SelectionRule(
-            count=config.least_selected,
-            method=config.selection,
-            sharpness=64.0 if config.selection == "resample" else 1.0,
-            most_overlap=config.most_overlap,
-            seed=seed,
-        )
-        chosen = select((Rows(tokens=chunk) for chunk in self.public.chunks()), wanted, rule)
-        weight = config.teacher_weight
+        sketch = self.sketch(config, epsilon=epsilon)
+        chunks = (Rows(tokens=chunk) for chunk in self.public.chunks())
+        chosen = config.choose(chunks, sketch, num_rows=len(self.public))
         with tempfile.TemporaryDirectory(dir=self.work) as folder:
             output = Path(folder) / "student"
             fine_tune(
                 config.model,
                 [self.public.text_of(int(index)) for index in chosen.indices],
-                settings=CausalTraining(
-                    max_steps=config.student_steps,
-                    batch_size=config.student_batch_size,
-                    learning_rate=config.student_learning_rate,
-                ),
+                settings=config.training(),
                 output=output,
-                seed=seed,
-                distillation=Distillation(config.teacher, weight=weight) if weight else None,
+                seed=config.seed,
+                distillation=config.distillation(),
             )
             found = evaluate_language_model(output, self.held_out, resamples=1)
             scores = score_bias(
@@ -231,7 +211,8 @@ def main() -> None:
         json.dumps([r["group"], r["users"], r["epsilon"], r["seed"], r["change"]])
         for r in read_json_lines(arguments.results)
     }
-    base = JointSketchConfig(epsilon=arguments.epsilon)
+    # The count is what is tuned: the share of a corpus must not stand above it.
+    base = JointSketchConfig(epsilon=arguments.epsilon, select_share=1e-9)
     for group in arguments.groups:
         with tempfile.TemporaryDirectory() as folder:
             split = None
@@ -248,7 +229,7 @@ def main() -> None:
                         work=Path(folder),
                     )
                     measured = split.measure(
-                        replace(base, **change), epsilon=arguments.epsilon, seed=seed
+                        replace(base, seed=seed, **change), epsilon=arguments.epsilon
                     )
                     keys = ("group", "users", "epsilon", "seed", "change")
                     append_json_lines(
