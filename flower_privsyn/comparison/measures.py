@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from flower_privsyn.files import located, read_json, write_json
 from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.training.causal import fine_tune_shown
+
+if TYPE_CHECKING:
+    from flower_privsyn.training.distillation import Distillation
 
 #: Texts of a cell that the report shows.
 _SAMPLES: Final = 8
@@ -81,8 +84,16 @@ class Measures:
             "samples": list(texts[::step][:_SAMPLES]),
         }
 
-    def tuned(self, job: Job, texts: Sequence[str]) -> dict[str, Any]:
-        """The figures of the downstream model, fine-tuned on texts."""
+    def tuned(
+        self, job: Job, texts: Sequence[str], *, distillation: Distillation | None = None
+    ) -> dict[str, Any]:
+        """The figures of the downstream model, fine-tuned on texts.
+
+        Args:
+            job: the cell.
+            texts: to fine-tune on.
+            distillation: a teacher on them; None for the texts alone.
+        """
         output = job.folder / "downstream"
         with job.progress.stage("Fine-tune the downstream model") as stage:
             fine_tune_shown(
@@ -92,6 +103,7 @@ class Measures:
                 output=output,
                 seed=job.cell.seed,
                 stage=stage,
+                distillation=distillation,
             )
         return self.quality(job, str(output))
 

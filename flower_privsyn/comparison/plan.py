@@ -118,7 +118,7 @@ class Plan:
         """The run configuration of a cell.
 
         Args:
-            cell: of a method that asks users, or "expand-only".
+            cell: of a method that asks users, or that needs settings as they do.
             data: file of the private users.
         """
         named = f"{self.config}/{cell.method}"
@@ -129,9 +129,19 @@ class Plan:
             settings=self._settings_of(cell.method),
         )
         values |= self._decided(cell, data)
-        if "model" in self.app.defaults:
-            values["model"] = self.downstream
+        values |= {key: set_ for key, set_ in self._trained().items() if key in self.app.defaults}
         return values
+
+    def _trained(self) -> dict[str, ConfigValue]:
+        """What a student of the server's own is, where the app has one: as everybody's is."""
+        trained: dict[str, ConfigValue] = {
+            "model": self.downstream,
+            "student-batch-size": self.training.batch_size,
+            "student-learning-rate": self.training.learning_rate,
+        }
+        if self.training.max_steps:
+            trained["student-steps"] = self.training.max_steps
+        return trained
 
     def _decided(self, cell: Cell, data: Path) -> dict[str, ConfigValue]:
         """What the comparison decides, the same for every method."""
@@ -169,7 +179,8 @@ class Plan:
         """
         names = {method.name for method in self.methods}
         cells = self.cells()
-        ours = self._decided(cells[0], Path()).keys() | {"model", "run-dir", "resume"}
+        ours = self._decided(cells[0], Path()).keys() | self._trained().keys()
+        ours |= {"run-dir", "resume"}
         for setting in self.settings:
             key = setting.partition("=")[0].strip()
             owner, dot, rest = key.partition(".")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.comparison.plan import Plan
 from flower_privsyn.embedding import load_embedder
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
+
+if TYPE_CHECKING:
+    from flower_privsyn.training.distillation import Distillation
 
 #: Of what asks nobody.
 _NO_COSTS: Final[Mapping[str, float]] = {
@@ -45,12 +51,67 @@ def public_text(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:  # 
     return measures.of_text(job, texts, {**_NO_COSTS, "server_seconds": time.monotonic() - begun})
 
 
+def random_text(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+    """The model fine-tuned on public text that nobody chose."""
+    return _random_text(job, plan, measures, distillation=None)
+
+
+def distilled(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+    """The same, taught by the larger public model that teaches the joint sketch's student.
+
+    Raises:
+        ConfigError: The app of the comparison names no `teacher`.
+    """
+    from flower_privsyn.training.distillation import Distillation
+
+    values = job.values
+    if not (values.get("teacher") and values.get("teacher-weight")):
+        raise ConfigError(
+            f"{job.cell.method} needs a teacher: the settings have teacher = "
+            f'"{values.get("teacher", "")}" and teacher-weight = {values.get("teacher-weight", 0)}'
+        )
+    taught = Distillation(
+        located(str(values["teacher"])),
+        weight=float(values["teacher-weight"]),
+        top_k=int(values["teacher-top-k"]),
+    )
+    return _random_text(job, plan, measures, distillation=taught)
+
+
 #: The part of a cell's record that says what was measured, by the method's name.
 REFERENCES: Final[Mapping[str, Callable[[Job, Plan, Measures], dict[str, Any]]]] = {
     "public-only": floor,
     "expand-only": public_text,
+    "random-public": random_text,
+    "distill-public": distilled,
     "finetune-private": ceiling,
 }
+
+
+def _random_text(
+    job: Job, plan: Plan, measures: Measures, *, distillation: Distillation | None
+) -> dict[str, Any]:
+    """As many rows of public text as fine-tuning reads, drawn by the seed."""
+    from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.embedding import load_tokenizer
+
+    begun = time.monotonic()
+    with job.progress.stage("Read the public text"), tempfile.TemporaryDirectory() as folder:
+        public = PublicRows.of(
+            located(str(job.values["public-text"])),
+            tokenizer=load_tokenizer(located(plan.downstream))[0],
+            max_tokens=plan.training.max_tokens,
+            folder=Path(folder),
+            setting="public-text",
+        )
+        # Where passes are counted and not steps, they are over all of it.
+        read = plan.training.max_steps * plan.training.batch_size or len(public)
+        random = np.random.default_rng([job.cell.seed, 3])
+        drawn = random.choice(len(public), min(read, len(public)), replace=False)
+        texts = [public.text_of(int(index)) for index in drawn]
+    quality = measures.tuned(job, texts, distillation=distillation)
+    costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
+    return {"quality": quality, "texts": None, "costs": costs, "samples": []}
 
 
 def _expanded(job: Job) -> list[str]:

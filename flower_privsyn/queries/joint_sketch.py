@@ -116,6 +116,10 @@ class JointSketch(Query):
     public one of M numbers, and what results is brought to length 1. A block in which nothing was
     counted stays zero, and its share is not given to the other.
 
+    `max_occurrences` bounds every count before that. The words that every text repeats take most of
+    the length of a user's counts; where they count a few times at most, what remains, and with it
+    what can be told from the noise, is that of the words that make the difference.
+
     A bigram is two tokens that follow one another in one record: across the border of two samples
     none is counted, nor is one that is not in the public table. Asked with `max-tokens` and
     `max-samples` both equal to `max_tokens_per_user`, a sample is a document as far as it can
@@ -161,6 +165,9 @@ class JointSketch(Query):
         Le(_MOST_TOKENS),
         "tokens of one user that count, the first ones over all records.",
     ] = 1024
+    max_occurrences: Annotated[
+        int, Ge(0), "how often one token or bigram of a user counts at most; 0 for no bound."
+    ] = 0
 
     @property
     def clip_norm(self) -> float:
@@ -291,11 +298,9 @@ class JointSketch(Query):
         for _, batch in _batches(cohort, self.max_tokens_per_user):
             text = _Text.of(batch, self.max_tokens_per_user)
             for block, total in zip(blocks, sums, strict=True):
-                owners, items = text.items(block, broadcast)
-                users, _, counts = _signed_counts(owners, *block.places(items), block.width)
-                lengths = _lengths(users, counts, batch.num_users)
-                none = np.zeros(len(items), dtype=np.bool_)
-                users, items, counts = _signed_counts(owners, items, none, block.num_items)
+                users, items, counts = self._counts(text, block, broadcast)
+                folded_users, _, folded = _folded(users, items, counts, block)
+                lengths = _lengths(folded_users, folded, batch.num_users)
                 # Where a folded block cancels to nothing, a user has no amount of anything.
                 amounts = np.where(lengths[users] > 0, counts / np.maximum(lengths[users], 1.0), 0)
                 total[0] += np.bincount(items, weights=amounts, minlength=block.num_items)
@@ -317,12 +322,25 @@ class JointSketch(Query):
         for first_user, batch in _batches(cohort, self.max_tokens_per_user):
             text = _Text.of(batch, self.max_tokens_per_user)
             for block in blocks:
-                owners, items = text.items(block, broadcast)
-                users, columns, counts = _signed_counts(owners, *block.places(items), block.width)
+                found = self._counts(text, block, broadcast)
+                users, columns, counts = _folded(*found, block)
                 lengths = _lengths(users, counts, batch.num_users)
                 values = counts / lengths[users]
                 values *= block.weight * _SHORTER
                 yield users + first_user, columns + block.start, values
+
+    def _counts(
+        self, text: _Text, block: Block, broadcast: Broadcast
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """How often each user has each item of a block, as far as it counts.
+
+        Returns:
+            Users and items, each pair once, and the counts, > 0.
+        """
+        users, items, counts = _counted(*text.items(block, broadcast), block.num_items)
+        if self.max_occurrences:
+            np.minimum(counts, self.max_occurrences, out=counts)
+        return users, items, counts
 
 
 @dataclass(frozen=True)
@@ -507,24 +525,39 @@ def _first_records(cohort: Cohort, most: int) -> tuple[npt.NDArray[Any], IntArra
     return cohort.records[keep], cohort.owners[keep], ranks[keep]
 
 
-def _signed_counts(
-    owners: IntArray, columns: IntArray, negative: npt.NDArray[np.bool_], width: int
+def _counted(
+    owners: IntArray, items: IntArray, num_items: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """How often each user has each column, less often with a minus; nothing where that is 0.
+    """How often each user has each item: users and items, each pair once, and the counts."""
+    keys = owners * num_items + items
+    if not len(keys):
+        return owners, items, keys
+    keys.sort()
+    starts = np.flatnonzero(np.concatenate((np.ones(1, dtype=np.bool_), keys[1:] != keys[:-1])))
+    counts = np.diff(starts, append=len(keys))
+    users, found = np.divmod(keys[starts], num_items)
+    return users, found, counts
+
+
+def _folded(
+    users: IntArray, items: IntArray, counts: IntArray, block: Block
+) -> tuple[IntArray, IntArray, IntArray]:
+    """What each user has in each number of a block; nothing where that is 0.
 
     Returns:
-        Users and columns, each pair once, and the counts.
+        Users and numbers, each pair once, and the sums of signed counts.
     """
-    coded = (owners * width + columns) * 2 + negative
-    if not len(coded):
-        return owners, columns, coded
-    coded.sort()
-    keys = coded >> 1
+    if block.hash_key is None or not len(users):
+        return users, items, counts
+    places, minus = block.places(items)
+    keys = users * block.width + places
+    order = np.argsort(keys)
+    keys = keys[order]
     starts = np.flatnonzero(np.concatenate((np.ones(1, dtype=np.bool_), keys[1:] != keys[:-1])))
-    counts = np.add.reduceat(1 - 2 * (coded & 1), starts)
-    kept = counts != 0
-    users, found = np.divmod(keys[starts[kept]], width)
-    return users, found, counts[kept]
+    sums = np.add.reduceat(np.where(minus, -counts, counts)[order], starts)
+    kept = sums != 0
+    owners, columns = np.divmod(keys[starts[kept]], block.width)
+    return owners, columns, sums[kept]
 
 
 def _lengths(users: IntArray, counts: IntArray, num_users: int) -> Float64Array:

@@ -196,6 +196,20 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         colour=7,
         mark="square",
     ),
+    ComparedMethod(
+        name="random-public",
+        title="public text, at random",
+        kind="public text",
+        colour=7,
+        mark="diamond",
+    ),
+    ComparedMethod(
+        name="distill-public",
+        title="the same, distilled",
+        kind="public text",
+        colour=7,
+        mark="triangle",
+    ),
     CatalogueEntry(
         name="private-evolution",
         title="private evolution",

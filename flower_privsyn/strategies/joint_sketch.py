@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
@@ -37,7 +37,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.queries import Query
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
-from flower_privsyn.strategies.parts.token_sketch import TokenSketch
+from flower_privsyn.strategies.parts.token_sketch import PUBLIC_TOKENS, TokenSketch
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
@@ -100,16 +100,23 @@ class JointSketchConfig(PrivateSumConfig):
     max_tokens_per_user: Annotated[
         int, Ge(1), Le(2**24), "tokens of one user that count, the first ones over all samples."
     ] = 1024
+    max_occurrences: Annotated[
+        int,
+        OrZero("no bound"),
+        Ge(1),
+        "times that one token or pair of a user counts: what every text repeats leaves more of an "
+        "answer's length to what differs.",
+    ] = 4
     num_bigrams: Annotated[
         int,
         OrZero("tokens alone"),
         Ge(2),
         Le(2**22),
         "most frequent bigrams of the public text that are counted; their table travels down.",
-    ] = 150_000
+    ] = 0
     bigram_share: Annotated[
         float, Ge(0), Le(1), "the bigrams' part of the squared norm of an answer."
-    ] = 0.5
+    ] = 0.0
     token_buckets: Annotated[
         int, OrZero("a number for every token"), Ge(2), "numbers that the tokens are folded into."
     ] = 0
@@ -118,7 +125,7 @@ class JointSketchConfig(PrivateSumConfig):
         OrZero("a number for every bigram"),
         Ge(2),
         "numbers that the bigrams are folded into; a number is eight bytes up.",
-    ] = 4096
+    ] = 0
     public_text: Annotated[
         str,
         'text to choose from: "bundled", or a JSONL file with `text` and no person\'s data; of any '
@@ -149,7 +156,7 @@ class JointSketchConfig(PrivateSumConfig):
         Ge(0),
         "tokens count in a score by this power of their surprisal in public text: how often a row "
         "has the frequent ones is style more than subject. 0: all alike.",
-    ] = 2.0
+    ] = 1.0
     most_overlap: Annotated[
         float,
         Gt(0),
@@ -175,10 +182,10 @@ class JointSketchConfig(PrivateSumConfig):
     token_bias: Annotated[
         float,
         Ge(0),
-        "what the tokens' log-ratios are multiplied with before they are added to the "
-        "student's logits.",
-    ] = 0.3
-    bigram_bias: Annotated[float, Ge(0), "the same of the bigrams' log-ratios."] = 0.2
+        "what the tokens' log-ratios, users' text to chosen text, are multiplied with before they "
+        "are added to the student's logits.",
+    ] = 1.0
+    bigram_bias: Annotated[float, Ge(0), "the same of the bigrams' log-ratios."] = 0.8
     synthesis: Annotated[
         Literal["selected", "written"],
         "what synthetic.jsonl holds: the best of the chosen public rows, or text that `generator` "
@@ -221,6 +228,7 @@ class JointSketchConfig(PrivateSumConfig):
             bigram_buckets=self.bigram_buckets,
             hash_seed=self.seed,
             max_tokens_per_user=self.max_tokens_per_user,
+            max_occurrences=self.max_occurrences,
         )
 
     def training(self) -> CausalTraining:
@@ -417,21 +425,29 @@ class AskedOnce(AskedAgain):
             "least_score": float(selection.scores.min()),
             "users": sketch.num_users,
             "noise_std": sketch.noise_std,
+            "tokens_per_user": sketch.tokens_per_user,
         }
         texts = [self._need_public().text_of(int(index)) for index in selection.indices]
-        figures |= self._train(texts, sketch)
+        figures |= self._train(texts, selection, sketch)
         figures |= self._synthesise(texts, selection, sketch)
         shutil.rmtree(self._need_public().folder)
         return figures
 
     def _read(self) -> TokenSketch:
+        public = self._need_public()
         with self.progress.stage("Read the release", total=None):
-            sketch = TokenSketch.of(
-                self.config.question(),
-                self.first().broadcast,
-                self.releases(),
-                public=self._need_public(),
-            )
+            return self._read_against(list(public.documents(most_tokens=PUBLIC_TOKENS)))
+
+    def _read_against(
+        self, documents: Sequence[npt.NDArray[np.int64]], *, tokens_per_user: int = 0
+    ) -> TokenSketch:
+        sketch = TokenSketch.of(
+            self.config.question(),
+            self.first().broadcast,
+            self.releases(),
+            documents=documents,
+            tokens_per_user=tokens_per_user,
+        )
         if sketch is None:
             raise RuntimeError("a run that released nothing has no result")
         return sketch
@@ -455,7 +471,7 @@ class AskedOnce(AskedAgain):
             )
         return selection
 
-    def _train(self, texts: list[str], sketch: TokenSketch) -> dict[str, Any]:
+    def _train(self, texts: list[str], selection: Selection, sketch: TokenSketch) -> dict[str, Any]:
         from flower_privsyn.files import located
         from flower_privsyn.training.bias import save_biased
         from flower_privsyn.training.causal import fine_tune_shown
@@ -472,11 +488,16 @@ class AskedOnce(AskedAgain):
                 stage=stage,
                 distillation=config.distillation(),
             )
-        save_biased(
-            models / "plain",
-            models / "final",
-            sketch.bias().scaled(config.token_bias, config.bigram_bias),
-        )
+        with self.progress.stage("Read what the chosen text lacks", total=None):
+            # The student has learnt what was chosen: it lacks what users write more than that.
+            lacking = self._read_against(
+                selection.tokens, tokens_per_user=sketch.tokens_per_user
+            ).bias()
+            save_biased(
+                models / "plain",
+                models / "final",
+                lacking.scaled(config.token_bias, config.bigram_bias),
+            )
         return {
             "model": "models/final",
             "plain_model": "models/plain",

@@ -36,7 +36,7 @@ from flower_privsyn.files import append_json_lines, read_json_lines
 from flower_privsyn.privacy import FullParticipation, calibrate_noise_multiplier
 from flower_privsyn.queries import Cohort, frequent_bigrams
 from flower_privsyn.strategies import JointSketchConfig
-from flower_privsyn.strategies.parts.token_sketch import TokenSketch
+from flower_privsyn.strategies.parts.token_sketch import PUBLIC_TOKENS, TokenSketch
 from flower_privsyn.training.bias import BiasScores, score_bias
 from flower_privsyn.training.causal import fine_tune
 from flower_privsyn.training.selection import Rows
@@ -133,7 +133,10 @@ class Split:
             total = query.answer(self.cohort, broadcast)
             total = total + np.random.default_rng(config.seed).normal(0.0, noise, len(total))
             read = TokenSketch.of(
-                query, broadcast, [(total, float(users), noise)], public=self.public
+                query,
+                broadcast,
+                [(total, float(users), noise)],
+                documents=list(self.public.documents(most_tokens=PUBLIC_TOKENS)),
             )
             assert read is not None
             self._sketches[key] = read

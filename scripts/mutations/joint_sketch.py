@@ -21,6 +21,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(QUERY_TESTS,),
     ),
     Mutation(
+        name="what a user repeats counts without bound",
+        file=QUERY,
+        function="JointSketch._counts",
+        before="if self.max_occurrences:",
+        after="if False:",
+        tests=(QUERY_TESTS,),
+    ),
+    Mutation(
         name="tokens get the whole norm beside bigrams",
         file=QUERY,
         function="JointSketch.blocks",
@@ -51,6 +59,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="if vocabulary != dimension or not",
         after="if not",
         tests=(QUERY_TESTS,),
+    ),
+    Mutation(
+        name="users are taken to write as much as may count",
+        file=READING,
+        function="length_written",
+        before="return lengths[int(np.argmin(np.abs(np.log(np.array(amounts) / amount))))]",
+        after="return most",
+        tests=(READING_TESTS,),
+    ),
+    Mutation(
+        name="the bias is told from all public text and not from what was chosen",
+        file="flower_privsyn/strategies/joint_sketch.py",
+        function="AskedOnce._train",
+        before="selection.tokens,",
+        after="list(self._need_public().documents(most_tokens=PUBLIC_TOKENS)),",
+        tests=("tests/strategies/test_joint_sketch.py",),
     ),
     Mutation(
         name="a release is read as if it had no noise",

@@ -18,7 +18,8 @@ from flower_privsyn.strategies import STRATEGIES, configuration_of
 
 #: From the floor to the ceiling.
 METHODS = [
-    *("public-only", "expand-only", "pre-text", "pe-sft", "popri", "kernel-sketch", "joint-sketch"),
+    *("public-only", "expand-only", "random-public", "distill-public"),
+    *("pre-text", "pe-sft", "popri", "kernel-sketch", "joint-sketch"),
     *("dp-fedavg", "dp-ftrl", "finetune-private"),
 ]
 

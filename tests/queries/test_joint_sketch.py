@@ -35,12 +35,16 @@ MIXTURES = [
     JointSketch(),
     JointSketch(bigram_share=1.0),
     JointSketch(bigram_share=0.5, max_tokens_per_user=40),
+    JointSketch(max_occurrences=2),
+    JointSketch(bigram_share=0.4, bigram_buckets=13, max_occurrences=1, hash_seed=9),
     JointSketch(token_buckets=5, hash_seed=3),
     JointSketch(bigram_share=0.3, bigram_buckets=16, hash_seed=2**63 - 1),
     JointSketch(bigram_share=0.7, token_buckets=7, bigram_buckets=11, max_tokens_per_user=9),
 ]
 mixtures = pytest.mark.parametrize(
-    "query", MIXTURES, ids=lambda q: f"{q.bigram_share}-{q.token_buckets}-{q.bigram_buckets}"
+    "query",
+    MIXTURES,
+    ids=lambda q: f"{q.bigram_share}-{q.token_buckets}-{q.bigram_buckets}-{q.max_occurrences}",
 )
 
 
@@ -78,6 +82,9 @@ def by_definition(records: list[list[int]], query: JointSketch) -> np.ndarray:
         for a, b in itertools.pairwise(counted):
             if 0 <= a < V and 0 <= b < V and a * V + b in table:
                 bigrams[a * V + b] += 1
+    for counts in (tokens, bigrams):
+        for item in counts:
+            counts[item] = min(counts[item], query.max_occurrences or counts[item])
     parts = []
     for counts, size, buckets, share, key in (
         (tokens, V, query.token_buckets, 1 - query.bigram_share, 2 * query.hash_seed),
@@ -159,6 +166,12 @@ class TestCounts:
         # 1-2, 2-3 and 6-7, but not 3-6: they are of two records.
         first = query.statistic(whole, broadcast)[0, V:]
         assert np.flatnonzero(first).tolist() == [V + 2, 2 * V + 3, 6 * V + 7]
+
+    def test_what_is_repeated_leaves_its_length_to_the_rest(self) -> None:
+        text = cohort_of([[[1] * 30 + [2]]])
+        for most, share in ((0, 1 / math.sqrt(901)), (4, 1 / math.sqrt(17)), (1, math.sqrt(0.5))):
+            query = JointSketch(max_occurrences=most)
+            assert abs(query.statistic(text, query.broadcast(V))[0, 2] - share) < 1e-7
 
     def test_everybody_counts_alike(self) -> None:
         query = JointSketch(bigram_share=0.25, max_tokens_per_user=10**6)
@@ -414,7 +427,9 @@ class TestPublicText:
             num_users=20, max_records=5, dimension=V, seed=10, empty=0.2, reads="tokens"
         )
         whole = JointSketch(
-            bigram_share=query.bigram_share, max_tokens_per_user=query.max_tokens_per_user
+            bigram_share=query.bigram_share,
+            max_tokens_per_user=query.max_tokens_per_user,
+            max_occurrences=query.max_occurrences,
         )
         broadcast = broadcast_for(query)
         moments = query.item_moments(cohort, broadcast)

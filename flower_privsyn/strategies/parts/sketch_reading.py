@@ -22,8 +22,8 @@ was counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -58,6 +58,8 @@ _BEFOREHAND: Final[Float64Array] = np.full(len(_SPREADS), 4.0)
 _TURNS: Final = 3
 _ITERATIONS: Final = 100
 _SETTLED: Final = 1e-4
+#: What pseudo-users may write, in tokens, up to as many as count.
+LENGTHS: Final[tuple[int, ...]] = tuple(round(2.0 ** (power / 2)) for power in range(8, 29))
 #: Numbers worked on at a time.
 _CELLS: Final = 2**22
 
@@ -153,6 +155,55 @@ def pseudo_users(documents: Iterable[npt.NDArray[np.int64]], *, tokens_per_user:
         records, owners = records[:kept], owners[:kept]
     num_users = owners[-1] + 1 if owners else 0
     return Cohort.of(records, owners, num_users)
+
+
+def length_written(
+    query: JointSketch,
+    broadcast: Broadcast,
+    *,
+    total: Float64Array,
+    num_users: float,
+    noise_std: float,
+    documents: Sequence[npt.NDArray[np.int64]],
+) -> int:
+    """How many tokens users write, as far as they count: told by the sum of a release's numbers.
+
+    Counts that are brought to length 1 add up to the more the more items there are, whatever the
+    items: the amounts of all items together, of pseudo-users of every length in turn, say which
+    length fits. The noise of so many numbers is small against their sum.
+
+    Args:
+        query: what was asked.
+        broadcast: what it was asked with.
+        total: (answer_length,) the noisy sum.
+        num_users: users in it, > 0.
+        noise_std: standard deviation of the noise in each number of it, >= 0.
+        documents: public texts, for pseudo-users.
+
+    Returns:
+        Tokens per user, of `LENGTHS` or as many as count: the latter where the first block is
+        folded, for signs leave no sum, and where the noise of the sum is half of it.
+    """
+    block = query.blocks(broadcast)[0]
+    most = query.max_tokens_per_user
+    amount = float(total[block.columns].sum()) / (num_users * block.weight)
+    noise = noise_std * math.sqrt(block.width) / (num_users * block.weight)
+    if block.hash_key is not None or amount < 2 * noise:
+        return most
+    asked, sent = query, broadcast
+    if block.keys is None:
+        # The same tokens and the same moments without the bigrams' block.
+        asked, sent = replace(query, bigram_share=0.0), {"vocabulary": broadcast["vocabulary"]}
+    lengths = [*(length for length in LENGTHS if length < most), most]
+    amounts = [
+        float(
+            asked.item_moments(pseudo_users(documents, tokens_per_user=length), sent)[
+                block.name
+            ].mean.sum()
+        )
+        for length in lengths
+    ]
+    return lengths[int(np.argmin(np.abs(np.log(np.array(amounts) / amount))))]
 
 
 def read_sketch(

@@ -15,12 +15,12 @@ from flower_privsyn.queries import Broadcast, JointSketch
 from flower_privsyn.runs.sketch_file import COLUMNS, SKETCH_FILE
 from flower_privsyn.strategies.parts.sketch_reading import (
     SketchReading,
+    length_written,
     pseudo_users,
     read_sketch,
 )
 
 if TYPE_CHECKING:
-    from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.training.selection import LogRatioScorer
 
@@ -39,11 +39,13 @@ class TokenSketch:
         reading: log-ratios and their errors.
         num_users: users in the releases, > 0; their expected number where it is secret.
         noise_std: standard deviation of the noise in each number of their sum.
+        tokens_per_user: of the pseudo-users it was read against.
     """
 
     reading: SketchReading
     num_users: float
     noise_std: float
+    tokens_per_user: int
 
     @classmethod
     def of(
@@ -52,7 +54,8 @@ class TokenSketch:
         broadcast: Broadcast,
         releases: Sequence[tuple[npt.NDArray[np.float64], float, float]],
         *,
-        public: PublicRows,
+        documents: Sequence[npt.NDArray[np.int64]],
+        tokens_per_user: int = 0,
     ) -> Self | None:
         """Read the releases of several rounds together; None without any.
 
@@ -60,25 +63,32 @@ class TokenSketch:
             query: asked in all of them.
             broadcast: with which.
             releases: for each round the noisy sum, its users and the noise's standard deviation.
-            public: public text, of which pseudo-users are made.
+            documents: tokens of public texts, of which pseudo-users are made: what the users' text
+                is told from.
+            tokens_per_user: how much those write; 0 for what the release says.
         """
         users = float(sum(count for _, count, _ in releases))
         if users <= 0:
             return None
         noise = float(np.sqrt(sum(std**2 for _, _, std in releases)))
-        pseudo = pseudo_users(
-            public.documents(most_tokens=PUBLIC_TOKENS),
-            tokens_per_user=query.max_tokens_per_user,
+        total = np.sum([total for total, _, _ in releases], axis=0)
+        written = tokens_per_user or length_written(
+            query,
+            broadcast,
+            total=total,
+            num_users=users,
+            noise_std=noise,
+            documents=documents,
         )
         reading = read_sketch(
             query,
             broadcast,
-            total=np.sum([total for total, _, _ in releases], axis=0),
+            total=total,
             num_users=users,
             noise_std=noise,
-            public=pseudo,
+            public=pseudo_users(documents, tokens_per_user=written),
         )
-        return cls(reading=reading, num_users=users, noise_std=noise)
+        return cls(reading=reading, num_users=users, noise_std=noise, tokens_per_user=written)
 
     def scorer(self, *, bigram_weight: float, surprisal_power: float) -> LogRatioScorer:
         """How much a row of public text is like the users' text.

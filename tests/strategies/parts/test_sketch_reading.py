@@ -11,6 +11,7 @@ from flower_privsyn.queries import Cohort, JointSketch
 from flower_privsyn.strategies.parts.sketch_reading import (
     BlockReading,
     SketchReading,
+    length_written,
     pseudo_users,
     read_sketch,
 )
@@ -196,6 +197,48 @@ def test_what_public_text_lacks_is_still_defined(world: World) -> None:
         assert block is not None
         assert np.isfinite(block.log_ratio).all()
         assert (block.public > 0).all()
+
+
+class TestLength:
+    def released(
+        self, world: World, query: JointSketch, written: int, noise: float
+    ) -> tuple[np.ndarray, int]:
+        asked = pseudo_users(list(world.asked.records), tokens_per_user=written)
+        total = query.answer(asked, query.broadcast(V, world.keys))
+        return total + np.random.default_rng(0).normal(0, noise, len(total)), asked.num_users
+
+    @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+    @pytest.mark.parametrize("written", [32, 91])
+    def test_is_read_from_the_release(self, world: World, share: float, written: int) -> None:
+        # Users write of other things than public text does.
+        query = JointSketch(max_occurrences=4, bigram_share=share)
+        total, users = self.released(world, query, written, noise=10)
+        found = length_written(
+            query,
+            query.broadcast(V, world.keys),
+            total=total,
+            num_users=users,
+            noise_std=10,
+            documents=list(world.public.records),
+        )
+        assert 0.6 < found / written < 1.6
+
+    @pytest.mark.parametrize("changes", [{"token_buckets": 50}, {}])
+    def test_is_what_counts_where_nothing_can_be_read(
+        self, world: World, changes: dict[str, int]
+    ) -> None:
+        query = JointSketch(max_tokens_per_user=500, **changes)
+        noise = 1.0 if changes else 1e5
+        total, users = self.released(world, query, 32, noise=noise)
+        found = length_written(
+            query,
+            query.broadcast(V),
+            total=total,
+            num_users=users,
+            noise_std=noise,
+            documents=list(world.public.records),
+        )
+        assert found == 500
 
 
 class TestPseudoUsers:

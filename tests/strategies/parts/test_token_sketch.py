@@ -42,7 +42,7 @@ def sketch() -> TokenSketch:
         tokens=block(tokens, 0.1),
         bigrams=block(np.array([np.log(10.0), 0.0]), 0.2, keys),
     )
-    return TokenSketch(reading=reading, num_users=10.0, noise_std=1.0)
+    return TokenSketch(reading=reading, num_users=10.0, noise_std=1.0, tokens_per_user=8)
 
 
 def test_bias_says_how_much_likelier_a_token_is_after_the_one_before(sketch: TokenSketch) -> None:
