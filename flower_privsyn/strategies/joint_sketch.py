@@ -2,8 +2,8 @@
 
 Ours. A user's answer counts tokens and public bigrams; the noisy sum says which of them private
 text has more of than public text. By that one release public text is chosen, a student is trained
-on what was chosen, taught by a teacher with the same tokens, and its logits are biased by the
-log-ratios. Everything after the release is post-processing.
+on what was chosen, taught by a teacher with the same tokens, and its logits are biased by what it
+still says more seldom than users do. Everything after the release is post-processing.
 
 Papers:
     Kim, Gopi, Kulkarni, Yekhanin: "Differentially Private n-gram Extraction" (NeurIPS 2021).
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
@@ -37,7 +37,11 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.queries import Query
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
-from flower_privsyn.strategies.parts.token_sketch import PUBLIC_TOKENS, TokenSketch
+from flower_privsyn.strategies.parts.token_sketch import (
+    PUBLIC_TOKENS,
+    TokenSketch,
+    what_is_lacking,
+)
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
@@ -182,8 +186,8 @@ class JointSketchConfig(PrivateSumConfig):
     token_bias: Annotated[
         float,
         Ge(0),
-        "what the tokens' log-ratios, users' text to chosen text, are multiplied with before they "
-        "are added to the student's logits.",
+        "what is added to the student's logits, times this: the log-ratios of how often users "
+        "write each token to how often the student does.",
     ] = 1.0
     bigram_bias: Annotated[float, Ge(0), "the same of the bigrams' log-ratios."] = 0.8
     synthesis: Annotated[
@@ -434,20 +438,14 @@ class AskedOnce(AskedAgain):
         return figures
 
     def _read(self) -> TokenSketch:
-        public = self._need_public()
+        documents = self._need_public().documents(most_tokens=PUBLIC_TOKENS)
         with self.progress.stage("Read the release", total=None):
-            return self._read_against(list(public.documents(most_tokens=PUBLIC_TOKENS)))
-
-    def _read_against(
-        self, documents: Sequence[npt.NDArray[np.int64]], *, tokens_per_user: int = 0
-    ) -> TokenSketch:
-        sketch = TokenSketch.of(
-            self.config.question(),
-            self.first().broadcast,
-            self.releases(),
-            documents=documents,
-            tokens_per_user=tokens_per_user,
-        )
+            sketch = TokenSketch.of(
+                self.config.question(),
+                self.first().broadcast,
+                self.releases(),
+                documents=list(documents),
+            )
         if sketch is None:
             raise RuntimeError("a run that released nothing has no result")
         return sketch
@@ -488,11 +486,16 @@ class AskedOnce(AskedAgain):
                 stage=stage,
                 distillation=config.distillation(),
             )
-        with self.progress.stage("Read what the chosen text lacks", total=None):
-            # The student has learnt what was chosen: it lacks what users write more than that.
-            lacking = self._read_against(
-                selection.tokens, tokens_per_user=sketch.tokens_per_user
-            ).bias()
+        with self.progress.stage("Read what the student lacks", total=None):
+            lacking = what_is_lacking(
+                config.question(),
+                self.first().broadcast,
+                self.releases(),
+                student=models / "plain",
+                chosen=selection.tokens,
+                tokens_per_user=sketch.tokens_per_user,
+                seed=config.seed,
+            )
             save_biased(
                 models / "plain",
                 models / "final",

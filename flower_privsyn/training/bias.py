@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,9 @@ WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
 #: Logits of one forward pass held at a time.
 _LOGITS = 2**24
+
+#: Occurrences beforehand that speak for a model's being right about a token.
+_SURE = 2.0
 
 _CARD = """# A language model with a bias of its logits
 
@@ -237,6 +240,70 @@ class _Grid:
             written = written + pair[:, None, None] * self._bigram_weights  # (n, a, b)
         chosen = logs.gather(-1, targets[:, None])[:, :, None] + written - mass.log()
         self.nats -= chosen.double().sum(0).cpu().numpy()
+
+
+def unlearnt(
+    model: str | Path,
+    rows: Sequence[npt.NDArray[np.int64]],
+    *,
+    most_tokens: int = 2**17,
+    seed: int = 0,
+    device: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Float64Array:
+    """How much more often public texts have each token than a model expects in them.
+
+    The model reads the texts and says at every place how likely each token is to come next; what it
+    expects of a token is the sum of that. Of a token of which it expects k occurrences and there
+    are n, the log-ratio is log((n + a) / (k + a)), a = `_SURE`: the posterior mean of n / k where
+    as many occurrences beforehand speak for 1.
+
+    A model's text and what it was trained on differ after few steps of training. With the log-ratio
+    of users' text to these texts added, it is the log-ratio of users' text to what the model says.
+
+    Args:
+        model: a bundled short name, a folder or a hub name of a causal language model.
+        rows: tokens of public texts, of the model's tokenizer; at least one token.
+        most_tokens: after which no further row is read; rows are drawn by the seed.
+        seed: of the draw.
+        device: as PyTorch names it; None chooses.
+        progress: is told of rows as they are read.
+
+    Returns:
+        (V,) of the model's output.
+
+    Raises:
+        ConfigError: There is no token.
+        ModelError: The model cannot be used.
+    """
+    import torch
+
+    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=device)
+    begin = first_token(tokenizer)
+    size = int(network.get_output_embeddings().weight.shape[0])
+    order = np.random.default_rng(seed).permutation(len(rows))
+    read = np.cumsum([len(rows[index]) for index in order.tolist()])
+    chosen = [rows[index] for index in order[: int(np.searchsorted(read, most_tokens)) + 1]]
+    chosen = [row for row in chosen if len(row)]
+    if not chosen:
+        raise ConfigError("there is nothing to compare a model with: no text has a token")
+    counts = np.bincount(np.concatenate(chosen), minlength=size).astype(np.float64)
+    expected = torch.zeros(size, dtype=torch.float64, device=network.device)
+    chosen.sort(key=len, reverse=True)  # a batch of like lengths is hardly padded
+    start = 0
+    while start < len(chosen):
+        step = max(1, _LOGITS // (len(chosen[start]) * size))
+        batch = [[begin, *row.tolist()] for row in chosen[start : start + step]]
+        tokens, attention = (part.to(network.device) for part in padded(batch))
+        with torch.inference_mode():
+            logits = network(input_ids=tokens, attention_mask=attention).logits[:, :-1]
+            probabilities = torch.softmax(logits[attention[:, 1:].bool()].float(), dim=-1)
+            expected += probabilities.sum(0, dtype=torch.float64)
+        if progress is not None:
+            progress(len(batch))
+        start += step
+    found: Float64Array = np.log((counts + _SURE) / (expected.cpu().numpy() + _SURE))
+    return found
 
 
 def save_biased(model: str | Path, output: str | Path, bias: LogitBias) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.models.bias import Bigrams, LogitBias
-from flower_privsyn.training.bias import BiasScores, save_biased, score_bias
+from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.training.bias import BiasScores, save_biased, score_bias, unlearnt
 
 
 def drawn(vocabulary: int) -> LogitBias:
@@ -101,3 +103,41 @@ def test_refusals(llama: Path) -> None:
         score_bias(llama, bias, ["a"], token_weights=())
     with pytest.raises(ConfigError, match="no text has a token"):
         score_bias(llama, bias, [""])
+
+
+class TestUnlearnt:
+    @pytest.fixture
+    def rows(self, llama: Path, texts: list[str]) -> list[np.ndarray]:
+        tokenizer = AutoTokenizer.from_pretrained(llama)
+        found = tokenizer(texts[:30], add_special_tokens=False)["input_ids"]
+        return [np.array(row[: 5 + place], dtype=np.int64) for place, row in enumerate(found)]
+
+    def test_follows_the_definition(self, llama: Path, rows: list[np.ndarray]) -> None:
+        network, tokenizer = load_pretrained(llama, kind="causal", dtype="float32", device="cpu")
+        expected = np.zeros(network.config.vocab_size)
+        for row in rows:
+            begin = torch.tensor([[tokenizer.bos_token_id, *row.tolist()]])
+            with torch.inference_mode():
+                logits = network(input_ids=begin).logits[0, :-1]
+            expected += torch.softmax(logits.double(), dim=-1).sum(0).numpy()
+        counts = np.bincount(np.concatenate(rows), minlength=len(expected))
+        told: list[int] = []
+        found = unlearnt(llama, [*rows, np.zeros(0, dtype=np.int64)], progress=told.append)
+        np.testing.assert_allclose(found, np.log((counts + 2) / (expected + 2)), atol=1e-4)
+        assert sum(told) == len(rows)
+
+    def test_is_gone_once_it_is_a_bias(
+        self, llama: Path, rows: list[np.ndarray], tmp_path: Path
+    ) -> None:
+        rows = rows * 20  # so often that no doubt is left
+        before = unlearnt(llama, rows)
+        save_biased(llama, tmp_path / "biased", LogitBias(tokens=before.astype(np.float32)))
+        after = unlearnt(tmp_path / "biased", rows)
+        assert np.abs(after).max() < 0.5 * np.abs(before).max()
+
+    def test_reads_as_much_as_it_is_asked_to(self, llama: Path, rows: list[np.ndarray]) -> None:
+        told: list[int] = []
+        unlearnt(llama, rows, most_tokens=20, progress=told.append)
+        assert sum(told) < len(rows)
+        with pytest.raises(ConfigError, match="no text has a token"):
+            unlearnt(llama, [])

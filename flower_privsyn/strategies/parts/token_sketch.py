@@ -117,8 +117,12 @@ class TokenSketch:
             weights=weights,
         )
 
-    def bias(self) -> LogitBias:
+    def bias(self, unlearnt: npt.NDArray[np.float64] | None = None) -> LogitBias:
         """The log-ratios as a bias of a model's logits, with weights 1.
+
+        Args:
+            unlearnt: log-ratios of the text that was read against to what the model says
+                (`flower_privsyn.training.bias.unlearnt`); None for a model that says it as often.
 
         With r the log-ratios, a token b after a token a is as much likelier as r(ab) - r(a) says:
         r(b), which every b gets, and what the bigram says beyond both of its tokens.
@@ -127,12 +131,13 @@ class TokenSketch:
 
         tokens, bigrams, size = self.reading.tokens, self.reading.bigrams, self.reading.vocabulary
         ratios = np.zeros(size) if tokens is None else tokens.log_ratio
+        own = np.zeros(size) if unlearnt is None else unlearnt[:size]
         pairs = None
         if bigrams is not None and bigrams.keys is not None:
             first, second = np.divmod(bigrams.keys, size)
             beyond = bigrams.log_ratio - ratios[first] - ratios[second]
             pairs = Bigrams.of_pairs(first, second, beyond, vocabulary=size)
-        return LogitBias(tokens=ratios.astype(np.float32), bigrams=pairs)
+        return LogitBias(tokens=(ratios + own).astype(np.float32), bigrams=pairs)
 
     def save(self, folder: Path, *, tokenizer: Any) -> None:
         """Write `sketch.parquet`: a row per token and per bigram, with what it says.
@@ -170,3 +175,37 @@ class TokenSketch:
             tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
         with replacing(folder / SKETCH_FILE) as temporary:
             pq.write_table(pa.concat_tables(tables), temporary)
+
+
+def what_is_lacking(
+    query: JointSketch,
+    broadcast: Broadcast,
+    releases: Sequence[tuple[npt.NDArray[np.float64], float, float]],
+    *,
+    student: Path,
+    chosen: Sequence[npt.NDArray[np.int64]],
+    tokens_per_user: int,
+    seed: int,
+) -> LogitBias:
+    """What a student must say more often to say each token as often as users do, with weights 1.
+
+    It has learnt the text that was chosen for it, so that text is what the users' is told from;
+    and it has not learnt all of it, so what it says is compared with that text as well.
+
+    Args:
+        query: asked in all releases.
+        broadcast: with which.
+        releases: as for `TokenSketch.of`.
+        student: folder of the model.
+        chosen: tokens of the texts it was trained on.
+        tokens_per_user: what users write, as read from the release.
+        seed: of the texts that it reads.
+    """
+    from flower_privsyn.training.bias import unlearnt
+
+    told = TokenSketch.of(
+        query, broadcast, releases, documents=chosen, tokens_per_user=tokens_per_user
+    )
+    if told is None:
+        raise ValueError("there is no release to read")
+    return told.bias(unlearnt(student, chosen, seed=seed))
