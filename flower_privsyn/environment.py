@@ -10,7 +10,8 @@ from importlib import metadata
 from typing import Final
 
 CACHE: Final = "PRIVSYN_CACHE"
-"""Folder where a node keeps embeddings and records; `~/.cache/flower-privsyn` by default."""
+"""Folder where a node keeps embeddings and records, and a server the rows of public text;
+`~/.cache/flower-privsyn` by default."""
 
 RECORDS_GIB: Final = "PRIVSYN_RECORDS_GIB"
 """Most GiB of records a node keeps on its disk; 32 by default, 0 for none."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -96,12 +94,11 @@ def _random_text(
     from flower_privsyn.embedding import load_tokenizer
 
     begun = time.monotonic()
-    with job.progress.stage("Read the public text"), tempfile.TemporaryDirectory() as folder:
+    with job.progress.stage("Read the public text"):
         public = PublicRows.of(
             located(str(job.values["public-text"])),
             tokenizer=load_tokenizer(located(plan.downstream))[0],
             max_tokens=plan.training.max_tokens,
-            folder=Path(folder),
             setting="public-text",
         )
         # Where passes are counted and not steps, they are over all of it.

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +18,16 @@ import numpy.typing as npt
 
 from flower_privsyn.data.cut import Cut, token_ids
 from flower_privsyn.data.public_text import BUNDLED, text_of_line
+from flower_privsyn.embedding.cache import default_cache_directory
 from flower_privsyn.errors import DataError
-from flower_privsyn.files import read_json, write_json
 
 IntArray = npt.NDArray[np.int64]
 
 #: Documents that are cut and stored together.
 _DOCUMENTS: Final = 1024
+
+#: Corpora that are kept.
+_MOST_KEPT: Final = 8
 
 #: Bytes of a line of JSON; a longer one is no document.
 _LONGEST_LINE: Final = 2**24
@@ -48,34 +56,39 @@ class PublicRows:
 
     @classmethod
     def of(
-        cls, source: str, *, tokenizer: Any, max_tokens: int, folder: Path, setting: str
+        cls,
+        source: str,
+        *,
+        tokenizer: Any,
+        max_tokens: int,
+        setting: str,
+        cache: Path | None = None,
     ) -> Self:
-        """Cut and store a corpus, or open it where that is done.
+        """Cut and store a corpus, or open it where that was done before.
 
         Args:
             source: "bundled" for the passages of the package, or a file of JSON lines (also .gz)
                 with a `text` in every line.
             tokenizer: a ``tokenizers.Tokenizer``, whose tokens the rows are of.
             max_tokens: most tokens of a row, >= 1.
-            folder: for this corpus, this tokenizer and this length alone; made if needed.
             setting: what named the file, for the sentence that says it cannot be read.
+            cache: folder in which the corpora that were used last are kept, each under what it was
+                made of; None for `PRIVSYN_CACHE`.
 
         Raises:
             DataError: The file is missing, a line is not as described, or there is no text.
         """
         path = BUNDLED if source == "bundled" else Path(source).expanduser()
+        kept = (default_cache_directory() if cache is None else cache) / "public-rows"
         try:
             stat = path.stat()
-            made_of = {
-                "file": [stat.st_size, stat.st_mtime_ns],
-                "tokenizer": tokenizer.get_vocab_size(),
-                "max_tokens": max_tokens,
-            }
-            folder.mkdir(parents=True, exist_ok=True)
-            if read_json(folder / "made_of.json") != made_of:
-                (folder / "made_of.json").unlink(missing_ok=True)
-                _store(path, folder, tokenizer=tokenizer, cut=Cut(max_tokens=max_tokens))
-                write_json(folder / "made_of.json", made_of)
+            made_of = [str(path.absolute()), stat.st_size, stat.st_mtime_ns, max_tokens]
+            digest = hashlib.blake2b(json.dumps(made_of).encode(), digest_size=16)
+            digest.update(tokenizer.to_str().encode("utf-8", "surrogatepass"))
+            folder = kept / digest.hexdigest()
+            if not (folder / "rows.npy").exists():
+                _make(path, folder, tokenizer=tokenizer, cut=Cut(max_tokens=max_tokens))
+            os.utime(folder)
         except (OSError, EOFError) as error:
             reason = getattr(error, "strerror", None) or type(error).__name__
             raise DataError(f'{setting} = "{source}": {path} cannot be read ({reason})') from error
@@ -128,6 +141,26 @@ class PublicRows:
 
 def _token_type(vocabulary: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if vocabulary <= 2**16 else np.uint32
+
+
+def _make(path: Path, folder: Path, *, tokenizer: Any, cut: Cut) -> None:
+    """Store a corpus whole or not at all, and forget the one that was not used for longest."""
+    kept = folder.parent
+    kept.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=kept, prefix="new-"))
+    try:
+        _store(path, made, tokenizer=tokenizer, cut=cut)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    others = [entry for entry in kept.iterdir() if not entry.name.startswith("new-")]
+    for old in sorted(others, key=lambda entry: entry.stat().st_mtime_ns)[:-_MOST_KEPT]:
+        # Files that another process has mapped stay its own until it lets go of them.
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _store(path: Path, folder: Path, *, tokenizer: Any, cut: Cut) -> None:

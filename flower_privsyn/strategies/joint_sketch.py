@@ -18,7 +18,6 @@ Papers:
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
@@ -379,7 +378,6 @@ class AskedOnce(AskedAgain):
                 located(config.public_text),
                 tokenizer=self._tokenizer,
                 max_tokens=config.max_tokens,
-                folder=self.run.path / "public",
                 setting="public-text",
             )
             self._asked = Question(config.question(), self._broadcast(public))
@@ -434,7 +432,6 @@ class AskedOnce(AskedAgain):
         texts = [self._need_public().text_of(int(index)) for index in selection.indices]
         figures |= self._train(texts, selection, sketch)
         figures |= self._synthesise(texts, selection, sketch)
-        shutil.rmtree(self._need_public().folder)
         return figures
 
     def _read(self) -> TokenSketch:

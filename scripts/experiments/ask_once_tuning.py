@@ -1,14 +1,21 @@
-"""Choose the settings of the joint sketch on public text alone: one public group plays the users.
+"""Choose the settings of the joint sketch on public text alone: one kind of it plays the users.
 
-    python scripts/experiments/ask_once_tuning.py --corpus DIR --results tuning.jsonl [--groups ...]
-                                                  [--users 1000] [--epsilon 1] [--seeds 1]
+    python scripts/experiments/ask_once_tuning.py --corpus DIR --results tuning.jsonl [--kinds ...]
+                                                  [--users 1500] [--epsilon 1] [--seeds 1]
 
-`DIR` holds `public-*.jsonl.gz` (scripts/sample_data/README.md): documents with a `group`. Of one
-group the first documents are users with one document each, the next are held out; all other groups
-are the public text. A release is made with the noise of epsilon at delta = 1 / (n ln n), read, and
-used as `flower_privsyn.strategies.joint_sketch` uses it. Starting from the defaults one setting is
-changed at a time; every student is measured on the held-out documents without a bias, and the
-weights of the bias are scored on all of a grid at once. No private text is read.
+`DIR` holds `public-*.jsonl.gz` (scripts/sample_data/README.md): documents with a `group`. Users are
+texts of one kind, one each, and the next ones are held out:
+
+- `docstrings`: documentation of the Python packages that are installed here. No bundled model has
+  read any, so they are to a student what private text is: something new;
+- a file of JSON lines with a `text`, for another kind that is new to the student;
+- a group of the corpus, such as `usgov`; all other groups are the public text. The bundled student
+  has read it, and a bias can teach it little: good for what chooses rows, bad for the weights.
+
+A release is made with the noise of epsilon at delta = 1 / (n ln n), read, and used as
+`flower_privsyn.strategies.joint_sketch` uses it. Starting from the defaults one setting is changed
+at a time; every student is measured on the held-out documents without a bias, and the weights of
+the bias are scored on all of a grid at once. No private text is read.
 
 A cell that is in the results is not run again. The table is printed at the end.
 """
@@ -16,16 +23,19 @@ A cell that is in the results is not run again. The table is printed at the end.
 from __future__ import annotations
 
 import argparse
+import ast
 import gzip
 import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from flower_privsyn.data import Cut
 from flower_privsyn.data.cut import token_ids
@@ -34,9 +44,13 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.files import append_json_lines, read_json_lines
 from flower_privsyn.privacy import FullParticipation, calibrate_noise_multiplier
-from flower_privsyn.queries import Cohort, frequent_bigrams
+from flower_privsyn.queries import Broadcast, Cohort, frequent_bigrams
 from flower_privsyn.strategies import JointSketchConfig
-from flower_privsyn.strategies.parts.token_sketch import PUBLIC_TOKENS, TokenSketch
+from flower_privsyn.strategies.parts.token_sketch import (
+    PUBLIC_TOKENS,
+    TokenSketch,
+    what_is_lacking,
+)
 from flower_privsyn.training.bias import BiasScores, score_bias
 from flower_privsyn.training.causal import fine_tune
 from flower_privsyn.training.selection import Rows
@@ -44,10 +58,13 @@ from flower_privsyn.training.selection import Rows
 #: What is changed, one at a time, from the defaults.
 CHANGES: Final[tuple[Mapping[str, Any], ...]] = (
     {},
-    {"num_bigrams": 0, "bigram_share": 0.0, "bigram_buckets": 0},
-    {"bigram_buckets": 0},
-    {"bigram_score_weight": 0.0},
+    {"max_occurrences": 0},
+    {"max_occurrences": 1},
+    {"num_bigrams": 4096, "bigram_share": 0.33},
+    {"num_bigrams": 20_000, "bigram_share": 0.5},
+    {"num_bigrams": 150_000, "bigram_share": 0.5, "bigram_buckets": 4096},
     {"surprisal_power": 0.0},
+    {"surprisal_power": 2.0},
     {"least_selected": 1000},
     {"least_selected": 4000},
     {"least_selected": 8000},
@@ -58,11 +75,11 @@ CHANGES: Final[tuple[Mapping[str, Any], ...]] = (
 )
 
 #: Weights of the bias that are scored.
-TOKEN_WEIGHTS: Final = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)
-BIGRAM_WEIGHTS: Final = (0.0, 0.2, 0.4, 0.6, 0.8)
+TOKEN_WEIGHTS: Final = (0.0, 0.4, 0.6, 0.8, 1.0, 1.2)
+BIGRAM_WEIGHTS: Final = (0.0, 0.4, 0.8, 1.0)
 
-#: Words of a document that are kept, and documents that are held out.
-_WORDS, _HELD_OUT = 250, 150
+#: Words of a document that are kept, words of a docstring, and documents that are held out.
+_WORDS, _LEAST_WORDS, _HELD_OUT = 250, 80, 150
 
 
 def documents(corpus: Path) -> Iterator[dict[str, str]]:
@@ -73,29 +90,61 @@ def documents(corpus: Path) -> Iterator[dict[str, str]]:
                 yield json.loads(line)
 
 
+def docstrings() -> list[str]:
+    """What the installed packages say of their functions and classes: prose, no examples."""
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        for file in distribution.files or ():
+            if file.suffix != ".py" or {"test", "tests"} & set(file.parts):
+                continue
+            try:
+                tree = ast.parse(Path(str(file.locate())).read_text(encoding="utf-8"))
+            except (OSError, ValueError, SyntaxError):
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef | ast.ClassDef):
+                    lines = (ast.get_docstring(node) or "").splitlines()
+                    prose = (line for line in lines if not line.strip().startswith((">>>", "..")))
+                    words = " ".join(prose).split()
+                    if len(words) >= _LEAST_WORDS:
+                        # The beginning decides: much of it is said of many functions.
+                        found.setdefault(" ".join(words[:20]), " ".join(words))
+    texts = sorted(found.values())
+    np.random.default_rng(0).shuffle(texts)
+    return texts
+
+
+def kind_of_text(corpus: Path, kind: str) -> tuple[list[str], list[str]]:
+    """Texts of one kind, and the public text that is left."""
+    if kind == "docstrings":
+        return docstrings(), [document["text"] for document in documents(corpus)]
+    if Path(kind).is_file():
+        own = [str(record["text"]) for record in read_json_lines(Path(kind))]
+        return own, [document["text"] for document in documents(corpus)]
+    own, others = [], []
+    for document in documents(corpus):
+        (own if document["group"] == kind else others).append(document["text"])
+    return own, others
+
+
 class Split:
-    """One group as users and held-out documents, the others as public text.
+    """One kind of text as users and held-out documents, other text as public text.
 
     Args:
         corpus: folder.
-        group: the users'.
+        kind: of text, the users'.
         users: how many.
-        most_public: documents of the other groups.
+        most_public: public documents.
         work: folder for rows and models.
     """
 
     def __init__(
-        self, corpus: Path, group: str, *, users: int, most_public: int, work: Path
+        self, corpus: Path, kind: str, *, users: int, most_public: int, work: Path
     ) -> None:
-        own: list[str] = []
-        others: list[str] = []
-        for document in documents(corpus):
-            words = document["text"].split()
-            (own if document["group"] == group else others).append(
-                " ".join(words[:_WORDS]) if document["group"] == group else document["text"]
-            )
+        texts, others = kind_of_text(corpus, kind)
+        own = [" ".join(text.split()[:_WORDS]) for text in texts]
         if len(own) < users + _HELD_OUT:
-            raise SystemExit(f"{group} has {len(own)} documents: ask for fewer --users")
+            raise SystemExit(f"{kind} has {len(own)} documents: ask for fewer --users")
         self.users, self.held_out = own[:users], own[users : users + _HELD_OUT]
         self.work = work
         source = work / "public.jsonl"
@@ -103,7 +152,7 @@ class Split:
         append_json_lines(source, [{"text": text} for text in others[:most_public]])
         tokenizer, _ = load_tokenizer("privsyn-tiny")
         self.public = PublicRows.of(
-            str(source), tokenizer=tokenizer, max_tokens=64, folder=work / "rows", setting="corpus"
+            str(source), tokenizer=tokenizer, max_tokens=64, setting="corpus"
         )
         samples = Cut(max_tokens=64).pieces(self.users, tokenizer=tokenizer)
         records, owners = [], []
@@ -112,39 +161,32 @@ class Split:
                 records.append(np.array(row, dtype=np.int64))
                 owners.append(user)
         self.cohort = Cohort.of(records, owners, users)
-        self._sketches: dict[tuple[Any, ...], TokenSketch] = {}
 
-    def sketch(self, config: JointSketchConfig, *, epsilon: float) -> TokenSketch:
-        """The release of the users, read."""
-        query = config.question()
-        key = (query, config.num_bigrams, epsilon)
-        if key not in self._sketches:
-            rows = (row for chunk in self.public.chunks() for row in chunk)
-            size, most = self.public.vocabulary, config.num_bigrams
-            bigrams = frequent_bigrams(rows, vocabulary=size, most=most) if most else None
-            broadcast = query.broadcast(size, bigrams)
-            users = self.cohort.num_users
-            noise = calibrate_noise_multiplier(
-                epsilon=epsilon,
-                delta=1 / (users * math.log(users)),
-                rounds=1,
-                sampling=FullParticipation(users),
-            )
-            total = query.answer(self.cohort, broadcast)
-            total = total + np.random.default_rng(config.seed).normal(0.0, noise, len(total))
-            read = TokenSketch.of(
-                query,
-                broadcast,
-                [(total, float(users), noise)],
-                documents=list(self.public.documents(most_tokens=PUBLIC_TOKENS)),
-            )
-            assert read is not None
-            self._sketches[key] = read
-        return self._sketches[key]
+    def asked(
+        self, config: JointSketchConfig, *, epsilon: float
+    ) -> tuple[Broadcast, list[tuple[npt.NDArray[np.float64], float, float]]]:
+        """The question and the release of the users."""
+        query, size, most = config.question(), self.public.vocabulary, config.num_bigrams
+        rows = (row for chunk in self.public.chunks() for row in chunk)
+        bigrams = frequent_bigrams(rows, vocabulary=size, most=most) if most else None
+        broadcast = query.broadcast(size, bigrams)
+        users = self.cohort.num_users
+        noise = calibrate_noise_multiplier(
+            epsilon=epsilon,
+            delta=1 / (users * math.log(users)),
+            rounds=1,
+            sampling=FullParticipation(users),
+        )
+        total = query.answer(self.cohort, broadcast)
+        total = total + np.random.default_rng(config.seed).normal(0.0, noise, len(total))
+        return broadcast, [(total, float(users), noise)]
 
     def measure(self, config: JointSketchConfig, *, epsilon: float) -> dict[str, Any]:
         """A student of one setting, and the weights of its bias."""
-        sketch = self.sketch(config, epsilon=epsilon)
+        broadcast, releases = self.asked(config, epsilon=epsilon)
+        documents = list(self.public.documents(most_tokens=PUBLIC_TOKENS))
+        sketch = TokenSketch.of(config.question(), broadcast, releases, documents=documents)
+        assert sketch is not None
         chunks = (Rows(tokens=chunk) for chunk in self.public.chunks())
         chosen = config.choose(chunks, sketch, num_rows=len(self.public))
         with tempfile.TemporaryDirectory(dir=self.work) as folder:
@@ -158,9 +200,18 @@ class Split:
                 distillation=config.distillation(),
             )
             found = evaluate_language_model(output, self.held_out, resamples=1)
+            lacking = what_is_lacking(
+                config.question(),
+                broadcast,
+                releases,
+                student=output,
+                chosen=chosen.tokens,
+                tokens_per_user=sketch.tokens_per_user,
+                seed=config.seed,
+            )
             scores = score_bias(
                 output,
-                sketch.bias(),
+                lacking,
                 self.held_out,
                 token_weights=TOKEN_WEIGHTS,
                 bigram_weights=BIGRAM_WEIGHTS,
@@ -204,29 +255,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--groups", nargs="+", default=["openstax", "usgov", "docs"])
-    parser.add_argument("--users", type=int, default=1000)
+    parser.add_argument("--kinds", nargs="+", default=["docstrings"])
+    parser.add_argument("--users", type=int, default=1500)
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--most-public", type=int, default=6000)
+    parser.add_argument("--most-public", type=int, default=8000)
     arguments = parser.parse_args()
     known = {
-        json.dumps([r["group"], r["users"], r["epsilon"], r["seed"], r["change"]])
+        json.dumps([r["kind"], r["users"], r["epsilon"], r["seed"], r["change"]])
         for r in read_json_lines(arguments.results)
     }
     # The count is what is tuned: the share of a corpus must not stand above it.
     base = JointSketchConfig(epsilon=arguments.epsilon, select_share=1e-9)
-    for group in arguments.groups:
+    for kind in arguments.kinds:
         with tempfile.TemporaryDirectory() as folder:
             split = None
             for seed in range(arguments.seeds):
                 for change in CHANGES:
-                    cell = [group, arguments.users, arguments.epsilon, seed, dict(change)]
+                    cell = [kind, arguments.users, arguments.epsilon, seed, dict(change)]
                     if json.dumps(cell) in known:
                         continue
                     split = split or Split(
                         arguments.corpus,
-                        group,
+                        kind,
                         users=arguments.users,
                         most_public=arguments.most_public,
                         work=Path(folder),
@@ -234,11 +285,11 @@ def main() -> None:
                     measured = split.measure(
                         replace(base, seed=seed, **change), epsilon=arguments.epsilon
                     )
-                    keys = ("group", "users", "epsilon", "seed", "change")
+                    keys = ("kind", "users", "epsilon", "seed", "change")
                     append_json_lines(
                         arguments.results, [{**dict(zip(keys, cell, strict=True)), **measured}]
                     )
-                    print(group, seed, json.dumps(change), f"{100 * measured['accuracy']:.2f} %")
+                    print(kind, seed, json.dumps(change), f"{100 * measured['accuracy']:.2f} %")
     table(arguments.results)
 
 

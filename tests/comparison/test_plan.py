@@ -70,7 +70,7 @@ class TestApp:
             methods_of(load_app(tmp_path / "app"), "cpu")
 
     def test_a_size_that_is_not_there_is_named(self, data: str) -> None:
-        with pytest.raises(ConfigError, match=r"no settings 'huge'; it has cpu"):
+        with pytest.raises(ConfigError, match=r"no settings 'huge'; it has ask-once, cpu"):
             plan_of(data, config="huge")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def write(file: Path, texts: list[str]) -> Path:
 def rows_of(file: Path, folder: Path, *, max_tokens: int = 8) -> PublicRows:
     tokenizer, _ = load_tokenizer("privsyn-tiny")
     return PublicRows.of(
-        str(file), tokenizer=tokenizer, max_tokens=max_tokens, folder=folder, setting="public-text"
+        str(file), tokenizer=tokenizer, max_tokens=max_tokens, cache=folder, setting="public-text"
     )
 
 
@@ -69,6 +70,29 @@ def test_are_made_once_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write(file, TEXTS[:1])
     assert len(rows_of(file, tmp_path / "rows")) < len(first)
     assert len(rows_of(file, tmp_path / "rows", max_tokens=64)) == 1
+
+
+def test_those_used_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public_rows, "_MOST_KEPT", 2)
+    file = write(tmp_path / "texts.jsonl", TEXTS)
+    found = [rows_of(file, tmp_path, max_tokens=length) for length in (4, 5)]
+    for place, length in enumerate((4, 5)):
+        os.utime(found[place].folder, ns=(place, place))
+        assert len(rows_of(file, tmp_path, max_tokens=length)) == len(found[place])
+    os.utime(found[1].folder, ns=(1, 1))
+    latest = rows_of(file, tmp_path, max_tokens=6)
+    kept = {entry.name for entry in (tmp_path / "public-rows").iterdir()}
+    assert kept == {found[0].folder.name, latest.folder.name}
+    # Whoever has one open reads on.
+    assert found[1].text_of(0)
+
+
+def test_one_that_cannot_be_read_leaves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_bytes(b'{"text": "a"}\n{}\n')
+    with pytest.raises(DataError, match="line 2"):
+        rows_of(file, tmp_path)
+    assert not any((tmp_path / "public-rows").iterdir())
 
 
 @pytest.mark.parametrize(

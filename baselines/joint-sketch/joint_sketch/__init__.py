@@ -1,0 +1,1 @@
+"""The joint sketch as a Flower app: one question, public text chosen by its answer, a student."""

@@ -1,0 +1,14 @@
+"""The server: one question, one release, and a student of it."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from flower_privsyn.strategies import JointSketch, JointSketchConfig
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Ask once, choose public text by the answer, and train on it."""
+    JointSketch(JointSketchConfig.from_run_config(context.run_config)).start(grid)
