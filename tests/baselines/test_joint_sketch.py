@@ -1,0 +1,51 @@
+"""The app of the joint sketch: its settings, of every size it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.evaluation.costs import communication
+from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.strategies import CLIENT_KEYS, JointSketchConfig
+
+APPS = [
+    Path(__file__).parents[2] / place for place in ("baselines/joint-sketch", "examples/ask-once")
+]
+NAMES = sorted(file.stem for file in (APPS[0] / "conf").glob("*.toml"))
+
+
+@pytest.mark.parametrize("app", APPS, ids=lambda path: path.name)
+def test_settings_are_complete_and_accepted(app: Path) -> None:
+    values = resolve_config(load_app(app))
+    check_settings(load_app(app), values)
+    assert set(values) - CLIENT_KEYS == JointSketchConfig.keys()
+    # What the app declares is what the library does by itself.
+    assert JointSketchConfig.from_run_config(values) == JointSketchConfig(
+        epsilon=1.0, held_out_fraction=0.15
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_up"),
+    [
+        ("few-users", 65_536),
+        ("pairs", 98_304),
+        ("all-pairs", 1_265_536),
+        ("rolling", 3 * 65_536),
+        ("distilgpt2", 402_056),
+    ],
+)
+def test_every_size_says_what_goes_up(name: str, bytes_up: int) -> None:
+    values = resolve_config(load_app(APPS[0]), config_name=name)
+    JointSketchConfig.from_run_config(values)
+    vocabulary = 50_257 if name == "distilgpt2" else 8_192
+    counted = communication("joint-sketch", {**values, "vocabulary": vocabulary})
+    assert 8 * counted.rounds * counted.floats_up == bytes_up
+    readme = (APPS[0] / "README.md").read_text(encoding="utf-8")
+    assert f"| `{name}` |" in readme
+
+
+def test_every_file_is_looked_at() -> None:
+    assert sorted(["few-users", "pairs", "all-pairs", "rolling", "distilgpt2"]) == NAMES
