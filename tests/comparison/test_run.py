@@ -24,7 +24,7 @@ def words(tmp_path: Path) -> list[str]:
     return [
         *("compare", "--data", str(SAMPLE), "--users", "24", "--held-out-users", "12"),
         *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")),
-        *("--methods", "public-only", "pre-text", "dp-fedavg"),
+        *("--methods", "public-only", "distill-public", "pre-text", "dp-fedavg"),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
         *("--set", "pre-text.expand-samples=12", "--set", "pre-text.max-new-tokens=24"),
         *("--set", "pre-text.lookahead=0", "--set", "dp-fedavg.max-tokens=5000"),
@@ -49,7 +49,7 @@ def test_a_comparison(
     assert main(words) == 1
     shown = capsys.readouterr()
     assert STAMP in shown.out
-    assert "1 of 3 cells failed" in shown.err
+    assert "1 of 4 cells failed" in shown.err
 
     first = cells(out)
     floor, failed, done = first["public-only"], first["dp-fedavg"], first["pre-text"]
@@ -71,7 +71,12 @@ def test_a_comparison(
     assert done["costs"]["client_cpu_seconds"] > 0
     written = [json.loads(line)["text"] for line in run.synthetic_jsonl.read_text().splitlines()]
     assert set(done["samples"]) <= set(written)
-    assert done["quality"]["next_token_accuracy"] != floor["quality"]["next_token_accuracy"]
+    taught = first["distill-public"]
+    assert taught["status"] == "finished"
+    assert taught["epsilon"] == taught["costs"]["bytes_up"] == 0
+    assert taught["samples"] == []
+    accuracies = {cell["quality"]["next_token_accuracy"] for cell in (floor, taught, done)}
+    assert len(accuracies) == 3
     assert not (run.path / "evaluation.json").exists()
 
     # Held-out users are in no file a node reads.

@@ -1,0 +1,38 @@
+"""The example that asks once, whole: minutes long."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.evaluation.costs import run_costs
+from flower_privsyn.host.app import load_app, resolve_config
+from flower_privsyn.host.launch import run_app
+from flower_privsyn.runs import RunDirectory
+
+APP = Path(__file__).parents[2] / "examples" / "ask-once"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_student_is_better_after_one_upload(tmp_path: Path) -> None:
+    app = load_app(APP)
+    assert run_app(app, tmp_path / "run", resolve_config(app)).error is None
+    run = RunDirectory.open(tmp_path / "run")
+    lines = [json.loads(line) for line in run.ledger_file.read_text().splitlines()]
+    (release,) = [line for line in lines if line["event"] == "release"]
+    assert release["epsilon_release"] == pytest.approx(1.0, abs=1e-3)
+    costs = run_costs(run)
+    assert (costs.rounds, costs.floats_up) == (1, 8192)
+    assert costs.bytes_up < 100_000
+
+    users = APP / "ask_once" / "data" / "users.jsonl"
+    assert main(["evaluate", str(run.path), "--users", str(users)]) == 0
+    folder = run.path.with_name(f"{run.path.name}.evaluation")
+    found = json.loads((folder / "evaluation.json").read_text())
+    before, after = found["public_model"], found["trained_model"]
+    assert after["next_token_accuracy"]["value"] > before["next_token_accuracy"]["value"]
+    assert after["bits_per_byte"]["value"] < before["bits_per_byte"]["value"]
