@@ -17,7 +17,6 @@ Papers:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
@@ -39,19 +38,21 @@ from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.token_sketch import (
     PUBLIC_TOKENS,
     TokenSketch,
+    text_scorer,
     what_is_lacking,
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.generation import TextGenerator
+    from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.privacy import RandomSource
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.training.causal import CausalTraining
     from flower_privsyn.training.distillation import Distillation
     from flower_privsyn.training.selection import LogRatioScorer, Rows, Selection
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: What is made of the release, of which no release knows.
 _USES = frozenset(
@@ -74,6 +75,7 @@ _USES = frozenset(
         "synthesis",
         "synthetic-samples",
         "generator",
+        "generator-bias",
         "generator-api-key-env",
         "prompt",
         "temperature",
@@ -200,6 +202,12 @@ class JointSketchConfig(PrivateSumConfig):
         'causal language model that writes, for synthesis = "written": a name, a path, or '
         '"http://host:port/v1#model".',
     ] = "privsyn-lm"
+    generator_bias: Annotated[
+        float,
+        Ge(0),
+        "what is added to the generator's logits, times this, where its tokens are the student's: "
+        "how much more often users write each token than it does.",
+    ] = 1.0
     generator_api_key_env: Annotated[
         str, "environment variable of the ServerApp that holds the generation server's key."
     ] = API_KEY_VARIABLE
@@ -340,7 +348,7 @@ class AskedOnce(AskedAgain):
         self, config: JointSketchConfig, *, generator: TextGenerator | None = None
     ) -> None:
         self.config = config
-        self._generator = generator
+        self._given = self._generator = generator
         self._public: PublicRows | None = None
         self._tokenizer: Any = None
         self._asked: Question | None = None
@@ -484,15 +492,7 @@ class AskedOnce(AskedAgain):
                 distillation=config.distillation(),
             )
         with self.progress.stage("Read what the student lacks", total=None):
-            lacking = what_is_lacking(
-                config.question(),
-                self.first().broadcast,
-                self.releases(),
-                student=models / "plain",
-                chosen=selection.tokens,
-                tokens_per_user=sketch.tokens_per_user,
-                seed=config.seed,
-            )
+            lacking = self._lacking(models / "plain", selection, sketch)
             save_biased(
                 models / "plain",
                 models / "final",
@@ -504,6 +504,17 @@ class AskedOnce(AskedAgain):
             "student_steps": training.steps,
             "student_epochs": training.epochs,
         }
+
+    def _lacking(self, model: str | Path, selection: Selection, sketch: TokenSketch) -> LogitBias:
+        return what_is_lacking(
+            self.config.question(),
+            self.first().broadcast,
+            self.releases(),
+            model=model,
+            chosen=selection.tokens,
+            tokens_per_user=sketch.tokens_per_user,
+            seed=self.config.seed,
+        )
 
     def _synthesise(
         self, texts: list[str], selection: Selection, sketch: TokenSketch
@@ -522,17 +533,16 @@ class AskedOnce(AskedAgain):
     def _written(
         self, texts: list[str], selection: Selection, sketch: TokenSketch
     ) -> dict[str, Any]:
-        from flower_privsyn.data.cut import token_ids
         from flower_privsyn.files import located
-        from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
-        from flower_privsyn.generation.streams import derive_seed
-        from flower_privsyn.strategies.parts.synthesis import expand_resumably
-        from flower_privsyn.training.selection import Rows
+        from flower_privsyn.generation import SamplingParameters, load_prompt
+        from flower_privsyn.strategies.parts.synthesis import write_after
 
         config = self.config
-        count = min(config.synthetic_samples, len(texts))
-        expand = Expand(
-            self._load_generator(),
+        records, dropped = write_after(
+            self._writer(selection, sketch),
+            texts[: config.synthetic_samples],
+            ids=[f"public:{index}" for index in selection.indices.tolist()],
+            num_samples=config.synthetic_samples,
             prompt=load_prompt(located(config.prompt)),
             sampling=SamplingParameters(
                 seed=config.seed,
@@ -540,27 +550,30 @@ class AskedOnce(AskedAgain):
                 temperature=config.temperature,
                 top_p=config.top_p,
             ),
-        )
-        records, dropped = expand_resumably(
-            expand,
-            texts[:count],
-            ids=[f"public:{index}" for index in selection.indices[:count].tolist()],
-            num_samples=2 * config.synthetic_samples,
+            score=text_scorer(config.scorer(sketch), self._tokenizer),
             kept=self.run.path / "written.jsonl",
-            seed_after=lambda kept: derive_seed(config.seed, "write", kept),
-            round_number=1,
-            source="written",
-            stage="Write synthetic text",
             progress=self.progress,
         )
-        rows = [
-            np.array(row, dtype=np.int64)
-            for row in token_ids(self._tokenizer, [str(record["text"]) for record in records])
-        ]
-        scores = config.scorer(sketch)(Rows(tokens=rows))
-        best = np.argsort(-scores, kind="stable")[: config.synthetic_samples]
-        kept = [records[index] for index in sorted(best.tolist())]
-        return {"synthetic": self.run.write_synthetic(kept), "dropped": dropped}
+        return {"synthetic": self.run.write_synthetic(records), "dropped": dropped}
+
+    def _writer(self, selection: Selection, sketch: TokenSketch) -> TextGenerator:
+        """The generator, with what it lacks in its logits where it has the sketch's tokens."""
+        from flower_privsyn.files import located
+        from flower_privsyn.generation import load_generator
+        from flower_privsyn.strategies.parts.synthesis import biased_generator
+
+        config, biased = self.config, None
+        if self._given is None and config.generator_bias:
+            with self.progress.stage("Read what the generator lacks", total=None):
+                biased = biased_generator(
+                    located(config.generator),
+                    tokens_of=located(config.model),
+                    folder=self.run.path / "models" / "writer",
+                    lacking=lambda model: self._lacking(model, selection, sketch).scaled(
+                        config.generator_bias, config.generator_bias
+                    ),
+                )
+        return self._load_generator() if biased is None else load_generator(str(biased))
 
     def _load_generator(self) -> TextGenerator:
         if self._generator is None:

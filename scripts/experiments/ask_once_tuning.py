@@ -204,7 +204,7 @@ class Split:
                 config.question(),
                 broadcast,
                 releases,
-                student=output,
+                model=output,
                 chosen=chosen.tokens,
                 tokens_per_user=sketch.tokens_per_user,
                 seed=config.seed,

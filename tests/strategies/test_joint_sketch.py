@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.runs.sketch_file import SKETCH_FILE
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
+from flower_privsyn.strategies.parts.synthesis import biased_generator
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import unlearnt
 from tests.support.federation import asked, make_users
@@ -173,6 +175,46 @@ class TestWriting:
         records = lines(strategy.run.path / "synthetic.jsonl")
         assert 0 < len(records) <= 5
         assert {record["source"] for record in records} == {"written"}
+
+    def test_by_a_generator_of_the_same_tokens_is_biased(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        settings = config(
+            noise_multiplier=0.0,
+            synthesis="written",
+            synthetic_samples=2,
+            generator="privsyn-tiny",
+            max_new_tokens=12,
+        )
+        strategy = JointSketch(settings)
+        strategy.start(federation(make_users(20)))
+        assert 0 < len(lines(strategy.run.path / "synthetic.jsonl")) <= 2
+        writer, _ = load_pretrained(
+            strategy.run.path / "models" / "writer", kind="causal", dtype="float32", device="cpu"
+        )
+        court = load_tokenizer("privsyn-tiny")[0].encode(" court").ids[-1]
+        assert float(writer.token_bias[court]) > 1.0
+
+    @pytest.mark.parametrize(
+        ("generator", "reason"),
+        [("http://127.0.0.1:1/v1", "not at hand"), ("LLAMA", "of which .* are the same")],
+    )
+    def test_another_generator_writes_as_it_is(
+        self,
+        generator: str,
+        reason: str,
+        llama: Path,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        name = str(llama) if generator == "LLAMA" else generator
+        found = biased_generator(
+            name, tokens_of="privsyn-tiny", folder=tmp_path / "writer", lacking=pytest.fail
+        )
+        assert found is None
+        assert not (tmp_path / "writer").exists()
+        assert "writes without a bias" in caplog.text
+        assert re.search(reason, caplog.text)
 
 
 class TestResume:

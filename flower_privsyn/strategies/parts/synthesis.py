@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.files import append_json_lines, read_json_lines
-from flower_privsyn.generation import Expand
+from flower_privsyn.generation import Expand, Prompt, SamplingParameters, TextGenerator
+from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.host.progress import Progress
+
+if TYPE_CHECKING:
+    from flower_privsyn.models.bias import LogitBias
+
+logger = logging.getLogger("flwr.privsyn")
 
 
 def expand_resumably(
@@ -85,3 +96,80 @@ def expand_resumably(
     if repeated:
         dropped["duplicate of an earlier attempt"] = repeated
     return records, dropped
+
+
+def biased_generator(
+    name: str, *, tokens_of: str, folder: Path, lacking: Callable[[str], LogitBias]
+) -> Path | None:
+    """Write a generator with a bias of its logits, where it has the tokens that the bias is of.
+
+    Args:
+        name: of the generator, as `load_generator` takes it.
+        tokens_of: a model whose tokens the bias is of.
+        folder: where to write it.
+        lacking: from the generator's name to the bias.
+
+    Returns:
+        The folder; None, and a warning that says why, for one that runs elsewhere or has other
+        tokens.
+    """
+    from flower_privsyn.training.bias import save_biased
+    from flower_privsyn.training.distillation import check_same_tokens
+
+    try:
+        if name.startswith(("http://", "https://", "vllm:")):
+            raise ConfigError("its logits are not at hand")
+        check_same_tokens(tokens_of, name)
+    except PrivsynError as error:
+        logger.warning('generator = "%s" writes without a bias of its logits: %s', name, error)
+        return None
+    save_biased(name, folder, lacking(name))
+    return folder
+
+
+def write_after(
+    generator: TextGenerator,
+    examples: Sequence[str],
+    *,
+    ids: Sequence[str],
+    num_samples: int,
+    prompt: Prompt,
+    sampling: SamplingParameters,
+    score: Callable[[list[str]], npt.NDArray[np.float64]],
+    kept: Path,
+    progress: Progress,
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Write twice as many texts as are wanted, shown examples, and keep the better half.
+
+    Args:
+        generator: writes.
+        examples: the texts that stand in the prompts.
+        ids: identifiers of the examples, the parents of a text; there may be more of them.
+        num_samples: texts that are kept, >= 1.
+        prompt: the generator's.
+        sampling: how it draws; its seed is that of the first attempt.
+        score: of texts, higher for better ones.
+        kept: JSON-lines file of what was written so far.
+        progress: where the work reports.
+
+    Returns:
+        The better half as it was written, and how many texts were dropped before.
+
+    Raises:
+        GenerationError: the generator failed; what it wrote before is in `kept`.
+    """
+    records, dropped = expand_resumably(
+        Expand(generator, prompt=prompt, sampling=sampling),
+        examples,
+        ids=ids[: len(examples)],
+        num_samples=2 * num_samples,
+        kept=kept,
+        seed_after=lambda before: derive_seed(sampling.seed, "write", before),
+        round_number=1,
+        source="written",
+        stage="Write synthetic text",
+        progress=progress,
+    )
+    scores = score([str(record["text"]) for record in records])
+    best = np.argsort(-scores, kind="stable")[:num_samples]
+    return [records[index] for index in sorted(best.tolist())], dropped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -22,7 +22,7 @@ from flower_privsyn.strategies.parts.sketch_reading import (
 
 if TYPE_CHECKING:
     from flower_privsyn.models.bias import LogitBias
-    from flower_privsyn.training.selection import LogRatioScorer
+    from flower_privsyn.training.selection import LogRatioScorer, Scorer
 
 #: Public tokens that are put into the hands of pseudo-users: more change the third digit.
 PUBLIC_TOKENS: Final = 4_000_000
@@ -182,22 +182,22 @@ def what_is_lacking(
     broadcast: Broadcast,
     releases: Sequence[tuple[npt.NDArray[np.float64], float, float]],
     *,
-    student: Path,
+    model: str | Path,
     chosen: Sequence[npt.NDArray[np.int64]],
     tokens_per_user: int,
     seed: int,
 ) -> LogitBias:
-    """What a student must say more often to say each token as often as users do, with weights 1.
+    """What a model must say more often to say each token as often as users do, with weights 1.
 
-    It has learnt the text that was chosen for it, so that text is what the users' is told from;
-    and it has not learnt all of it, so what it says is compared with that text as well.
+    The users' text is told from the chosen text, whose kind it is nearly of; and what the model
+    says there is compared with that text, which it was trained on for some steps or not at all.
 
     Args:
         query: asked in all releases.
         broadcast: with which.
         releases: as for `TokenSketch.of`.
-        student: folder of the model.
-        chosen: tokens of the texts it was trained on.
+        model: a bundled short name, a folder or a hub name, of the sketch's tokens.
+        chosen: tokens of the texts that were chosen, on which it may have been trained.
         tokens_per_user: what users write, as read from the release.
         seed: of the texts that it reads.
     """
@@ -208,4 +208,21 @@ def what_is_lacking(
     )
     if told is None:
         raise ValueError("there is no release to read")
-    return told.bias(unlearnt(student, chosen, seed=seed))
+    return told.bias(unlearnt(model, chosen, seed=seed))
+
+
+def text_scorer(scorer: Scorer, tokenizer: Any) -> Callable[[list[str]], npt.NDArray[np.float64]]:
+    """A score of rows of tokens as a score of texts.
+
+    Args:
+        scorer: of rows.
+        tokenizer: the ``tokenizers.Tokenizer`` of those tokens.
+    """
+    from flower_privsyn.data.cut import token_ids
+    from flower_privsyn.training.selection import Rows
+
+    def score(texts: list[str]) -> npt.NDArray[np.float64]:
+        rows = token_ids(tokenizer, texts)
+        return scorer(Rows(tokens=[np.array(row, dtype=np.int64) for row in rows]))
+
+    return score
