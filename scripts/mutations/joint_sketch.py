@@ -71,9 +71,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the bias is told from all public text and not from what was chosen",
         file="flower_privsyn/strategies/joint_sketch.py",
-        function="AskedOnce._train",
-        before="selection.tokens,",
-        after="list(self._need_public().documents(most_tokens=PUBLIC_TOKENS)),",
+        function="AskedOnce._lacking",
+        before="chosen=selection.tokens,",
+        after="chosen=list(self._need_public().documents(most_tokens=PUBLIC_TOKENS)),",
         tests=("tests/strategies/test_joint_sketch.py",),
     ),
     Mutation(
