@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flower_privsyn.cli.evaluate import evaluate as evaluate_command
 from flower_privsyn.cli.inspect import epsilons, inspect_run
 from flower_privsyn.cli.options import Config, RunDir, option
 from flower_privsyn.cli.output import FAILED, REFUSED, complain
@@ -30,6 +31,14 @@ def run(
         list[str] | None,
         option(
             "KEY=VALUE", "one setting; may be given several times, and wins over --config", "--set"
+        ),
+    ] = None,
+    evaluate: Annotated[
+        str | None,
+        option(
+            "FILE",
+            "the run's own data: measure the finished run on the users it held out, as "
+            "`privsyn evaluate DIR --users FILE` does",
         ),
     ] = None,
 ) -> int:
@@ -64,10 +73,32 @@ def run(
     host_app.check_settings(loaded, values)
     host_app.check_data(loaded, values)
     runs.RunDirectory(path).refuse_existing()
+    columns = None if evaluate is None else _columns_to_evaluate(evaluate, values)
     sys.stderr.write(f"Running {loaded.name} in {path}\n")
     with _following(path) as follow:
         outcome = launch.run_app(loaded, path, values, follow=follow)
-    return show_outcome(outcome)
+    status = show_outcome(outcome)
+    if columns is None or status != 0:
+        return status
+    return evaluate_command(str(path), users=evaluate, **columns)
+
+
+def _columns_to_evaluate(file: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of the run's own data; it is read once before anything is spent."""
+    from flower_privsyn.data import load_users
+
+    if not values.get("held-out-fraction"):
+        raise ConfigError(
+            "--evaluate measures on users whom the run holds out: set held-out-fraction, which is "
+            f"{values.get('held-out-fraction', 'no setting of this app')}"
+        )
+    columns = {
+        key.replace("-", "_"): str(values[key])
+        for key in ("client-column", "text-column", "date-column")
+        if key in values
+    }
+    load_users(file, **columns)
+    return columns
 
 
 def resume(

@@ -85,6 +85,32 @@ def test_bad_data_is_named_before_flower_starts(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "settings", "sentence"),
+    [
+        ("users.jsonl", ["held-out-fraction=0"], "set held-out-fraction, which is 0.0"),
+        ("missing.jsonl", [], "missing.jsonl"),
+        ("users.jsonl", ["text-column=body"], "body"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_named_before_flower_starts(
+    file: str,
+    settings: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "users.jsonl").write_text('{"client_id": "a", "text": "x"}\n')
+    given = [word for setting in settings for word in ("--set", setting)]
+    app = str(EXAMPLES / "ask-once")
+    assert main(["run", app, "--run-dir", "r", "--evaluate", file, *given]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error.splitlines()[-1]
+    assert not (tmp_path / "r").exists()
+
+
 def test_an_app_without_a_run_directory_ends_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

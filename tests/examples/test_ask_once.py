@@ -9,8 +9,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.evaluation.costs import run_costs
-from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.host.launch import run_app
+from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.runs import RunDirectory
 
 APP = Path(__file__).parents[2] / "examples" / "ask-once"
@@ -18,9 +17,15 @@ APP = Path(__file__).parents[2] / "examples" / "ask-once"
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_student_is_better_after_one_upload(tmp_path: Path) -> None:
-    app = load_app(APP)
-    assert run_app(app, tmp_path / "run", resolve_config(app)).error is None
+def test_the_student_is_better_after_one_upload(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    users = APP / "ask_once" / "data" / "users.jsonl"
+    words = ["run", str(APP), "--run-dir", str(tmp_path / "run"), "--evaluate", str(users)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert STAMP in " ".join(shown.split())
+    assert "before the run: bits per byte" in shown
     run = RunDirectory.open(tmp_path / "run")
     lines = [json.loads(line) for line in run.ledger_file.read_text().splitlines()]
     (release,) = [line for line in lines if line["event"] == "release"]
@@ -29,8 +34,6 @@ def test_the_student_is_better_after_one_upload(tmp_path: Path) -> None:
     assert (costs.rounds, costs.floats_up) == (1, 8192)
     assert costs.bytes_up < 100_000
 
-    users = APP / "ask_once" / "data" / "users.jsonl"
-    assert main(["evaluate", str(run.path), "--users", str(users)]) == 0
     folder = run.path.with_name(f"{run.path.name}.evaluation")
     found = json.loads((folder / "evaluation.json").read_text())
     before, after = found["public_model"], found["trained_model"]
