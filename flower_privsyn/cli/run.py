@@ -73,18 +73,32 @@ def run(
     host_app.check_settings(loaded, values)
     host_app.check_data(loaded, values)
     runs.RunDirectory(path).refuse_existing()
-    columns = None if evaluate is None else _columns_to_evaluate(evaluate, values)
+    columns = _columns(values)
+    if evaluate is not None:
+        _check_evaluation(evaluate, values, columns)
     sys.stderr.write(f"Running {loaded.name} in {path}\n")
     with _following(path) as follow:
         outcome = launch.run_app(loaded, path, values, follow=follow)
     status = show_outcome(outcome)
-    if columns is None or status != 0:
+    if evaluate is None or status != 0:
         return status
-    return evaluate_command(str(path), users=evaluate, **columns)
+    client, text, date = columns
+    return evaluate_command(
+        str(path), users=evaluate, client_column=client, text_column=text, date_column=date
+    )
 
 
-def _columns_to_evaluate(file: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """The columns of the run's own data; it is read once before anything is spent."""
+def _columns(values: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The columns of the run's own data: user, text, date."""
+    client, text, date = (
+        str(values.get(f"{column}-column", usual))
+        for column, usual in (("client", "client_id"), ("text", "text"), ("date", "date"))
+    )
+    return client, text, date
+
+
+def _check_evaluation(file: str, values: Mapping[str, Any], columns: tuple[str, str, str]) -> None:
+    """Refuse before anything is spent what could not be measured in the end."""
     from flower_privsyn.data import load_users
 
     if not values.get("held-out-fraction"):
@@ -92,13 +106,8 @@ def _columns_to_evaluate(file: str, values: Mapping[str, Any]) -> dict[str, str]
             "--evaluate measures on users whom the run holds out: set held-out-fraction, which is "
             f"{values.get('held-out-fraction', 'no setting of this app')}"
         )
-    columns = {
-        key.replace("-", "_"): str(values[key])
-        for key in ("client-column", "text-column", "date-column")
-        if key in values
-    }
-    load_users(file, **columns)
-    return columns
+    client, text, date = columns
+    load_users(file, client_column=client, text_column=text, date_column=date)
 
 
 def resume(

@@ -90,7 +90,6 @@ def test_bad_data_is_named_before_flower_starts(
     [
         ("users.jsonl", ["held-out-fraction=0"], "set held-out-fraction, which is 0.0"),
         ("missing.jsonl", [], "missing.jsonl"),
-        ("users.jsonl", ["text-column=body"], "body"),
     ],
 )
 def test_what_cannot_be_evaluated_is_named_before_flower_starts(
