@@ -107,7 +107,8 @@ def _check_evaluation(file: str, values: Mapping[str, Any], columns: tuple[str, 
             f"{values.get('held-out-fraction', 'no setting of this app')}"
         )
     client, text, date = columns
-    load_users(file, client_column=client, text_column=text, date_column=date)
+    own = load_users(file, client_column=client, text_column=text, date_column=date)
+    own.check_documents(dated=False)
 
 
 def resume(
