@@ -12,6 +12,8 @@ Papers:
     Backurs, Lin, Mahabadi, Silwal, Tarnawski: "Efficiently Computing Similarities to Private
     Datasets" (ICLR 2024): one private data structure, any number of questions.
     Harder, Adamczewski, Park: "DP-MERF" (AISTATS 2021): one released mean of random features.
+    Saerens, Latinne, Decaestecker: "Adjusting the Outputs of a Classifier to New a Priori
+    Probabilities" (Neural Computation 2002).
     Hinton, Vinyals, Dean: "Distilling the Knowledge in a Neural Network" (2015).
 """
 

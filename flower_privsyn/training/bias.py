@@ -259,7 +259,9 @@ def unlearnt(
     as many occurrences beforehand speak for 1.
 
     A model's text and what it was trained on differ after few steps of training. With the log-ratio
-    of users' text to these texts added, it is the log-ratio of users' text to what the model says.
+    of users' text to these texts added, it is the log-ratio of users' text to what the model says:
+    by that its outputs are adjusted to other priors than it has learnt (Saerens, Latinne and
+    Decaestecker 2002).
 
     Args:
         model: a bundled short name, a folder or a hub name of a causal language model.
