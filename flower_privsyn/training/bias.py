@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,16 +161,9 @@ def score_bias(
     ]
     if not rows:
         raise ConfigError("there is nothing to choose weights by: no text has a token")
-    rows.sort(key=len, reverse=True)  # a batch of like lengths is hardly padded
-    start = 0
-    while start < len(rows):
-        step = max(1, _LOGITS // (len(rows[start]) * size))
-        tokens, attention = (part.to(network.device) for part in padded(rows[start : start + step]))
-        held = attention[:, 1:].bool()
-        with torch.inference_mode():
-            logits = network(input_ids=tokens, attention_mask=attention).logits[:, :-1]
-            grid.add(logits[held].float(), tokens[:, :-1][held], tokens[:, 1:][held])
-        start += step
+    with torch.inference_mode():
+        for _, *batch in _read(network, rows, size=size):
+            grid.add(*batch)
     return BiasScores(
         token_weights=tuple(map(float, token_weights)),
         bigram_weights=tuple(map(float, bigram_weights)),
@@ -178,6 +171,32 @@ def score_bias(
         tokens=sum(len(row) - 1 for row in rows),
         bytes=sum(len(text.encode("utf-8", "surrogatepass")) for text in texts),
     )
+
+
+def _read(
+    network: Any, rows: list[list[int]], *, size: int
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Read rows in batches; sorts them, for a batch of like lengths is hardly padded.
+
+    Args:
+        network: the model.
+        rows: tokens, the beginning one first.
+        size: of its output.
+
+    Yields:
+        How many rows there are, and of their n predictions the logits, (n, size) float32, the token
+        before each and the token itself.
+    """
+    rows.sort(key=len, reverse=True)
+    start = 0
+    while start < len(rows):
+        step = max(1, _LOGITS // (len(rows[start]) * size))
+        batch = rows[start : start + step]
+        tokens, attention = (part.to(network.device) for part in padded(batch))
+        held = attention[:, 1:].bool()
+        logits = network(input_ids=tokens, attention_mask=attention).logits[:, :-1]
+        yield len(batch), logits[held].float(), tokens[:, :-1][held], tokens[:, 1:][held]
+        start += step
 
 
 class _Grid:
@@ -291,19 +310,12 @@ def unlearnt(
         raise ConfigError("there is nothing to compare a model with: no text has a token")
     counts = np.bincount(np.concatenate(chosen), minlength=size).astype(np.float64)
     expected = torch.zeros(size, dtype=torch.float64, device=network.device)
-    chosen.sort(key=len, reverse=True)  # a batch of like lengths is hardly padded
-    start = 0
-    while start < len(chosen):
-        step = max(1, _LOGITS // (len(chosen[start]) * size))
-        batch = [[begin, *row.tolist()] for row in chosen[start : start + step]]
-        tokens, attention = (part.to(network.device) for part in padded(batch))
-        with torch.inference_mode():
-            logits = network(input_ids=tokens, attention_mask=attention).logits[:, :-1]
-            probabilities = torch.softmax(logits[attention[:, 1:].bool()].float(), dim=-1)
-            expected += probabilities.sum(0, dtype=torch.float64)
-        if progress is not None:
-            progress(len(batch))
-        start += step
+    begun = [[begin, *row.tolist()] for row in chosen]
+    with torch.inference_mode():
+        for count, logits, _, _ in _read(network, begun, size=size):
+            expected += torch.softmax(logits, dim=-1).sum(0, dtype=torch.float64)
+            if progress is not None:
+                progress(count)
     found: Float64Array = np.log((counts + _SURE) / (expected.cpu().numpy() + _SURE))
     return found
 
