@@ -64,3 +64,8 @@ def load_generator(
     if name.startswith("vllm:"):
         return VLLMGenerator(name.removeprefix("vllm:"), dtype=dtype)
     return TransformersGenerator(name, device=device, dtype=dtype, batch_size=batch_size)
+
+
+def is_remote(name: str) -> bool:
+    """Whether the name is of a generator that Transformers does not run in this process."""
+    return name.startswith(("http://", "https://", "vllm:"))

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines, write_json
+from flower_privsyn.generation.generators import is_remote
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.population import Population
@@ -187,7 +188,7 @@ class PreferenceRounds:
         # One seed for the whole round: a response depends on it, its prompt and its number, and
         # so not on where an earlier attempt stopped.
         sampling = self._sampling("responses", number)
-        size = _SERVER_BATCH if self._is_remote else _LOCAL_BATCH
+        size = _SERVER_BATCH if is_remote(self._config.generator) else _LOCAL_BATCH
         batch = max(1, size // config.responses_per_prompt)
         total = config.num_prompts * config.responses_per_prompt
         with self._progress.stage(f"Round {number}: write responses", total) as stage:
@@ -438,7 +439,7 @@ class PreferenceRounds:
                     temperature=config.temperature,
                     top_p=config.top_p,
                 ),
-                batch_size=_SERVER_BATCH if self._is_remote else _LOCAL_BATCH,
+                batch_size=_SERVER_BATCH if is_remote(self._config.generator) else _LOCAL_BATCH,
             ),
             public.seeds if seeds is None else seeds,
             ids=public.seed_ids if ids is None else ids,
@@ -475,10 +476,6 @@ class PreferenceRounds:
 
     def _record_file(self, number: int) -> Path:
         return RoundFiles(self.folder(number)).training
-
-    @property
-    def _is_remote(self) -> bool:
-        return self._config.generator.startswith(("http://", "https://", "vllm:"))
 
 
 def _flat(text: str) -> str:
