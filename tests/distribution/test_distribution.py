@@ -65,7 +65,7 @@ def test_every_subpackage_is_importable_from_the_wheel(built: tuple[set[str], se
 
 
 def test_front_door_rooms_are_relative_links() -> None:
-    for room in ("strategies", "client_apps"):
+    for room in ("strategies", "client_apps", "examples"):
         link = ROOT / room
         assert link.is_symlink()
         assert str(link.readlink()) == f"flower_privsyn/{room}"
