@@ -1,7 +1,7 @@
 """The command `privsyn`: run and resume apps, look at runs, plan a privacy budget.
 
-A file per command, listed in `app.py`. A command imports what it works with when it is called, so
-that `privsyn --help` loads neither Flower nor a model library.
+A file per command, listed in `app.py`. A command is imported when it is called, and imports what it
+works with only then, so that `privsyn --help` loads neither Flower nor a model library, nor Typer.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import sys
 from collections.abc import Sequence
 
 import click
-import typer.main
 
 from flower_privsyn import environment
-from flower_privsyn.cli.app import app
+from flower_privsyn.cli.app import privsyn
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain
 from flower_privsyn.cli.signals import Stopped
 from flower_privsyn.errors import PrivsynError
@@ -33,12 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         something failed unexpectedly, 130 when it was interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Not called as Typer would: it would show unexpected errors with the values of variables,
-    # which may be private text.
-    command = typer.main.get_command(app)
     try:
-        with command.make_context("privsyn", words.copy(), obj=words) as context:
-            return int(command.invoke(context))
+        with privsyn.make_context("privsyn", words.copy(), obj=words) as context:
+            return int(privsyn.invoke(context))
     except click.exceptions.Exit as end:  # of --help and --version
         return end.exit_code
     except click.UsageError as error:

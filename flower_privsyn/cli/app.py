@@ -1,77 +1,98 @@
-"""The commands of `privsyn`, in the order of its help."""
+"""The commands of `privsyn`, in the order of its help.
+
+A command's file, and Typer with it, is imported when the command is called: `privsyn --help` reads
+no more than the table below.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Final
 
-import typer
+import click
 
-from flower_privsyn.cli.budget import budget
-from flower_privsyn.cli.compare import compare
-from flower_privsyn.cli.embed import embed
-from flower_privsyn.cli.evaluate import evaluate
-from flower_privsyn.cli.inspect import inspect
-from flower_privsyn.cli.methods import methods
-from flower_privsyn.cli.migrate import migrate
-from flower_privsyn.cli.node import node
-from flower_privsyn.cli.options import PlainCommand, SeveralValues
-from flower_privsyn.cli.report import report
-from flower_privsyn.cli.run import resume, run
-from flower_privsyn.cli.simulate import simulate
-from flower_privsyn.cli.sketch import sketch
 from flower_privsyn.environment import library_versions
 
-app = typer.Typer(
-    help="Differentially private synthetic text with Flower.",
-    add_completion=False,
-    suggest_commands=False,  # click does
-    # Plain words: what a user typed may look like markup, and a pipe may read what is printed.
-    rich_markup_mode=None,
-    # A traceback with the values of variables would show private text.
-    pretty_exceptions_enable=False,
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS: Final = {
+    "new": ("new", "write an example to start from"),
+    "run": ("run", "run a Flower app on this machine and follow it to its end"),
+    "resume": ("run", "continue an interrupted run"),
+    "inspect": ("inspect", "show what a run has done and what it has spent"),
+    "migrate": ("migrate", "convert a run directory of version 0.1"),
+    "evaluate": ("evaluate", "measure a run on held-out private text (not private)"),
+    "methods": ("methods", "list the methods and their papers, or the settings of one"),
+    "embed": ("embed", "embed a node's text before a run, in several processes and with progress"),
+    "simulate": (
+        "simulate",
+        "write a population of any size from public text, for tests of scale",
+    ),
+    "compare": (
+        "compare",
+        "run every method on the same users and compare what it gives and costs (not private)",
+    ),
+    "report": ("report", "write a page about a run or a comparison, to be opened in a browser"),
+    "budget": ("budget", "noise for a privacy budget, or the other way round"),
+    "node": ("node", "say what this node allows, and see what its users have spent"),
+    "sketch": ("sketch", "show what the release of a joint sketch says"),
+}
+"""A command's file in `flower_privsyn.cli`, which holds a function or a group of its name, and the
+words of the help."""
 
 
-def _version(asked: bool) -> None:
+class Privsyn(click.Group):
+    """`privsyn` itself: knows its commands by name and words, and imports one to call it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the help."""
+        return list(self.commands)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command by its name; None where there is none."""
+        return _imported(cmd_name, *COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
+
+
+def _imported(name: str, file: str, words: str) -> click.Command:
+    """A command or a group of them, as click takes it."""
+    import typer.main
+
+    from flower_privsyn.cli.options import PlainCommand, SeveralValues, plain_group
+
+    found = getattr(import_module(f"flower_privsyn.cli.{file}"), name)
+    if not isinstance(found, typer.Typer):
+        function, found = found, plain_group()
+        found.command(cls=SeveralValues if name == "compare" else PlainCommand)(function)
+    command = typer.main.get_command(found)
+    command.name, command.short_help = name, words
+    return command
+
+
+def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
         found = library_versions("flower-privsyn", "flwr")
         print(f"privsyn {found['flower-privsyn']} (flwr {found['flwr']})")
-        raise typer.Exit
+        context.exit()
 
 
-@app.callback()
-def _privsyn(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_version, is_eager=True, help="print the versions and exit"
-        ),
-    ] = False,
-) -> None:
-    """Take the options that stand before the command."""
-
-
-for _command, _words in (
-    (run, "run a Flower app on this machine and follow it to its end"),
-    (resume, "continue an interrupted run"),
-    (inspect, "show what a run has done and what it has spent"),
-    (migrate, "convert a run directory of version 0.1"),
-    (evaluate, "measure a run on held-out private text (not private)"),
-    (methods, "list the methods and their papers, or the settings of one"),
-    (embed, "embed a node's text before a run, in several processes and with progress"),
-    (simulate, "write a population of any size from public text, for tests of scale"),
-    (
-        compare,
-        "run every method on the same users and compare what it gives and costs (not private)",
-    ),
-    (report, "write a page about a run or a comparison, to be opened in a browser"),
-    (budget, "noise for a privacy budget, or the other way round"),
-):
-    _class = SeveralValues if _command is compare else PlainCommand
-    app.command(cls=_class, short_help=_words)(_command)
-app.add_typer(
-    node, name="node", short_help="say what this node allows, and see what its users have spent"
+privsyn = Privsyn(
+    "privsyn",
+    help="Differentially private synthetic text with Flower.",
+    # By name alone: for the order of the help, and for what a mistyped name is close to.
+    commands={name: click.Command(name, short_help=words) for name, (_, words) in COMMANDS.items()},
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_version,
+            help="print the versions and exit",
+        )
+    ],
 )
-app.add_typer(sketch, name="sketch", short_help="show what the release of a joint sketch says")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flower_privsyn.cli.options import Json, PlainCommand, option
+from flower_privsyn.cli.options import Json, PlainCommand, option, plain_group
 from flower_privsyn.cli.output import number
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError
@@ -17,8 +17,8 @@ from flower_privsyn.errors import ConfigError
 if TYPE_CHECKING:
     from flower_privsyn.node.policy import NodePolicy
 
-node = typer.Typer(
-    help="For the owner of a node: the policy that bounds what servers may ask, and the node's "
+node = plain_group(
+    "For the owner of a node: the policy that bounds what servers may ask, and the node's "
     "own account of what was answered."
 )
 

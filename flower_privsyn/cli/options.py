@@ -21,6 +21,24 @@ def option(metavar: str, words: str | None = None, *names: str, show_default: bo
     return typer.Option(*names, metavar=metavar, help=words, show_default=show_default)
 
 
+def plain_group(words: str | None = None) -> typer.Typer:
+    """A group of commands that prints plain words.
+
+    Args:
+        words: its help.
+    """
+    return typer.Typer(
+        help=words,
+        add_completion=False,
+        suggest_commands=False,  # click does
+        # What a user typed may look like markup, and a pipe may read what is printed.
+        rich_markup_mode=None,
+        # A traceback with the values of variables would show private text.
+        pretty_exceptions_enable=False,
+        pretty_exceptions_show_locals=False,
+    )
+
+
 RunDir = Annotated[str, typer.Argument(metavar="DIR", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Config = Annotated[str | None, option("NAME", "settings from the app's conf/NAME.toml")]

@@ -6,15 +6,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from flower_privsyn.cli.options import Json, PlainCommand, RunDir, option
+from flower_privsyn.cli.options import Json, PlainCommand, RunDir, option, plain_group
 from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-sketch = typer.Typer(help="What the release of a joint sketch says of its users' text.")
+sketch = plain_group("What the release of a joint sketch says of its users' text.")
 
 
 @sketch.callback()

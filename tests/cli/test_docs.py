@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 import pytest
-import typer.main
 
-from flower_privsyn.cli.app import app
+from flower_privsyn.cli.app import privsyn
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("[be]*/*/*.md")])
@@ -25,7 +24,7 @@ def _lines(text: str) -> list[str]:
 def test_command_lines_can_be_read(page: Path) -> None:
     for line in _lines(page.read_text("utf-8")):
         words = shlex.split(line, comments=True)
-        command: click.Command = typer.main.get_command(app)
+        command: click.Command = privsyn
         context = command.make_context("privsyn", words)
         while isinstance(command, click.Group):
             rest = [*context._protected_args, *context.args]

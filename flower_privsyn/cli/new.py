@@ -1,0 +1,65 @@
+"""`privsyn new`: an example of the package, written into a folder of one's own."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from flower_privsyn.errors import ConfigError
+
+EXAMPLES: Final = Path(__file__).parents[1] / "examples"
+"""The folder of the examples, part of the package."""
+
+NEXT_STEPS: Final = {
+    "quickstart": ("privsyn run {app}",),
+    "own-data": ("privsyn run {app} --set data=FILE",),
+    "existing-federation": ("privsyn run {app}/before", "privsyn run {app}/after"),
+    "ask-once": ("privsyn run {app}",),
+}
+"""The examples that can be written, and what to type next."""
+
+
+def new(
+    example: Annotated[str, typer.Argument(metavar="EXAMPLE", hidden=True)],
+    folder: Annotated[str, typer.Argument(metavar="DIR", hidden=True)],
+) -> int:
+    """Write an example into a folder, to run it, read it and change it.
+
+    DIR is a folder that is new or empty. EXAMPLE is one of these:
+
+    quickstart: PrE-Text on the words of 495 people who spoke in the US Congress.
+
+    own-data: the same on a file of yours.
+
+    existing-federation: a Flower app before and after private synthetic text.
+
+    ask-once: one question to some 500 authors, and a small model of what they write.
+    """
+    if example not in NEXT_STEPS:
+        raise ConfigError(f"EXAMPLE must be one of {', '.join(NEXT_STEPS)}, got {example}")
+    shown = str(Path(folder))
+    target = Path(folder).expanduser()
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise ConfigError(f"DIR must be a folder that is new or empty, got {folder}")
+        _copy(EXAMPLES / example, target)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
+    print(f"{shown} holds the example {example}; {shown}/README.md says what is in it. Next:\n")
+    for command in NEXT_STEPS[example]:
+        print(f"    {command.format(app=shlex.quote(shown))}")
+    return 0
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy what a folder holds, without the rights of an installed package's files."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in sorted(source.rglob("*")):
+        place = target / file.relative_to(source)
+        if file.is_file() and "__pycache__" not in file.parts:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)

@@ -1,0 +1,81 @@
+"""`privsyn new`: an example of the package in a folder of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.cli.new import EXAMPLES, NEXT_STEPS
+from flower_privsyn.host.app import load_app, resolve_config
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+@pytest.mark.parametrize("example", NEXT_STEPS)
+def test_an_example_is_written_whole_and_can_be_run(
+    example: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", example, "my apps/first/"]) == 0
+    assert files(Path("my apps/first")) == files(EXAMPLES / example)
+    shown = capsys.readouterr().out
+    assert "my apps/first/README.md" in shown
+    commands = [line.strip() for line in shown.splitlines() if line.startswith("    privsyn run ")]
+    assert len(commands) == len(NEXT_STEPS[example])
+    for command in commands:
+        assert command.startswith("privsyn run 'my apps/first'")
+        folder = command.removeprefix("privsyn run ").split(" --set")[0].replace("'", "")
+        app = load_app(folder)
+        assert resolve_config(app) == app.defaults
+        assert app.path.is_relative_to(tmp_path)
+
+
+def test_every_app_among_the_examples_can_be_written() -> None:
+    apps = {path.relative_to(EXAMPLES).parts[0] for path in EXAMPLES.rglob("pyproject.toml")}
+    assert apps == set(NEXT_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["quikstart", "new"],
+            "EXAMPLE must be one of quickstart, own-data, existing-federation, ask-once, "
+            "got quikstart",
+        ),
+        (["quickstart", "full"], "DIR must be a folder that is new or empty, got full"),
+        (["quickstart", "file"], "DIR must be a folder that is new or empty, got file"),
+        (["quickstart", "file/below"], "file/below cannot be written: Not a directory"),
+    ],
+)
+def test_what_cannot_be_written_is_one_sentence(
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    (tmp_path / "file").touch()
+    assert main(["new", *words]) == 2
+    assert capsys.readouterr().err == f"privsyn: {sentence}\n"
+    assert files(tmp_path) == {"full/mine": b"", "file": b""}
+
+
+def test_what_is_written_may_be_changed_where_the_package_may_not(tmp_path: Path) -> None:
+    assert main(["new", "own-data", str(tmp_path)]) == 0  # an empty folder is as good as none
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        assert path.stat().st_mode & 0o200, path
