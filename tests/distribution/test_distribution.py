@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -83,11 +85,39 @@ def test_importing_the_package_loads_no_heavy_library() -> None:
     assert output.stdout.strip() == "[]"
 
 
-def test_public_names_resolve() -> None:
+def test_public_names_are_imported_on_first_use() -> None:
     import flower_privsyn
 
-    assert len(flower_privsyn.__all__) <= 12
+    assert dir(flower_privsyn) == sorted(flower_privsyn.__all__)
     for name in flower_privsyn.__all__:
         assert getattr(flower_privsyn, name) is not None
-    with pytest.raises(AttributeError, match="POPri"):
-        flower_privsyn.POPri  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'PORPi'"):
+        flower_privsyn.PORPi  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["flower_privsyn", "flower_privsyn.strategies"])
+def test_public_names_are_those_that_type_checkers_see(module: str) -> None:
+    found = importlib.import_module(module)
+    (checked,) = (
+        node
+        for node in ast.parse(Path(str(found.__file__)).read_text()).body
+        if isinstance(node, ast.If)
+    )
+    seen = {
+        alias.name: node.module
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == {name: f"flower_privsyn.{home}" for name, home in found._HOMES.items()}
+    assert {*seen, "__version__"} == {*found.__all__, "__version__"}
+    assert len(set(found.__all__)) == len(found.__all__)
+
+
+def test_every_method_and_its_settings_are_public_names() -> None:
+    import flower_privsyn
+    from flower_privsyn.strategies import STRATEGIES
+
+    for config, strategy in STRATEGIES.values():
+        assert getattr(flower_privsyn, config.__name__) is config
+        assert getattr(flower_privsyn, strategy.__name__) is strategy

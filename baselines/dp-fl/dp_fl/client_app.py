@@ -4,10 +4,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from flower_privsyn import load_users
-from flower_privsyn.client_apps import users_of_node
-from flower_privsyn.client_apps.training import create_training_app
-from flower_privsyn.data import Users
+from flower_privsyn import Users, create_training_app, load_users, users_of_node
 
 SAMPLE = Path(__file__).parent / "sample" / "users.jsonl"
 

@@ -3,8 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn.errors import ConfigError
-from flower_privsyn.strategies import strategy_of
+from flower_privsyn import ConfigError, strategy_of
 
 app = ServerApp()
 

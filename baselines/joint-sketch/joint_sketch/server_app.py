@@ -3,7 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn.strategies import JointSketch, JointSketchConfig
+from flower_privsyn import JointSketch, JointSketchConfig
 
 app = ServerApp()
 

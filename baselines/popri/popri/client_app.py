@@ -4,9 +4,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from flower_privsyn import create_client_app, load_users
-from flower_privsyn.client_apps import users_of_node
-from flower_privsyn.data import Users
+from flower_privsyn import Users, create_client_app, load_users, users_of_node
 
 SAMPLE = Path(__file__).parent / "sample" / "users.jsonl"
 

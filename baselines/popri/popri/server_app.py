@@ -3,8 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn.errors import ConfigError
-from flower_privsyn.strategies import KernelSketch, KernelSketchConfig, POPri, POPriConfig
+from flower_privsyn import ConfigError, KernelSketch, KernelSketchConfig, POPri, POPriConfig
 
 app = ServerApp()
 

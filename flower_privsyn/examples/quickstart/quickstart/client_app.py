@@ -4,8 +4,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from flower_privsyn import create_client_app, load_users
-from flower_privsyn.data import Users
+from flower_privsyn import Users, create_client_app, load_users
 
 DATA = Path(__file__).parent / "data" / "users.jsonl"
 

@@ -4,8 +4,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from word_model.task import read_rows
 
-from flower_privsyn import add_handlers
-from flower_privsyn.data import Users
+from flower_privsyn import Users, add_handlers
 
 app = ClientApp()
 
