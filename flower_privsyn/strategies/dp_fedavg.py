@@ -22,7 +22,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, Unpack, final
 
 from annotated_types import Ge, Le
 
@@ -37,6 +37,9 @@ from flower_privsyn.strategies.parts.federated_training import (
     FederatedTraining,
     FederatedTrainingConfig,
 )
+
+if TYPE_CHECKING:
+    from flower_privsyn.preset_keywords import DPFedAvgKeywords
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -101,46 +104,52 @@ class DPFedAvgConfig(FederatedTrainingConfig):
 
     @classmethod
     def pre_text(
-        cls,
-        *,
-        local_learning_rate: float = 0.1,
-        num_rounds: int = 20,
-        clip_norm: float = 0.1,
-        **overrides: Any,
+        cls, *, epsilon: float | None = None, **overrides: Unpack[DPFedAvgKeywords]
     ) -> Self:
         """One cell of PrE-Text's grid for its DP-FedAvg baseline: 4 samples a step, one epoch.
+
+        Without others, the cell of learning rate 0.1, 20 rounds and clip norm 0.1.
 
         Raises:
             ConfigError: a value is not in `PRE_TEXT_GRID`.
         """
-        chosen = {
-            "local_learning_rate": local_learning_rate,
-            "num_rounds": num_rounds,
-            "clip_norm": clip_norm,
+        preset: dict[str, Any] = {
+            "local_batch_size": 4,
+            **_UNCAPPED,
+            "local_learning_rate": 0.1,
+            "num_rounds": 20,
+            "clip_norm": 0.1,
+            **overrides,
         }
-        for key, value in chosen.items():
-            if value not in PRE_TEXT_GRID[key]:
-                allowed = ", ".join(f"{option:g}" for option in PRE_TEXT_GRID[key])
+        for key, values in PRE_TEXT_GRID.items():
+            if preset[key] not in values:
+                allowed = ", ".join(f"{option:g}" for option in values)
                 raise ConfigError(
                     f"{key.replace('_', '-')} must be one of {allowed} in PrE-Text's grid, "
-                    f"got {value!r}"
+                    f"got {preset[key]!r}"
                 )
-        return cls(**{"local_batch_size": 4, **_UNCAPPED, **chosen, **overrides})
+        return cls(epsilon=epsilon, **preset)
 
     @classmethod
-    def popri(
-        cls, *, local_learning_rate: float = 0.03, clip_norm: float = 0.1, **overrides: Any
-    ) -> Self:
+    def popri(cls, *, epsilon: float | None = None, **overrides: Unpack[DPFedAvgKeywords]) -> Self:
         """POPri's DP-FedAvg baseline: 20 rounds, 2 samples a step, rate and clip in its ranges.
+
+        Without others, learning rate 0.03 and clip norm 0.1.
 
         Raises:
             ConfigError: a value is outside `POPRI_RANGES`.
         """
-        chosen = {"local_learning_rate": local_learning_rate, "clip_norm": clip_norm}
-        for key, value in chosen.items():
-            low, high = POPRI_RANGES[key]
-            check_number(key.replace("_", "-"), value, ge=low, le=high)
-        return cls(**{"num_rounds": 20, "local_batch_size": 2, **_UNCAPPED, **chosen, **overrides})
+        preset: dict[str, Any] = {
+            "num_rounds": 20,
+            "local_batch_size": 2,
+            **_UNCAPPED,
+            "local_learning_rate": 0.03,
+            "clip_norm": 0.1,
+            **overrides,
+        }
+        for key, (low, high) in POPRI_RANGES.items():
+            check_number(key.replace("_", "-"), preset[key], ge=low, le=high)
+        return cls(epsilon=epsilon, **preset)
 
 
 @final

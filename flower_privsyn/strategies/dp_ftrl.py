@@ -22,7 +22,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack, final
 
 from annotated_types import Ge, Le
 
@@ -46,6 +46,9 @@ from flower_privsyn.strategies.parts.federated_training import (
     FederatedTraining,
     FederatedTrainingConfig,
 )
+
+if TYPE_CHECKING:
+    from flower_privsyn.preset_keywords import DPFTRLKeywords
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -192,7 +195,7 @@ class DPFTRLConfig(FederatedTrainingConfig):
         users_per_round: int = 1_000,
         epsilon: Literal["1", "7"] = "7",
         twenty: Literal["epochs", "rounds"] = "epochs",
-        **overrides: Any,
+        **overrides: Unpack[DPFTRLKeywords],
     ) -> Self:
         """POPri's DP-FTRL baseline: trees with a restart in every pass over the users.
 
@@ -219,22 +222,23 @@ class DPFTRLConfig(FederatedTrainingConfig):
             )
         check_choice("twenty", twenty, ("epochs", "rounds"))
         passes = users // users_per_round
-        return cls(
-            **{
-                "noise_multiplier": row,
-                "delta": 3e-6,
-                "num_rounds": 20 * passes if twenty == "epochs" else 20,
-                "min_separation": passes,
-                "correlation": "tree",
-                "accountant": "rdp",
-                "local_batch_size": 2,
-                "local_learning_rate": 0.03,
-                **overrides,
-            }
-        )
+        preset: dict[str, Any] = {
+            "noise_multiplier": row,
+            "delta": 3e-6,
+            "num_rounds": 20 * passes if twenty == "epochs" else 20,
+            "min_separation": passes,
+            "correlation": "tree",
+            "accountant": "rdp",
+            "local_batch_size": 2,
+            "local_learning_rate": 0.03,
+            **overrides,
+        }
+        return cls(**preset)
 
     @classmethod
-    def public_llm(cls, *, epsilon: Literal["1.77", "18.71"] = "1.77", **overrides: Any) -> Self:
+    def public_llm(
+        cls, *, epsilon: Literal["1.77", "18.71"] = "1.77", **overrides: Unpack[DPFTRLKeywords]
+    ) -> Self:
         """DP-FTRL of "Can Public Large Language Models Help Private Cross-device FL?".
 
         One tree over 1,600 rounds of 100 of 342,000 users, each at most once (Wang et al. 2023).
@@ -247,18 +251,17 @@ class DPFTRLConfig(FederatedTrainingConfig):
             ConfigError: no such epsilon is printed.
         """
         check_choice("epsilon", epsilon, tuple(PUBLIC_LLM_TREES))
-        return cls(
-            **{
-                "noise_multiplier": PUBLIC_LLM_TREES[epsilon],
-                "delta": 1e-6,
-                "num_rounds": 1_600,
-                "min_separation": 3_420,
-                "max_participations": 1,
-                "correlation": "tree",
-                "accountant": "rdp",
-                **overrides,
-            }
-        )
+        preset: dict[str, Any] = {
+            "noise_multiplier": PUBLIC_LLM_TREES[epsilon],
+            "delta": 1e-6,
+            "num_rounds": 1_600,
+            "min_separation": 3_420,
+            "max_participations": 1,
+            "correlation": "tree",
+            "accountant": "rdp",
+            **overrides,
+        }
+        return cls(**preset)
 
 
 @final

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack, final
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,7 @@ from flower_privsyn.strategies.parts.sketch import Sketch, sketch_query
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import TextGenerator
+    from flower_privsyn.preset_keywords import POPriKeywords
     from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
@@ -132,9 +133,9 @@ class POPriConfig(PreferenceConfig):
         )
 
     @classmethod
-    def popri(cls, **overrides: Any) -> Self:
+    def popri(cls, *, epsilon: float | None = None, **overrides: Unpack[POPriKeywords]) -> Self:
         """POPri at the paper's size with our corrections: give `epsilon`."""
-        return cls(**overrides)
+        return cls(epsilon=epsilon, **overrides)
 
     @classmethod
     def popri_as_printed(
@@ -142,7 +143,7 @@ class POPriConfig(PreferenceConfig):
         *,
         epsilon: Literal["1", "7"],
         participation: Participation = "full",
-        **overrides: Any,
+        **overrides: Unpack[POPriKeywords],
     ) -> Self:
         """The published settings: scores not centred, clipped, one number per response.
 
@@ -150,17 +151,16 @@ class POPriConfig(PreferenceConfig):
         range) on a cosine, 24 pairs a step, 2 epochs; the noise multiplier of Table 3 by Renyi
         accounting of Poisson sampling, which is what is drawn here.
         """
-        return cls(
-            **{
-                **_printed_noise(epsilon, participation),
-                **_poisson(participation),
-                "centre": "none",
-                "scale": "clip",
-                "answer_space": "candidates",
-                "learning_rate": 8e-7,
-                **overrides,
-            }
-        )
+        preset: dict[str, Any] = {
+            **_printed_noise(epsilon, participation),
+            **_poisson(participation),
+            "centre": "none",
+            "scale": "clip",
+            "answer_space": "candidates",
+            "learning_rate": 8e-7,
+            **overrides,
+        }
+        return cls(**preset)
 
     @classmethod
     def popri_as_coded(
@@ -168,7 +168,7 @@ class POPriConfig(PreferenceConfig):
         *,
         epsilon: Literal["1", "7"],
         participation: Participation = "full",
-        **overrides: Any,
+        **overrides: Unpack[POPriKeywords],
     ) -> Self:
         """What the authors released: scores centred over all responses and scaled to norm 1.
 
@@ -179,24 +179,23 @@ class POPriConfig(PreferenceConfig):
         fixed: dict[str, Any] = {}
         if participation != "full":
             fixed = {"sampling": "fixed-size", "sample_size": 1000}
-        return cls(
-            **{
-                **_printed_noise(epsilon, participation),
-                **fixed,
-                "centre": "all",
-                "scale": "unit",
-                "answer_space": "candidates",
-                "beta": 0.01,
-                "lora_rank": 16,
-                "lora_alpha": 16,
-                "learning_rate": 8e-7,
-                "learning_rate_schedule": "constant",
-                "warmup_steps": 10,
-                "training_epochs": 1,
-                "reference": "previous",
-                **overrides,
-            }
-        )
+        preset: dict[str, Any] = {
+            **_printed_noise(epsilon, participation),
+            **fixed,
+            "centre": "all",
+            "scale": "unit",
+            "answer_space": "candidates",
+            "beta": 0.01,
+            "lora_rank": 16,
+            "lora_alpha": 16,
+            "learning_rate": 8e-7,
+            "learning_rate_schedule": "constant",
+            "warmup_steps": 10,
+            "training_epochs": 1,
+            "reference": "previous",
+            **overrides,
+        }
+        return cls(**preset)
 
 
 def _printed_noise(epsilon: str, participation: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Unpack, final
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import Expand, TextGenerator, Variation
     from flower_privsyn.host.progress import Progress
+    from flower_privsyn.preset_keywords import PrivateEvolutionKeywords
     from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
@@ -144,33 +145,37 @@ class PrivateEvolutionConfig(PrivateSumConfig):
         )
 
     @classmethod
-    def pre_text(cls, **overrides: Any) -> Self:
+    def pre_text(
+        cls, *, epsilon: float | None = None, **overrides: Unpack[PrivateEvolutionKeywords]
+    ) -> Self:
         """PrE-Text: 11 rounds, full participation, 64-token samples, at most 8 per user.
 
         Noise is added exactly as accounted, the cap is enforced on the client, masks are counted
         per text and the threshold follows the noise. `pre_text_as_printed` has the paper's votes.
         """
-        return cls(**{"num_candidates": 2048, "lookahead": 4, **overrides})
+        preset: dict[str, Any] = {"num_candidates": 2048, "lookahead": 4, **overrides}
+        return cls(epsilon=epsilon, **preset)
 
     @classmethod
-    def pre_text_as_printed(cls, *, epsilon: Literal["1.29", "7.58"], **overrides: Any) -> Self:
+    def pre_text_as_printed(
+        cls, *, epsilon: Literal["1.29", "7.58"], **overrides: Unpack[PrivateEvolutionKeywords]
+    ) -> Self:
         """The published settings of one of PrE-Text's two budgets.
 
         Noise multiplier 11.3 (epsilon 1.29 by the papers' RDP accountant) or 2.31 (7.58), N_syn
         1,024 or 2,048, H in votes, survivors counted once per round.
         """
         strong = epsilon == "1.29"
-        return cls(
-            **{
-                "noise_multiplier": 11.3 if strong else 2.31,
-                "accountant": "rdp",
-                "num_candidates": 1024 if strong else 2048,
-                "threshold": PRE_TEXT_THRESHOLD_VOTES * (5.9 if strong else 1.0),
-                "threshold_unit": "votes",
-                "survivor_weights": "counted",
-                **overrides,
-            }
-        )
+        preset: dict[str, Any] = {
+            "noise_multiplier": 11.3 if strong else 2.31,
+            "accountant": "rdp",
+            "num_candidates": 1024 if strong else 2048,
+            "threshold": PRE_TEXT_THRESHOLD_VOTES * (5.9 if strong else 1.0),
+            "threshold_unit": "votes",
+            "survivor_weights": "counted",
+            **overrides,
+        }
+        return cls(**preset)
 
 
 @final

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,9 @@ from flower_privsyn.training.fingerprint import weight_files
 from flower_privsyn.training.loss import add_gradient
 from flower_privsyn.training.retokenize import retokenized
 from flower_privsyn.training.tokens import first_token, text_window, token_rows
+
+if TYPE_CHECKING:
+    from flower_privsyn.preset_keywords import CausalTrainingKeywords
 
 #: Seconds between checkpoints: what is lost in a crash is at most this.
 CHECKPOINT_SECONDS = 60.0
@@ -138,7 +141,7 @@ class CausalTraining(Settings):
         return f"training setting {name}"
 
     @classmethod
-    def distilgpt2(cls, **overrides: Any) -> Self:
+    def distilgpt2(cls, **overrides: Unpack[CausalTrainingKeywords]) -> Self:
         """PrE-Text's and POPri's downstream training of DistilGPT2.
 
         AdamW at 2e-4, texts cut to 64 tokens with the beginning and the end, 20 epochs of steps of
@@ -147,38 +150,36 @@ class CausalTraining(Settings):
         DistilGPT2 tuned on C4, keep the best epoch by private validation text, which is outside
         the budget, and tokenize twice (`retokenize=True`); here the last epoch is kept.
         """
-        return cls(
-            **{
-                "learning_rate": 2e-4,
-                "batch_size": 256 * 64,
-                "micro_batch_size": 256,
-                "epochs": 20,
-                "max_tokens": 63,  # and the beginning: 64
-                "long_texts": "cut",
-                "schedule": "constant",
-                "warmup_steps": 0,
-                "max_gradient_norm": 0.0,
-                **overrides,
-            }
-        )
+        preset: dict[str, Any] = {
+            "learning_rate": 2e-4,
+            "batch_size": 256 * 64,
+            "micro_batch_size": 256,
+            "epochs": 20,
+            "max_tokens": 63,  # and the beginning: 64
+            "long_texts": "cut",
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "max_gradient_norm": 0.0,
+            **overrides,
+        }
+        return cls(**preset)
 
     @classmethod
-    def bert(cls, **overrides: Any) -> Self:
+    def bert(cls, **overrides: Unpack[CausalTrainingKeywords]) -> Self:
         """CTCL's and Aug-PE's downstream training of BERT-mini and BERT-small as causal models.
 
         6,000 steps of 64 rows at 3e-4. The model folder's configuration must say
         `is_decoder = true`, or a token would see those after it; such a folder loads as causal.
         """
-        return cls(
-            **{
-                "learning_rate": 3e-4,
-                "batch_size": 64,
-                "max_steps": 6000,
-                "schedule": "constant",
-                "warmup_steps": 0,
-                **overrides,
-            }
-        )
+        preset: dict[str, Any] = {
+            "learning_rate": 3e-4,
+            "batch_size": 64,
+            "max_steps": 6000,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            **overrides,
+        }
+        return cls(**preset)
 
 
 @dataclass(frozen=True, kw_only=True)

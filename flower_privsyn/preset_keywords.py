@@ -1,0 +1,171 @@
+"""Keyword arguments of presets, as type checkers and completion know them.
+
+Written by `python -m scripts.preset_keywords` from the classes of the settings, where every key is
+declared once with its range, its default and what it means. `epsilon` is an argument of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class PrivateSumKeywords(TypedDict, total=False):
+    """Settings of `PrivateSumConfig`."""
+
+    noise_multiplier: float | None
+    delta: float
+    num_rounds: int
+    num_users: int
+    num_nodes: int
+    sampling_rate: float
+    sample_size: int
+    max_nodes_per_user: int
+    relation: Literal["zero-out", "add-remove", "replace-one"]
+    accountant: Literal["pld", "rdp"]
+    min_users: int | None
+    accept_noise: bool
+    embedding_model: str
+    embedding_precision: Literal["float32", "bfloat16"]
+    broadcast_precision: Literal["float16", "float32"]
+    max_tokens: int
+    max_samples: int
+    newer_than: str
+    held_out_fraction: float
+    seed: int
+    node_timeout: float
+    round_timeout: float
+    run_dir: str
+    resume: bool
+
+
+class PreferenceKeywords(PrivateSumKeywords, total=False):
+    """Settings of `PreferenceConfig`."""
+
+    sampling: Literal["full", "poisson", "fixed-size"]
+    num_prompts: int
+    responses_per_prompt: int
+    rejected_rank: int
+    loss: Literal["dpo", "ipo", "sft"]
+    beta: float
+    lora_rank: int
+    lora_alpha: int
+    learning_rate: float
+    learning_rate_schedule: Literal["cosine", "constant"]
+    warmup_steps: int
+    training_epochs: int
+    training_batch_size: int
+    training_micro_batch_size: int
+    gradient_checkpointing: bool
+    reference: Literal["base", "previous"]
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    prompt: str
+    generator: str
+    generator_api_key_env: str
+    training_model: str
+    public_text: str
+    synthetic_samples: int
+    checkpoint: Literal["last", "sketch-mmd", "validation"]
+    research: bool
+    validation_text: str
+    patience: int
+    num_features: int
+    bandwidth: float
+    embedding_weight: float
+
+
+class FederatedTrainingKeywords(PrivateSumKeywords, total=False):
+    """Settings of `FederatedTrainingConfig`."""
+
+    model: str
+    trainable: Literal["full", "lora", "layers"]
+    trainable_layers: str
+    lora_rank: int
+    lora_alpha: int
+    local_precision: Literal["float32", "bfloat16"]
+    local_learning_rate: float
+    local_epochs: int
+    local_batch_size: int
+    local_steps: int
+    clip_norm: float
+    server_learning_rate: float
+    server_momentum: float
+    checkpoints: Literal["last", "all"]
+
+
+class PrivateEvolutionKeywords(PrivateSumKeywords, total=False):
+    """Settings of `PrivateEvolutionConfig`."""
+
+    sampling: Literal["full", "poisson", "fixed-size"]
+    num_candidates: int
+    lookahead: int
+    clip: Literal["count", "l2"]
+    clip_to: float
+    threshold: float
+    threshold_unit: Literal["noise-std", "votes"]
+    public_text: str
+    variation_model: str
+    mask_fraction: float
+    mask_steps: int
+    generator: str
+    generator_api_key_env: str
+    prompt: str
+    expand_samples: int
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    survivor_weights: Literal["distinct", "counted"]
+    output: Literal["expanded", "survivors", "both"]
+
+
+class POPriKeywords(PreferenceKeywords, total=False):
+    """Settings of `POPriConfig`."""
+
+    centre: Literal["prompt", "all", "none"]
+    scale: Literal["clip", "unit"]
+    answer_space: Literal["candidates", "span"]
+    project_scores: bool
+
+
+class DPFedAvgKeywords(FederatedTrainingKeywords, total=False):
+    """Settings of `DPFedAvgConfig`."""
+
+    sampling: Literal["full", "poisson", "fixed-size"]
+    adaptive_clipping: bool
+    clip_quantile: float
+    clip_learning_rate: float
+    clip_bit_share: float
+
+
+class DPFTRLKeywords(FederatedTrainingKeywords, total=False):
+    """Settings of `DPFTRLConfig`."""
+
+    sampling: Literal["cyclic"]
+    min_separation: int
+    max_participations: int
+    correlation: Literal["blt", "banded", "banded-square-root", "tree", "tree-honaker"]
+    noise_buffers: int
+    noise_bands: int
+    tree_restart: int
+    tree_completion: bool
+
+
+class CausalTrainingKeywords(TypedDict, total=False):
+    """Settings of `CausalTraining`."""
+
+    learning_rate: float
+    batch_size: int
+    micro_batch_size: int
+    epochs: int
+    max_steps: int
+    max_tokens: int
+    layout: Literal["pad", "pack"]
+    long_texts: Literal["split", "cut"]
+    retokenize: bool
+    schedule: Literal["constant", "linear", "cosine"]
+    warmup_steps: int
+    weight_decay: float
+    max_gradient_norm: float
+    device: Literal["auto", "cpu", "cuda"]
+    precision: Literal["auto", "float32", "bfloat16"]
