@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import json
 import math
 import os
+import re
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +17,12 @@ from typing import Any
 
 from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import RunDirectoryError
+
+#: How libraries say that a disk has no room left: the system's words, SQLite's, a quota's.
+_NO_ROOM = re.compile(r"No space left on device|disk is full|Disk quota exceeded|os error 28")
+
+#: What a disk with room left can still take.
+_ROOM_BYTES = 2**16
 
 
 def user_path(path: str | Path) -> Path:
@@ -125,6 +134,37 @@ def append_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         file.write(lines.encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error, or what led to it, is that a disk has no room left."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if says_disk_full(str(seen)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def says_disk_full(text: str) -> bool:
+    """Whether what a program printed says that a disk has no room left."""
+    return _NO_ROOM.search(text) is not None
+
+
+def full_disk(folders: Iterable[Path]) -> Path | None:
+    """The first of these folders that takes no more bytes; None where all do, or are not there."""
+    for folder in folders:
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(_ROOM_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            if is_disk_full(error):
+                return folder
+    return None
 
 
 def plain(value: Any) -> Any:

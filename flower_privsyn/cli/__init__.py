@@ -17,6 +17,7 @@ from flower_privsyn.cli.app import privsyn
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain
 from flower_privsyn.cli.signals import Stopped
 from flower_privsyn.errors import PrivsynError
+from flower_privsyn.files import is_disk_full
 
 __all__ = ["main"]
 
@@ -52,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get(environment.TRACEBACK):
             raise
+        if is_disk_full(error):
+            from flower_privsyn.runs.surroundings import disk_full_sentence
+
+            return complain(f"{disk_full_sentence()}: {error}", REFUSED)
         what = f"{type(error).__name__}: {error}"
         return complain(
             f"unexpected {what} (set {environment.TRACEBACK}=1 to see where it comes from)", FAILED

@@ -69,6 +69,11 @@ def embed(
         "date-column": date_column,
     }
     places = {key: own or values.get(key, "") for key, own in places.items()}
+    if not places["data"]:
+        raise ConfigError(
+            "There is no text to embed: name a file of users, a folder or a data set with --data"
+            + (f"; {app} names none." if "data" in values else ".")
+        )
     return _embed(asked, places, nodes or int(values.get("num-nodes", 1)), processes)
 
 

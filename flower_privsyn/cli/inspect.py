@@ -21,7 +21,8 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         path: The run directory.
 
     Returns:
-        path, app, strategy, status, error, changes (what resumed runs changed, oldest first),
+        path, app, strategy, status, error, continue (what to do about a run without a result; None
+        for one that is at work or done), changes (what resumed runs changed, oldest first),
         created, rounds_finished, rounds_lost, releases, users,
         delta, epsilon_release, epsilon_known_cohorts, epsilon_budget, stamp, synthetic_texts,
         samples, files (name to bytes). The epsilons are cumulative, from the ledger; None before
@@ -34,6 +35,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         RunDirectoryError: The folder holds no run, or one of its files is damaged.
     """
     from flower_privsyn.files import read_json_lines
+    from flower_privsyn.host.launch import how_to_go_on
     from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 
     run = RunDirectory.open(path)
@@ -54,6 +56,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "strategy": run.document.get("strategy") or None,
         "status": run.standing,
         "error": run.error,
+        "continue": how_to_go_on(run),
         "changes": run.document.get("changes", []),
         "created": run.document.get("created"),
         "rounds_finished": [number for number in run.finished_rounds() if number > 0],
@@ -107,8 +110,8 @@ def _show(facts: Mapping[str, Any]) -> None:
     row("status", facts["status"])
     if facts["error"]:
         row("error", facts["error"])
-    if facts["status"] in {"interrupted", "failed"}:
-        row("continue", f"privsyn resume {facts['path']}")
+    if facts["continue"]:
+        row("continue", facts["continue"])
     for change in facts["changes"]:
         told = (f"{key} = {one['to']!r}" for key, one in change["settings"].items())
         row("changed", f"after round {change['after_round']}: {', '.join(told)}")

@@ -156,8 +156,9 @@ def show_outcome(outcome: Outcome) -> int:
 
     log = OwnerFolder(outcome.path).log_file
     if outcome.error is not None:
-        sys.stderr.write(f"Run directory: {outcome.path}\n")
-        if not outcome.unexpected:
+        if outcome.path.is_dir():  # nothing is left of a run that has not begun
+            sys.stderr.write(f"Run directory: {outcome.path}\n")
+        if outcome.says_all:
             return complain(outcome.error, REFUSED)
         return complain(f"{outcome.error}\nThe log is {log}", FAILED)
     if not (outcome.path / "config.json").is_file():

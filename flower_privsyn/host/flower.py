@@ -34,8 +34,10 @@ import psutil
 
 import flower_privsyn
 from flower_privsyn import clock
+from flower_privsyn.embedding import default_cache_directory
 from flower_privsyn.environment import RESUME, RUN_DIRECTORY, RUN_MARK, WORKING_DIRECTORY
 from flower_privsyn.errors import FederationError, MissingExtraError
+from flower_privsyn.files import full_disk
 from flower_privsyn.host import superlink
 from flower_privsyn.host.app import App, ConfigValue, ray_address
 from flower_privsyn.host.processes import (
@@ -314,6 +316,10 @@ class Flower:
     def read_log(self) -> str:
         """What Flower and the app printed in this run, the end of it where it is long."""
         return _tail(self.log, self.log_start)
+
+    def full_disk(self) -> Path | None:
+        """Where nothing more can be written, of all folders of this run; None where all is well."""
+        return full_disk([self.run_path, self.home, self.temporary, default_cache_directory()])
 
     def close(self) -> None:
         """End every process of the run and remove what only they needed."""

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ from flower_privsyn.errors import (
     ConfigError,
     FederationError,
     MissingExtraError,
+    PrivsynError,
     RunDirectoryError,
 )
-from flower_privsyn.files import write_json
+from flower_privsyn.files import full_disk, is_disk_full, says_disk_full, write_json
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
@@ -39,6 +41,7 @@ from flower_privsyn.host.flower import Flower, FlowerStatus, one_line
 from flower_privsyn.host.progress import read_progress
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, lock_file, supervisor_lock
 from flower_privsyn.runs.owner import OwnerFolder
+from flower_privsyn.runs.surroundings import disk_full_sentence
 
 Follower = Callable[[Sequence[Mapping[str, Any]]], None]
 """Shown the stages of the run, oldest first, several times a second."""
@@ -61,6 +64,11 @@ class Outcome:
     path: Path
     error: str | None
     unexpected: bool = False
+
+    @property
+    def says_all(self) -> bool:
+        """Whether the sentence is enough, without the log."""
+        return self.error is not None and not self.unexpected
 
 
 def run_app(
@@ -134,6 +142,39 @@ def resume_run(
             malformed or out of range.
     """
     run_path = run_path.expanduser().absolute()
+    app, launch, begun = _resumption(run_path, settings)
+    return _launch(app, run_path, launch, resume=begun, follow=follow)
+
+
+def how_to_go_on(run: RunDirectory) -> str | None:
+    """What to do about a run that has no result, in words; None for one that is at work or done.
+
+    Args:
+        run: its directory.
+    """
+    if run.standing not in {"interrupted", "failed"}:
+        return None
+    try:
+        _resumption(run.path, ())
+    except PrivsynError as error:
+        return f"not by `privsyn resume`: {error}"
+    command = f"privsyn resume {run.path}"
+    if run.standing == "interrupted" or not run.state.get("asked_wrongly"):
+        return command
+    if run.ledger_file.is_file():
+        return f"mend what the error names, then {command}"
+    return (
+        "nothing was spent: mend the setting that the error names and start a new run; what it "
+        f"names on this machine can be mended for this run, too: {command}"
+    )
+
+
+def _resumption(run_path: Path, settings: Sequence[str]) -> tuple[App, Mapping[str, Any], bool]:
+    """What a run is continued with: its app, its launch, and whether it had begun.
+
+    Raises:
+        PrivsynError: as `resume_run`.
+    """
     begun = (run_path / "config.json").is_file()
     if begun:
         RunDirectory.open(run_path).refuse_finished()
@@ -171,7 +212,7 @@ def resume_run(
         raise RunDirectoryError(
             f"{app.name} cannot resume: its [tool.flwr.app.config] declares no `resume`."
         )
-    return _launch(app, run_path, launch, resume=begun, follow=follow)
+    return app, launch, begun
 
 
 def _require_cluster(address: str) -> None:
@@ -207,35 +248,68 @@ def _launch(
         ) from error
     wait = _RESUME_WAIT_SECONDS if resume else 0.0
     with supervisor_lock(run_path, wait_seconds=wait):
-        # Processes of a killed run end within a second or so; until then they hold the run.
-        with lock_file(
-            run_path / ".lock", what=f"the run in {run_path}", wait_seconds=_RESUME_WAIT_SECONDS
-        ):
-            run = RunDirectory(run_path)
-            if resume:
-                run.clear_failure()
-            else:
-                run.refuse_existing()
-                write_json(run_path / LAUNCH_FILE, launch)
-            run.progress_file.unlink(missing_ok=True)
-        values = dict(launch["run-config"])
-        if "run-dir" in values:
-            values["run-dir"] = str(run_path)
-        if "resume" in values:
-            values["resume"] = resume
+        try:
+            outcome = _follow(app, run_path, {**launch, "resume": resume}, follow)
+            if outcome.says_all and not (run_path / "config.json").exists():
+                shutil.rmtree(owner.path, ignore_errors=True)
+            return outcome
+        except OSError as error:
+            if is_disk_full(error):
+                where = full_disk([run_path, owner.path])
+                raise RunDirectoryError(f"{disk_full_sentence(where)}.") from error
+            raise
+        finally:
+            _forget_start(run_path)
 
-        def show(extra: Mapping[str, Any]) -> None:
-            if follow is not None:
-                follow([extra, *read_progress(run_path / "progress.json")])
 
-        starting: dict[str, Any] = {"name": "start Flower", "finished": False}
-        show(starting)
-        with _flower(run_path, {**launch, "resume": resume}) as flower:
-            flower.submit(app, values, launch["federation-config"])
-            starting["finished"] = True
-            status = flower.wait(run_path, lambda: show(starting))
-        show(starting)
-        return _judge(app, run_path, status, flower.read_log())
+def _follow(
+    app: App, run_path: Path, launch: Mapping[str, Any], follow: Follower | None
+) -> Outcome:
+    """Start Flower, hand the app in, follow it to its end and judge that."""
+    resume = launch["resume"]
+    # Processes of a killed run end within a second or so; until then they hold the run.
+    with lock_file(
+        run_path / ".lock", what=f"the run in {run_path}", wait_seconds=_RESUME_WAIT_SECONDS
+    ):
+        run = RunDirectory(run_path)
+        if resume:
+            run.clear_failure()
+        else:
+            run.refuse_existing()
+            asked = {key: value for key, value in launch.items() if key != "resume"}
+            write_json(run_path / LAUNCH_FILE, asked)
+        run.progress_file.unlink(missing_ok=True)
+    values = dict(launch["run-config"])
+    if "run-dir" in values:
+        values["run-dir"] = str(run_path)
+    if "resume" in values:
+        values["resume"] = resume
+
+    def show(extra: Mapping[str, Any]) -> None:
+        if follow is not None:
+            follow([extra, *read_progress(run_path / "progress.json")])
+
+    starting: dict[str, Any] = {"name": "start Flower", "finished": False}
+    show(starting)
+    with _flower(run_path, launch) as flower:
+        flower.submit(app, values, launch["federation-config"])
+        starting["finished"] = True
+        status = flower.wait(run_path, lambda: show(starting))
+        # Before Flower's own files are deleted, which makes room.
+        log, full = flower.read_log(), flower.full_disk()
+    show(starting)
+    return _judge(app, run_path, status, log, full=full)
+
+
+def _forget_start(run_path: Path) -> None:
+    """Leave no run directory where no run has begun; the log of Flower stays with its owner."""
+    if (run_path / "config.json").exists():
+        return
+    for name in (LAUNCH_FILE, ".flower/lock", ".lock", "progress.json"):
+        (run_path / name).unlink(missing_ok=True)
+    for folder in (run_path / ".flower", run_path):
+        with contextlib.suppress(OSError):  # an app may have written something of its own
+            folder.rmdir()
 
 
 def _require_simulation() -> None:
@@ -254,23 +328,38 @@ def _flower(run_path: Path, launch: Mapping[str, Any]) -> Iterator[Flower]:
         flower.start()
         yield flower
     except BaseException as error:
+        full = flower.full_disk() if isinstance(error, FederationError) else None
         # The processes are ended first: a ServerApp that is still alive records its own end.
         flower.close()
         _record_failure(run_path, error)
+        if full is not None:
+            raise FederationError(f"{disk_full_sentence(full)} ({error})") from error
         raise
     else:
         flower.close()
 
 
 def _record_failure(run_path: Path, error: str | BaseException) -> None:
+    """Record why a run ended that has not done so itself, where there is room to write it."""
     if (run_path / "config.json").is_file():
         run = RunDirectory.open(run_path)
         if run.status == "running":
-            run.mark_failed(error)
+            with contextlib.suppress(OSError):
+                run.mark_failed(error)
 
 
-def _judge(app: App, run_path: Path, status: FlowerStatus, log: str) -> Outcome:
-    """Decide how a run ended; Flower's own status is believed only where nothing else is."""
+def _judge(
+    app: App, run_path: Path, status: FlowerStatus, log: str, *, full: Path | None = None
+) -> Outcome:
+    """Decide how a run ended; Flower's own status is believed only where nothing else is.
+
+    Args:
+        app: that was run.
+        run_path: where.
+        status: Flower's.
+        log: what Flower and the app printed.
+        full: a folder that takes no more bytes; None where all do.
+    """
     run = RunDirectory.open(run_path) if (run_path / "config.json").is_file() else None
     if run is not None and run.status == "finished":
         return Outcome(path=run_path, error=None)
@@ -278,17 +367,22 @@ def _judge(app: App, run_path: Path, status: FlowerStatus, log: str) -> Outcome:
         return Outcome(path=run_path, error=run.error, unexpected=bool(run.state.get("unexpected")))
     unexpected = True
     ours = re.findall(r"^flower_privsyn\.errors\.\w+: (.+)$", log, re.MULTILINE)
-    if status.died:
+    if (
+        status.word == "finished:completed"
+        and not app.uses_run_directory
+        and _NO_CONTEXT not in log
+    ):
+        return Outcome(path=run_path, error=None)
+    if full is not None or says_disk_full(log):
+        sentence, unexpected = f"{disk_full_sentence(full)}.", False
+    elif status.died:
         sentence = "The ServerApp was killed before the run was finished."
     elif status.word == "finished:completed":
-        if not app.uses_run_directory and _NO_CONTEXT not in log:
-            return Outcome(path=run_path, error=None)
         sentence = "The ServerApp ended early, without an exception and without a result."
     elif ours:
         sentence, unexpected = one_line(ours[-1]), False
     else:
         details = status.details.removeprefix("Simulation failed with exception: ")
         sentence = f"The ServerApp failed: {details or status.word}"
-    if run is not None:
-        run.mark_failed(sentence)
+    _record_failure(run_path, sentence)
     return Outcome(path=run_path, error=sentence, unexpected=unexpected)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
@@ -10,6 +12,7 @@ from flower_privsyn.privacy import GaussianMechanism, Phase, Sampling
 from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.private_path.meeting import Roster
 from flower_privsyn.private_path.method import Question
+from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Query
 
 
@@ -36,6 +39,23 @@ class AskedRound:
     always_asked: frozenset[int]
     started: float
     traffic: wire.Traffic
+
+    def outcome(self, released: ReleasedSum | None, counts: Counter[str]) -> dict[str, Any]:
+        """What `metrics.jsonl` says of how the round ended: nothing that the release does not say.
+
+        Args:
+            released: its release; None where none was made.
+            counts: replies that were used, and why others were not; emptied where they are secret.
+        """
+        metrics: dict[str, Any] = {"round": self.number, "released": released is not None}
+        if self.sampling.hides_cohort:
+            # Who was asked, answered or failed to is part of what the amplification by sampling
+            # assumes unseen, and who is late was asked in an earlier round.
+            counts.clear()
+        else:
+            metrics["num_nodes"] = len(self.most_users)
+            metrics["num_users"] = 0 if released is None else released.num_users
+        return metrics | {key: counts[key] for key in sorted(counts)}
 
 
 def refuse_other_question(query: Query, phase: Phase) -> None:

@@ -308,21 +308,16 @@ class PrivateSumStrategy(Strategy):
         if self._grid is not None and (late := self._grid.take_late()):
             counts["rejected: late reply"] = late
         answered = clock.seconds()
+        spent = {**self._spent(), **self._stamped()}
+        metrics = {**asked.outcome(released, counts), **spent, **asdict(asked.traffic)}
+        # On the disk before anything is made of the release: a round that is killed from here on
+        # keeps its line.
+        self.run.hold_metrics(asked.number, metrics)
         if released is None:
             rounds.skip(asked.number, "discarded")
             self._next = rounds.after_skipped(asked.number)
         else:
             self._next = rounds.finish(released)
-        metrics: dict[str, Any] = {"round": asked.number, "released": released is not None}
-        if asked.sampling.hides_cohort:
-            # Who was asked, answered or failed to is part of what the amplification by sampling
-            # assumes unseen, and who is late was asked in an earlier round.
-            counts.clear()
-        else:
-            metrics["num_nodes"] = len(asked.most_users)
-            metrics["num_users"] = 0 if released is None else released.num_users
-        metrics |= {key: counts[key] for key in sorted(counts)}
-        metrics |= {**self._spent(), **self._stamped(), **asdict(asked.traffic)}
         # How long it took may say how much somebody wrote: that is for the owner alone.
         self.run.owner.record(
             "round",
@@ -330,7 +325,7 @@ class PrivateSumStrategy(Strategy):
             seconds_feedback=answered - asked.started,
             seconds_server=clock.seconds() - answered,
         )
-        self.run.append_metrics(metrics)
+        self.run.settle_metrics()
         federation.attendance.check(consequence=self._after_silence(asked))
         return (
             None if self._next is None else self._packed(self._next),

@@ -91,6 +91,7 @@ class RoundEnds:
         if not self.run.finished_rounds():
             return self.begin()
         self._refuse_missing_lines(ledger)
+        self._settle_lines()
         started = [ledger.last_started(correlation) or 0 for correlation in ledger.correlations]
         # A correlated round that was discarded is not asked again, either.
         reached = max((*ledger.rounds_charged, *self.run.finished_rounds(), *started))
@@ -108,6 +109,16 @@ class RoundEnds:
         if reached >= self.total or ended:
             return Next(behind=reached, question=None)
         return Next(behind=reached, question=self.method.restore(reached + 1))
+
+    def _settle_lines(self) -> None:
+        """Complete the metrics of rounds that were killed after their users had answered."""
+        for number, files in self.run.rounds:
+            line = files.record("metrics")
+            if line.get("released") and not is_stored(self.run, number):
+                # Killed before the sum was on the disk: it was asked for, and is lost.
+                counted = {"num_users": 0} if "num_users" in line else {}
+                self.run.hold_metrics(number, {**line, **counted, "released": False})
+        self.run.settle_metrics()
 
     def refuse_to_end_empty_handed(self, ledger: PrivacyLedger, *, go_on: str) -> None:
         """A result without any release would be public text under the name of a private one."""

@@ -10,7 +10,7 @@
           progress.json    how far the run is, for whoever follows it
           rounds/0001/     population.parquet, release.npy, state.json; of methods that train a
                            generator candidates.parquet, adapter/, training.json in place of the
-                           population
+                           population; metrics.json until its line is in metrics.jsonl
           noise.npz        of DP-FTRL, while rounds are left: the memory of its noise, secret
           refinement/0001/ the same without a release, where rounds follow one release
           models/
@@ -69,7 +69,12 @@ from flower_privsyn.runs.run_format import (
     refuse_other_format,
     stated_digests,
 )
-from flower_privsyn.runs.surroundings import INTERRUPTED, sentence_of, versions
+from flower_privsyn.runs.surroundings import (
+    INTERRUPTED,
+    asked_wrongly,
+    sentence_of,
+    versions,
+)
 
 RESEARCH_STAMP = (
     "research: private text was used outside the budget; the epsilons do not cover the result"
@@ -343,9 +348,25 @@ class RunDirectory:
         """
         append_json_lines(self.metrics_file, [{**metrics, **self._stated()}])
 
+    def hold_metrics(self, number: int, metrics: Mapping[str, Any]) -> None:
+        """Write a round's line beside its release; `settle_metrics` brings it to its place."""
+        write_json(RoundFiles(self.round_dir(number)).metrics, {**metrics, **self._stated()})
+
+    def settle_metrics(self) -> None:
+        """Bring the lines that rounds hold to `metrics.jsonl`, once each, killed or not."""
+        append_json_lines(self.metrics_file, self._held_metrics())
+        for _, files in self.rounds:
+            files.metrics.unlink(missing_ok=True)
+
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`, without a torn last one."""
-        return list(read_json_lines(self.metrics_file))
+        """The lines of `metrics.jsonl`, without a torn last one, and those that rounds hold."""
+        return [*read_json_lines(self.metrics_file), *self._held_metrics()]
+
+    def _held_metrics(self) -> list[dict[str, Any]]:
+        """Lines that are in a round's folder alone: of rounds that have not ended."""
+        held = [files.record("metrics") for _, files in self.rounds if files.metrics.is_file()]
+        there = list(read_json_lines(self.metrics_file)) if held else []
+        return [line for line in held if line and line not in there]
 
     def write_synthetic(self, records: Iterable[Mapping[str, Any]]) -> int:
         """Write the synthetic texts as JSON lines and as Parquet, each file as a whole.
@@ -480,9 +501,8 @@ class RunDirectory:
                 any other is named by its type and place and marked as unexpected.
         """
         sentence, unexpected = sentence_of(error)
-        self._write_state(
-            {**self.state, "status": "failed", "error": sentence, "unexpected": unexpected}
-        )
+        end = {"status": "failed", "error": sentence, "unexpected": unexpected}
+        self._write_state({**self.state, **end, "asked_wrongly": asked_wrongly(error)})
 
     def mark_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Record that the run has its result.

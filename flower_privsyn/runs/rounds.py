@@ -39,6 +39,11 @@ class RoundFiles:
         return self.folder / "release.npy"
 
     @property
+    def metrics(self) -> Path:
+        """The round's line of `metrics.jsonl`, until it is there."""
+        return self.folder / "metrics.json"
+
+    @property
     def population(self) -> Path:
         """Texts that users were asked about, with their embeddings and votes."""
         return self.folder / "population.parquet"
@@ -83,7 +88,7 @@ class RoundFiles:
         """The file with the round's texts; None of a round that holds none."""
         return next((file for file in (self.candidates, self.population) if file.is_file()), None)
 
-    def record(self, kind: Literal["state", "training", "server"]) -> dict[str, Any]:
+    def record(self, kind: Literal["state", "metrics", "training", "server"]) -> dict[str, Any]:
         """The object in one of the small JSON files; empty where it is missing or damaged."""
         file: Path = getattr(self, kind)
         try:

@@ -91,7 +91,9 @@ def stated_digests(path: Path) -> dict[str, str]:
         if isinstance(digest, str):
             found.setdefault(digest, file)
 
-    for file in [*(files.state for _, files in Rounds(path / ROUNDS)), path / "state.json"]:
+    rounds = [files for _, files in Rounds(path / ROUNDS)]
+    written = (file for files in rounds for file in (files.state, files.metrics))
+    for file in [*written, path / "state.json"]:
         with contextlib.suppress(OSError, ValueError):
             record = json.loads(file.read_text(encoding="utf-8"))
             if isinstance(record, dict):

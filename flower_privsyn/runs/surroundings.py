@@ -7,10 +7,20 @@ import sys
 from pathlib import Path
 
 from flower_privsyn.environment import library_versions
-from flower_privsyn.errors import PrivsynError
+from flower_privsyn.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    ModelError,
+    PrivsynError,
+)
+from flower_privsyn.files import is_disk_full
 
 #: Why a run ended that Ctrl-C or a signal ended.
 INTERRUPTED = "The run was interrupted."
+
+#: What is wrong again as long as nothing is changed.
+_ASKED_WRONGLY = (ConfigError, DataError, MissingExtraError, ModelError)
 
 _VERSIONED = (
     "flower-privsyn",
@@ -38,6 +48,8 @@ def sentence_of(error: str | BaseException) -> tuple[str, bool]:
         return error, False
     if isinstance(error, PrivsynError):
         return str(error), False
+    if is_disk_full(error):
+        return f"{disk_full_sentence()}: {' '.join(str(error).split())[:500]}", False
     if isinstance(error, SystemExit):
         return f"The ServerApp called sys.exit({error.code!r}) before the run was finished.", True
     if not isinstance(error, Exception):  # Ctrl-C, or a signal that was turned into an exception
@@ -51,6 +63,21 @@ def sentence_of(error: str | BaseException) -> tuple[str, bool]:
         file = Path(trace.tb_frame.f_code.co_filename)
         place = f" in {'/'.join(file.parts[-2:])} line {trace.tb_lineno}"
     return f"Unexpected {name}{place}: {' '.join(str(error).split())[:500]}", True
+
+
+def asked_wrongly(error: str | BaseException) -> bool:
+    """Whether what was asked for is at fault: the same would end in the same way."""
+    return isinstance(error, _ASKED_WRONGLY)
+
+
+def disk_full_sentence(folder: Path | None = None) -> str:
+    """That a disk is full, and what to do.
+
+    Args:
+        folder: where nothing more can be written; None where only a library's words are known.
+    """
+    where = "A disk" if folder is None else f"The disk of {folder}"
+    return f"{where} is full: make room, and go on with the same command or `privsyn resume`"
 
 
 def versions() -> dict[str, str]:

@@ -22,9 +22,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="whole seconds of a round stand in metrics.jsonl",
         file=STRATEGY,
         function="PrivateSumStrategy.aggregate_train",
-        before="    self.run.append_metrics(metrics)\n",
-        after='    metrics["seconds_feedback"] = round(answered - self._round_started)\n'
-        "    self.run.append_metrics(metrics)\n",
+        before="    self.run.hold_metrics(asked.number, metrics)\n",
+        after='    metrics["seconds_feedback"] = round(answered - asked.started)\n'
+        "    self.run.hold_metrics(asked.number, metrics)\n",
         tests=(EVOLUTION,),
     ),
     Mutation(
@@ -146,9 +146,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="metrics do not state the ledger's last line",
         file=RUNS,
-        function="RunDirectory.append_metrics",
-        before="    append_json_lines(self.metrics_file, [{**metrics, **self._stated()}])\n",
-        after="    append_json_lines(self.metrics_file, [metrics])\n",
+        function="RunDirectory.hold_metrics",
+        before=".metrics, {**metrics, **self._stated()})\n",
+        after=".metrics, metrics)\n",
         tests=(f"{RUNS_TESTS}::test_every_later_file_states_the_ledger_s_last_line",),
     ),
     Mutation(

@@ -109,6 +109,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{SECRET_TESTS}::TestRefusals",),
     ),
     Mutation(
+        name="a round's line is written once the round is over",
+        file=ENGINE,
+        function="PrivateSumStrategy.aggregate_train",
+        before="    self.run.hold_metrics(asked.number, metrics)\n    if released",
+        after="    if released",
+        tests=(
+            "tests/private_path/test_engine.py::TestResume::test_killed_at_the_end_of_a_round_it_keeps_its_line",
+        ),
+    ),
+    Mutation(
         name="a round is open before it is taken back",
         file=ROUNDS,
         function="RoundEnds._take_back",
@@ -126,8 +136,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="what failed in a secret cohort is counted",
-        file=ENGINE,
-        function="PrivateSumStrategy.aggregate_train",
+        file="flower_privsyn/private_path/asked.py",
+        function="AskedRound.outcome",
         before="        counts.clear()\n",
         after='        del counts["answers"], counts["missing"]\n',
         tests=(f"{TESTS}::TestSecretCohorts",),

@@ -189,6 +189,7 @@ def test_from_the_command_line(
     assert main(["embed", "--data", str(people), "--set", "seed=1"]) == 2
     assert "--app" in capsys.readouterr().err
     assert main(["embed"]) == 2
-    assert "no data" in capsys.readouterr().err
+    said = "There is no text to embed: name a file of users, a folder or a data set with --data."
+    assert said in capsys.readouterr().err
     assert main(["embed", "--data", str(people), "--max-tokens", "0"]) == 2
     assert "max-tokens" in capsys.readouterr().err

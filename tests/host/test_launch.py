@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,10 +18,15 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.environment import SUPERVISOR_PID
-from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
-from flower_privsyn.host import launch
+from flower_privsyn.errors import (
+    ConfigError,
+    FederationError,
+    ModelError,
+    RunDirectoryError,
+)
+from flower_privsyn.host import launch, superlink
 from flower_privsyn.host.app import App, load_app, resolve_config
-from flower_privsyn.host.flower import FlowerStatus
+from flower_privsyn.host.flower import Flower, FlowerStatus
 from flower_privsyn.host.launch import Outcome
 from flower_privsyn.host.processes import descendants, is_alive, name_of, started_at
 from flower_privsyn.host.progress import read_progress
@@ -145,11 +151,102 @@ def test_a_run_is_resumed_with_what_was_changed(
             launch.resume_run(run.path, settings=[setting])
 
 
+@pytest.fixture
+def stopped(app: App, tmp_path: Path) -> RunDirectory:
+    """A run that `privsyn run` started and that ended without a result."""
+    run = RunDirectory.create(tmp_path / "run", config={})
+    (run.path / LAUNCH_FILE).parent.mkdir()
+    asked = {"app": str(app.path), "run-config": dict(app.defaults)}
+    (run.path / LAUNCH_FILE).write_text(json.dumps(asked))
+    run.mark_failed("The nodes are gone.")
+    run.unlock()
+    return run
+
+
+def test_how_a_run_without_a_result_goes_on(stopped: RunDirectory, app: App) -> None:
+    command = f"privsyn resume {stopped.path}"
+    assert launch.how_to_go_on(stopped) == command
+    stopped.mark_failed(KeyboardInterrupt())
+    assert launch.how_to_go_on(stopped) == command
+    # A mistyped model would be mistyped again.
+    stopped.mark_failed(ModelError("model 'privsyn-ml' does not exist"))
+    said = launch.how_to_go_on(stopped)
+    assert said is not None
+    assert said.startswith("nothing was spent: mend the setting that the error names and start a")
+    stopped.ledger_file.touch()
+    assert launch.how_to_go_on(stopped) == f"mend what the error names, then {command}"
+    # What `privsyn resume` would refuse, it is not advised for.
+    (stopped.path / LAUNCH_FILE).write_text(json.dumps({"app": "/gone", "run-config": {}}))
+    said = "not by `privsyn resume`: There is no app folder /gone."
+    assert launch.how_to_go_on(stopped) == said
+    (stopped.path / LAUNCH_FILE).unlink()
+    said = launch.how_to_go_on(stopped)
+    assert said is not None
+    assert "was not started by `privsyn run`; resume it with `flwr run APP" in said
+    stopped.mark_finished()
+    assert launch.how_to_go_on(stopped) is None
+
+
 def _judge(
-    app: App, path: Path, word: str, *, details: str = "", died: bool = False, log: str = ""
+    app: App,
+    path: Path,
+    word: str,
+    *,
+    details: str = "",
+    died: bool = False,
+    log: str = "",
+    full: Path | None = None,
 ) -> Outcome:
     status = FlowerStatus(word=word, details=details, died=died)
-    return launch._judge(app, path, status, log)
+    return launch._judge(app, path, status, log, full=full)
+
+
+@pytest.mark.parametrize("known_by", ["the disk", "the log"])
+def test_a_full_disk_is_the_cause_whatever_flower_says(
+    stopped: RunDirectory, app: App, monkeypatch: pytest.MonkeyPatch, known_by: str
+) -> None:
+    stopped.clear_failure()
+
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if known_by == "the disk":
+        monkeypatch.setattr(RunDirectory, "mark_failed", no_room)
+        outcome = _judge(app, stopped.path, "unknown", died=True, full=stopped.path)
+        where = f"The disk of {stopped.path}"
+    else:
+        log = "sqlite3.OperationalError: database or disk is full\n"
+        outcome = _judge(app, stopped.path, "finished:failed", log=log)
+        where = "A disk"
+    assert outcome.error == (
+        f"{where} is full: make room, and go on with the same command or `privsyn resume`."
+    )
+    assert outcome.says_all
+
+
+def test_nothing_is_left_of_a_start_without_room(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(superlink, "write_keys", no_room)
+    with pytest.raises(RunDirectoryError, match="disk is full: make room"):
+        launch.run_app(app, tmp_path / "run", resolve_config(app))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_superlink_that_finds_no_room_says_so(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_start(self: Flower) -> None:
+        raise FederationError(f"Flower's SuperLink did not start; see {self.log}.")
+
+    monkeypatch.setattr(Flower, "start", no_start)
+    monkeypatch.setattr(Flower, "full_disk", lambda self: self.home)
+    with pytest.raises(FederationError, match=r"The disk of .* is full: .*SuperLink did not start"):
+        launch.run_app(app, tmp_path / "run", resolve_config(app))
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_run_directory_decides(app: App, tmp_path: Path) -> None:
@@ -354,6 +451,7 @@ def test_ctrl_c_takes_everything_with_it(tmp_path: Path) -> None:
     errors = command.communicate(timeout=60)[1]
     assert command.returncode == 130
     assert errors.endswith("privsyn: interrupted\n")
+    assert not path.exists()
     assert not any(is_alive(pid) for pid in started)
 
 
@@ -375,8 +473,9 @@ def test_a_refusal_before_the_run_began_is_its_sentence(tmp_path: Path) -> None:
     assert command.returncode == 2
     assert errors.endswith("privsyn: The setting epsilon is -1.0; it must be > 0.\n")
     assert output == ""
-    # No run was begun, so the same folder can be used once the setting is right.
-    assert not (path / "config.json").exists()
+    # No run was begun, and the sentence says all.
+    assert not path.exists()
+    assert not (tmp_path / "run.owner").exists()
 
 
 def test_an_app_flower_refuses_is_named(tmp_path: Path) -> None:
@@ -387,4 +486,5 @@ def test_an_app_flower_refuses_is_named(tmp_path: Path) -> None:
     with pytest.raises(FederationError, match=f"Flower refused the app {folder}: .*invalid"):
         launch.run_app(app, tmp_path / "run", resolve_config(app))
     assert "---- " in (tmp_path / "run.owner" / "flower.log").read_text()
+    assert not (tmp_path / "run").exists()
     assert not {info.pid for info in descendants(os.getpid())} - before

@@ -26,11 +26,13 @@ from flwr.app import (
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
+from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import InsecureRandom, PrivacyLedger
 from flower_privsyn.privacy.grid import to_grid
 from flower_privsyn.private_path import attendance, rounds
 from flower_privsyn.queries import NearestNeighborHistogram
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import PrivateSumStrategy, ReleasedSum
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users
@@ -521,6 +523,72 @@ class TestResume:
         assert [release.round_number for release in strategy.released] == [2, 3]
         assert np.array_equal(strategy.released[0].values, stored)
 
+    @pytest.mark.parametrize(
+        ("step", "released"),
+        [
+            ("hold_metrics", None),
+            ("store_release", False),
+            ("following", True),
+            ("finish_round", True),
+            ("settle_metrics", True),
+            ("unlink", True),
+        ],
+    )
+    def test_killed_at_the_end_of_a_round_it_keeps_its_line(
+        self,
+        start: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        step: str,
+        released: bool | None,
+    ) -> None:
+        """Between the charge and the line in `metrics.jsonl` of round 2, wherever it is killed."""
+        path = tmp_path / "run"
+
+        def die(*_: Any, **__: Any) -> None:
+            if len(releases(path)) == 2:
+                raise Killed
+
+        def dying(owner: Any, name: str) -> None:
+            done = getattr(owner, name)
+
+            def instead(*args: Any, **kwargs: Any) -> Any:
+                die()
+                return done(*args, **kwargs)
+
+            patch.setattr(owner, name, instead)
+
+        with monkeypatch.context() as patch:
+            if step == "store_release":
+                dying(rounds, step)
+            elif step == "following":
+                dying(ProbeMethod, step)
+            elif step == "unlink":
+                # After the line is in its place, before the round lets go of it.
+                line = path / "rounds" / "0002" / "metrics.json"
+                unlink = Path.unlink
+
+                def keep(file: Path, **options: Any) -> None:
+                    if file == line:
+                        raise Killed
+                    unlink(file, **options)
+
+                patch.setattr(Path, "unlink", keep)
+            else:
+                dying(RunDirectory, step)
+            with pytest.raises(Killed):
+                start()
+        before = RunDirectory.open(path).metrics()
+        assert [one["round"] for one in before] == ([1] if released is None else [1, 2])
+        strategy = start(resume=True)
+        self.check(path, interrupted=[])
+        found = [(one["round"], one["released"]) for one in lines(path / "metrics.jsonl")]
+        middle = [] if released is None else [(2, released)]
+        assert found == [(1, True), *middle, (3, True)]
+        cost = run_costs(strategy.run)
+        assert (cost.rounds, cost.lost_rounds) == ((2, 1) if released is None else (3, 0))
+        assert not list(path.glob("rounds/*/metrics.json"))
+
     def test_killed_again_and_again_never_overspends(self, start: Builder, tmp_path: Path) -> None:
         def die(request: Message, reply: Message) -> list[Message]:
             if request.metadata.message_type != wire.PREPARE:
@@ -543,6 +611,7 @@ class TestResume:
         [
             ("removed", "lacks the line .* which rounds/0000/state.json states"),
             ("cut", "lacks the line .* which rounds/0002/state.json states"),
+            ("cut by one round", "lacks the line .* which rounds/0003/metrics.json states"),
             ("cut by the round that died", "no line for round 3"),
         ],
     )
@@ -568,8 +637,11 @@ class TestResume:
             left = 3 if damage == "cut" else 5
             path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
         if left == 5:
-            # A killed process says nothing in state.json; only its release is on the disk.
+            # A killed process says nothing in state.json; only its release is on the disk, with
+            # the line of its round, which runs that were begun earlier do not have.
             (tmp_path / "run" / "state.json").unlink()
+            if damage == "cut by the round that died":
+                (tmp_path / "run" / "rounds" / "0003" / "metrics.json").unlink()
         before = path.read_bytes() if path.exists() else None
         with pytest.raises(LedgerError, match=sentence):
             start(resume=True)

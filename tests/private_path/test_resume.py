@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +17,7 @@ from flower_privsyn.errors import (
     FederationError,
     GenerationError,
 )
+from flower_privsyn.files import full_disk, is_disk_full
 from flower_privsyn.privacy import (
     FullParticipation,
     GaussianMechanism,
@@ -47,6 +51,45 @@ def killed_in(strategy: Probe, number: int) -> Probe:
 
     strategy.method.before_update = die
     return strategy
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of half a megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may mount nothing")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_run_without_room_goes_on_once_there_is_some(
+    federation: Builder, config: Builder, small_disk: Path
+) -> None:
+    path, filler = small_disk / "run", small_disk / "filler"
+    strategy = Probe(config(run_dir=str(path)))
+
+    def fill() -> None:
+        if len(strategy.released) == 1:
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+
+    strategy.method.before_update = fill
+    with pytest.raises(OSError, match="No space left") as caught:
+        strategy.start(federation())
+    assert is_disk_full(caught.value)
+    assert full_disk([path.parent.parent, path]) == path
+    filler.unlink()
+    assert full_disk([path]) is None
+    again = Probe(config(run_dir=str(path), resume=True))
+    again.start(federation())
+    assert [line["interrupted"] for line in releases(path)] == [False] * 3
+    assert [(line["round"], line["released"]) for line in again.run.metrics()] == [
+        (number, True) for number in (1, 2, 3)
+    ]
 
 
 class TestResultWithoutNodes:
