@@ -17,7 +17,6 @@ from flower_privsyn.cli.app import privsyn
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain
 from flower_privsyn.cli.signals import Stopped
 from flower_privsyn.errors import PrivsynError
-from flower_privsyn.files import is_disk_full
 
 __all__ = ["main"]
 
@@ -53,11 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get(environment.TRACEBACK):
             raise
-        if is_disk_full(error):
-            from flower_privsyn.runs.surroundings import disk_full_sentence
+        return _unexpected(error)
 
-            return complain(f"{disk_full_sentence()}: {error}", REFUSED)
-        what = f"{type(error).__name__}: {error}"
-        return complain(
-            f"unexpected {what} (set {environment.TRACEBACK}=1 to see where it comes from)", FAILED
-        )
+
+def _unexpected(error: Exception) -> int:
+    """Say what a command did not expect, and return its exit status."""
+    from flower_privsyn.files import is_disk_full
+    from flower_privsyn.runs.surroundings import disk_full_sentence
+
+    if is_disk_full(error):
+        return complain(f"{disk_full_sentence()}: {error}", REFUSED)
+    what = f"{type(error).__name__}: {error}"
+    return complain(
+        f"unexpected {what} (set {environment.TRACEBACK}=1 to see where it comes from)", FAILED
+    )
