@@ -310,6 +310,7 @@ def card(recipe: Recipe, log: dict[str, Any], work: Path, samples: str) -> str:
     precision = "float32" if recipe.kind == "lstm" else "bfloat16 autocast"
     lines = [
         "---",
+        "license: cc-by-sa-4.0",
         "language: en",
         f"pipeline_tag: {'fill-mask' if recipe.kind == 'masked' else 'text-generation'}",
         "library_name: transformers",

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import ast
+import email
 import importlib
 import os
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
+from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 
 import pytest
+from packaging.licenses import canonicalize_license_expression
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "flower_privsyn"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was built: names inside the sdist and inside the wheel made of it; its metadata."""
+
+    source: set[str]
+    wheel: set[str]
+    metadata: Message
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
-    """Names inside the sdist and inside the wheel built from it."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     target = tmp_path_factory.mktemp("dist")
     # The build backend looks for its own program on the path.
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
@@ -35,7 +49,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]
     with tarfile.open(sdist) as archive:
         source = {name.partition("/")[2] for name in archive.getnames()}
     with zipfile.ZipFile(wheel) as archive:
-        return source, set(archive.namelist())
+        names = set(archive.namelist())
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        return Built(source, names, email.message_from_bytes(archive.read(metadata)))
 
 
 def wanted() -> set[str]:
@@ -53,17 +69,62 @@ def wanted() -> set[str]:
     }
 
 
-def test_the_wheel_from_the_sdist_holds_every_file(built: tuple[set[str], set[str]]) -> None:
-    source, wheel = built
+def test_the_wheel_from_the_sdist_holds_every_file(built: Built) -> None:
     assert len(wanted()) > 50
-    assert wanted() - wheel == set()
-    assert wanted() - source == set()
+    assert wanted() - built.wheel == set()
+    assert wanted() - built.source == set()
+    # And one of each kind by name, in case that no list of files can be had.
+    for name in (
+        "py.typed",
+        "examples/quickstart/pyproject.toml",
+        "examples/quickstart/quickstart/data/users.jsonl",
+        "examples/existing-federation/before/word_model/task.py",
+        "comparison/app/pyproject.toml",
+        "data/passages/passages.jsonl.gz",
+        "generation/prompts/pre-text.json",
+        "models/privsyn-lm/model.safetensors",
+        "models/privsyn-lm/README.md",
+        "report/templates/run.html.j2",
+    ):
+        assert f"flower_privsyn/{name}" in built.wheel, name
 
 
-def test_every_subpackage_is_importable_from_the_wheel(built: tuple[set[str], set[str]]) -> None:
+def test_every_subpackage_is_importable_from_the_wheel(built: Built) -> None:
     packages = {str(path.parent.relative_to(ROOT)) for path in PACKAGE.rglob("__init__.py")}
-    in_wheel = {name.rpartition("/")[0] for name in built[1] if name.endswith("__init__.py")}
+    in_wheel = {name.rpartition("/")[0] for name in built.wheel if name.endswith("__init__.py")}
     assert packages == in_wheel
+
+
+def test_the_metadata_names_every_licence_and_the_command(built: Built) -> None:
+    assert built.metadata["License-Expression"] == PROJECT["license"]
+    assert built.metadata.get_all("License-File") == ["LICENSE", "NOTICE"]
+    folder = f"flower_privsyn-{built.metadata['Version']}.dist-info"
+    assert {f"{folder}/licenses/LICENSE", f"{folder}/licenses/NOTICE"} <= built.wheel
+    assert f"{folder}/entry_points.txt" in built.wheel
+    assert PROJECT["scripts"] == {"privsyn": "flower_privsyn.cli:main"}
+
+
+def test_every_card_has_a_licence_that_the_package_declares() -> None:
+    declared = canonicalize_license_expression(PROJECT["license"]).lower().split(" and ")
+    cards = [
+        *PACKAGE.glob("models/*/README.md"),
+        *PACKAGE.glob("data/*/README.md"),
+        *PACKAGE.glob("examples/**/data/README.md"),
+    ]
+    assert len(cards) >= 9
+    found = {"apache-2.0"}
+    for card in cards:
+        _, front, _ = card.read_text(encoding="utf-8").split("---\n", maxsplit=2)
+        (line,) = (line for line in front.splitlines() if line.startswith("license: "))
+        licences = line.removeprefix("license: ").strip("[]").split(", ")
+        if licences == ["other"]:
+            assert "license_name: public-domain" in front
+            continue
+        found |= set(licences)
+    assert found == set(declared)
+    notice = (ROOT / "NOTICE").read_text()
+    for words in ("CC BY-SA 4.0", "CC BY 4.0", "CC BY 3.0", "CC0 1.0", "Apache License"):
+        assert words in notice
 
 
 def test_front_door_rooms_are_relative_links() -> None:
