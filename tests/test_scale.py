@@ -20,9 +20,11 @@ from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PoissonSampling, PrivacyLedger
 from flower_privsyn.privacy.budget import budget_report
+from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.strategies import PrivateSumConfig
 from flower_privsyn.testing import LoopbackGrid
+from tests.support.answering import read_answer
 
 
 def ask(
@@ -108,9 +110,7 @@ def test_the_same_release_however_many_nodes(
             max_samples=2,
         )
         answers = [
-            r.content["privsyn.answer"]["total"].numpy()
-            for r in grid.replies
-            if "privsyn.answer" in r.content
+            from_grid(read_answer(r).total) for r in grid.replies if "privsyn.answer" in r.content
         ]
         assert len(answers) == nodes
         totals.append(sum(answers))

@@ -222,7 +222,8 @@ class _Node:
         # On the node's disk before anything leaves; what never leaves stays charged.
         guard.charge(charge)
         answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)
-        return wire.reply(wire.pack_answer(answer), message)
+        bound = ask.query.answer_bound(len(prepared.user_ids))
+        return wire.reply(wire.pack_answer(answer, bound=bound), message)
 
 
 def _about(data: wire.DataRequest) -> str:

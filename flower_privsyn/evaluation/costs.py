@@ -20,6 +20,7 @@ from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import read_json_lines
+from flower_privsyn.messages.packed import bytes_per_number
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies.catalogue import compared, entries, resolved
@@ -28,9 +29,6 @@ from flower_privsyn.strategies.catalogue import compared, entries, resolved
 MINILM_DIMENSION = 384
 
 _BYTES = {"float16": 2, "float32": 4}
-
-#: An answer travels as float64, whose sums of contributions are exact.
-_ANSWER_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +49,9 @@ class Communication:
         """Bytes of the numbers received in a round, at a `broadcast-precision`."""
         return _BYTES[precision] * self.floats_down
 
-    @property
-    def bytes_up(self) -> int:
-        """Bytes of the numbers sent in a round."""
-        return _ANSWER_BYTES * self.floats_up
+    def bytes_up(self, clip_norm: float = 1.0) -> int:
+        """Bytes of the numbers that a user alone on a node sends in a round, at a clip norm."""
+        return bytes_per_number(clip_norm) * self.floats_up
 
 
 def private_evolution_communication(

@@ -24,7 +24,13 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_privsyn.data import Cut
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages.packed import (
+    bytes_per_number,
+    most_steps,
+    pack_steps,
+    packed_bytes,
+    unpack_steps,
+)
 from flower_privsyn.messages.shared_array import SharedArray, content_digest
 from flower_privsyn.node import Announcement
 from flower_privsyn.privacy import (
@@ -37,10 +43,9 @@ from flower_privsyn.privacy import (
     mechanism_from_dict,
     participation_of,
 )
-from flower_privsyn.privacy.grid import from_grid, to_grid
 from flower_privsyn.queries import READS, Broadcast, Query, Reads, TrainableModel
 
-PROTOCOL = 2
+PROTOCOL = 3
 PREPARE = "query.prepare"
 
 _REQUEST = "privsyn.request"
@@ -436,15 +441,21 @@ def _plain_bytes(record: Any) -> bytes:
     return repr(sorted((key, record[key]) for key in record)).encode()
 
 
-def pack_answer(answer: Answer) -> RecordDict:
-    """A node's reply of one round: the sum and the head-count, nothing else."""
+def pack_answer(answer: Answer, *, bound: float) -> RecordDict:
+    """A node's reply of one round: the sum and the head-count, nothing else.
+
+    Args:
+        answer: of the node's users.
+        bound: largest absolute coordinate that all users of its roster can sum to, whoever of them
+            took part: a public number, on which the length of the reply depends.
+    """
     arrays = ArrayRecord()
-    arrays["total"] = Array(from_grid(answer.total))
+    arrays["total"] = Array(pack_steps(answer.total, width=bytes_per_number(bound)))
     return RecordDict({_ANSWER: arrays, _COHORT: ConfigRecord({"num_users": answer.num_users})})
 
 
 def traffic(ask: Ask, broadcast: ArrayRecord) -> Traffic:
-    """Count a round's exchange with one node, on messages packed like the real ones.
+    """Count a round's exchange with a node of one user, on messages packed like the real ones.
 
     Not on the real ones: whether there are any and how long the head-count in an answer is would
     say something about who took part.
@@ -459,28 +470,21 @@ def traffic(ask: Ask, broadcast: ArrayRecord) -> Traffic:
         floats_down=sum(array.size for array in ask.broadcast.values() if array.dtype.kind == "f"),
         floats_up=length,
         bytes_down=packed_bytes(pack_ask(ask, broadcast)),
-        bytes_up=packed_bytes(pack_answer(answer)),
+        bytes_up=packed_bytes(pack_answer(answer, bound=ask.query.answer_bound(1))),
     )
 
 
-def packed_bytes(content: RecordDict) -> int:
-    """Bytes of a message's packed records, with their names."""
-    total = 0
-    for name, record in content.items():
-        # Flower's own count refuses the empty texts that a configuration may hold.
-        counted = record.count_bytes() if isinstance(record, ArrayRecord) else len(record.deflate())
-        total += len(name) + counted
-    return total
-
-
-def unpack_answer(message: Message, *, length: int, roster_users: int, bound: float) -> Answer:
+def unpack_answer(
+    message: Message, *, query: Query, length: int, roster_users: int, most_users: int
+) -> Answer:
     """Read and check a reply on the server.
 
     Args:
         message: the reply, without error.
-        length: how many numbers the query answers.
+        query: the question.
+        length: how many numbers it answers.
         roster_users: users the node announced.
-        bound: largest absolute coordinate that one user can honestly contribute.
+        most_users: of them, how many may be in the answer.
 
     Raises:
         WireError: with one of a few fixed texts; the reply is then counted and left out.
@@ -492,24 +496,20 @@ def unpack_answer(message: Message, *, length: int, roster_users: int, bound: fl
     record = _config(message, _COHORT)
     _check_keys(record, {"num_users": int}, _COHORT)
     num_users = record["num_users"]
-    if not isinstance(num_users, int) or not 0 <= num_users <= roster_users:
+    if not isinstance(num_users, int) or not 0 <= num_users <= most_users:
         raise WireError("absurd head-count")
     try:
         total = arrays["total"].numpy()
     except Exception as error:
         raise WireError("unreadable answer") from error
-    if total.shape != (length,):
-        raise WireError("wrong shape")
-    if total.dtype != np.float64:
+    if total.dtype != np.uint8:
         raise WireError("wrong type")
-    if not np.isfinite(total).all():
-        raise WireError("not finite")
-    if len(total) and float(np.abs(total).max()) > bound * num_users * (1 + 1e-9):
+    if total.shape != (length, bytes_per_number(query.answer_bound(roster_users))):
+        raise WireError("wrong shape")
+    steps = unpack_steps(total)
+    largest = most_steps(query.answer_bound(num_users))
+    if bool(np.any(steps > largest) or np.any(steps < -largest)):
         raise WireError("outside the bound of its head-count")
-    try:
-        steps = to_grid("an answer", total)
-    except ConfigError as error:
-        raise WireError("off the grid") from error
     return Answer(total=steps, num_users=num_users)
 
 

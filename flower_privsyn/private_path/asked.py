@@ -26,6 +26,7 @@ class AskedRound:
         mechanism: the noise on its sum.
         sampling: who takes part.
         most_users: by node that is asked, the most users that may be in its answer.
+        roster_users: by node that is asked, the users that it announced.
         always_asked: nodes that are asked whoever is drawn.
         started: when, for the owner.
         traffic: what one exchange carries.
@@ -36,6 +37,7 @@ class AskedRound:
     mechanism: GaussianMechanism
     sampling: Sampling
     most_users: dict[int, int]
+    roster_users: dict[int, int]
     always_asked: frozenset[int]
     started: float
     traffic: wire.Traffic

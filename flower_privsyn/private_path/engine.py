@@ -276,6 +276,7 @@ class PrivateSumStrategy(Strategy):
                 node: one.count if one.count >= 0 else federation.roster.users[node]
                 for node, one in recipients.items()
             },
+            roster_users={node: federation.roster.users[node] for node in recipients},
             always_asked=always,
             started=started,
             traffic=wire.traffic(ask, arrays),
@@ -374,6 +375,7 @@ class PrivateSumStrategy(Strategy):
             query=query,
             length=query.answer_length(asked.question.broadcast),
             most_users=asked.most_users,
+            roster_users=asked.roster_users,
         )
         collected = self._aggregation.collect(replies, expected=expected, grid=self._grid)
         counts, num_users = collected.counts, collected.num_users

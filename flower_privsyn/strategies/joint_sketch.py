@@ -131,7 +131,7 @@ class JointSketchConfig(PrivateSumConfig):
         int,
         OrZero("a number for every bigram"),
         Ge(2),
-        "numbers that the bigrams are folded into; a number is eight bytes up.",
+        "numbers that the bigrams are folded into; a number is four bytes up.",
     ] = 0
     public_text: Annotated[
         str,

@@ -93,12 +93,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{GRID_TESTS}::test_no_release_says_that_the_canary_is_there",),
     ),
     Mutation(
-        name="an answer off the grid is added up",
-        file="flower_privsyn/messages/wire.py",
-        function="unpack_answer",
-        before='        steps = to_grid("an answer", total)\n',
-        after="        steps = np.rint(total * 2.0**30).astype(np.int64)\n",
-        tests=("tests/private_path/test_engine.py::TestMisbehavingNodes",),
+        name="how long an answer is tells how many took part",
+        file="flower_privsyn/client_apps/handlers.py",
+        function="_Node.answer",
+        before="    bound = ask.query.answer_bound(len(prepared.user_ids))\n",
+        after="    bound = ask.query.answer_bound(num_users)\n",
+        tests=("tests/client_apps/test_reads.py::TestText",),
     ),
     Mutation(
         name="sums beyond what is exact",

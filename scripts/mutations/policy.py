@@ -23,11 +23,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         before=(
             "    guard.charge(charge)\n"
             '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'
-            "    return wire.reply(wire.pack_answer(answer), message)\n"
+            "    bound = ask.query.answer_bound(len(prepared.user_ids))\n"
+            "    return wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
         ),
         after=(
             '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'
-            "    replied = wire.reply(wire.pack_answer(answer), message)\n"
+            "    bound = ask.query.answer_bound(len(prepared.user_ids))\n"
+            "    replied = wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
             "    guard.charge(charge)\n"
             "    return replied\n"
         ),

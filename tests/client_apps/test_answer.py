@@ -31,6 +31,7 @@ from flower_privsyn.queries import (
     Query,
 )
 from flower_privsyn.testing import HashEmbedder, flower_identity, random_cohort
+from tests.support.answering import read_answer
 from tests.support.questions import DATA
 
 WORDS = "court judge tax river stone bread salt moon tree lamp glass iron".split()
@@ -111,10 +112,9 @@ def ask(app: ClientApp, query: Query, broadcast: Broadcast, context: Context) ->
 
 
 def facts(reply: Message) -> tuple[bytes, int]:
-    assert reply.has_content(), reply.error
+    answered = read_answer(reply)
     assert wire.unexpected_records(reply) == []
-    total = reply.content.array_records["privsyn.answer"]["total"].numpy()
-    return total.tobytes(), int(reply.content.config_records["privsyn.cohort"]["num_users"])  # type: ignore[arg-type]
+    return answered.total.tobytes(), answered.num_users
 
 
 @pytest.fixture(scope="module")

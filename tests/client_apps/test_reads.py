@@ -20,7 +20,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.node import NodePolicy
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import PoissonSampling, quarantine
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import (
     Broadcast,
@@ -41,6 +41,7 @@ from flower_privsyn.testing import (
     hash_embedder,
     random_cohort,
 )
+from tests.support.answering import read_answer
 from tests.support.text_lengths import REQUEST, TextLengths, ask_node, load
 
 
@@ -102,13 +103,22 @@ def model(tmp_path: Path) -> str:
     return str(folder)
 
 
+def unpacked(reply: Message, query: Query, *, length: int, users: int) -> wire.Answer:
+    """A reply as the server reads it."""
+    return wire.unpack_answer(
+        reply, query=query, length=length, roster_users=users, most_users=users
+    )
+
+
 class TestText:
     def test_a_question_about_whole_documents(self, app: ClientApp, tmp_path: Path) -> None:
         prepared, answered = ask_node(app, TextLengths())
         assert wire.unpack_roster(prepared) == wire.Roster(
             num_users=5, embedder="text", dimension=1
         )
-        answer = wire.unpack_answer(answered, length=4, roster_users=5, bound=3.0)
+        answer = wire.unpack_answer(
+            answered, query=TextLengths(), length=4, roster_users=5, most_users=5
+        )
         # Of five equal texts three count: the norm of what a user adds is at most 3.
         np.testing.assert_allclose(from_grid(answer.total), [1.0, 3.0, 1.0, 1.0], atol=1e-8)
         assert answer.num_users == 5
@@ -116,9 +126,24 @@ class TestText:
 
     def test_at_most_so_many_documents_of_a_user(self, app: ClientApp) -> None:
         _, answered = ask_node(app, TextLengths(), replace(REQUEST, max_samples=1))
-        answer = wire.unpack_answer(answered, length=4, roster_users=5, bound=3.0)
+        answer = wire.unpack_answer(
+            answered, query=TextLengths(), length=4, roster_users=5, most_users=5
+        )
         assert from_grid(answer.total).sum() == 3.0
         assert from_grid(answer.total)[1] == 1.0
+
+    @pytest.mark.parametrize("rate", [0.02, 0.98])
+    def test_how_long_an_answer_is_says_nothing_about_who_took_part(
+        self, tmp_path: Path, rate: float
+    ) -> None:
+        users = Users.from_rows([(str(number), "text") for number in range(171)])
+        app = create_client_app(
+            lambda where: users, cache_directory=tmp_path, queries=[TextLengths]
+        )
+        _, answered = ask_node(app, TextLengths(), sampling=PoissonSampling(rate))
+        assert 0 < read_answer(answered).num_users < 171
+        # Three times 171 needs six bytes, whoever was drawn.
+        assert answered.content["privsyn.answer"]["total"].numpy().shape == (4, 6)
 
     def test_a_user_whose_text_breaks_the_question_adds_zero(self, tmp_path: Path) -> None:
         rows = [("a", "fine"), ("b", "boom"), ("c", "as well")]
@@ -128,7 +153,9 @@ class TestText:
             queries=[Picky],
         )
         _, answered = ask_node(app, Picky())
-        answer = wire.unpack_answer(answered, length=4, roster_users=3, bound=3.0)
+        answer = wire.unpack_answer(
+            answered, query=TextLengths(), length=4, roster_users=3, most_users=3
+        )
         assert from_grid(answer.total).tolist() == [2.0, 0.0, 0.0, 0.0]
         assert answer.num_users == 3
 
@@ -178,7 +205,9 @@ class TestTokens:
         roster = wire.unpack_roster(prepared)
         assert roster.embedder.startswith("tokens-")
         assert roster.dimension == 3
-        answer = wire.unpack_answer(answered, length=3, roster_users=2, bound=3.0)
+        answer = wire.unpack_answer(
+            answered, query=TokenCounts(bins=3), length=3, roster_users=2, most_users=2
+        )
         np.testing.assert_allclose(
             from_grid(answer.total), [1 + 3 / 26**0.5, 1.0, 1 + 15 / 26**0.5], atol=1e-6
         )
@@ -194,7 +223,7 @@ class TestTokens:
         broadcast = query.broadcast(3, np.arange(9))
         data = replace(REQUEST, reads="tokens", embedding_model=model, max_tokens=8, max_samples=8)
         _, answered = ask_node(app, query, data, broadcast=broadcast)
-        answer = wire.unpack_answer(answered, length=12, roster_users=3, bound=1.0)
+        answer = unpacked(answered, query, length=12, users=3)
         # Of the first user three tokens of one document and five of the other: no pair across.
         tokens = [[1, 2, 2], [2, 1, 2, 1, 2], [0]]
         records = [np.array(record) for record in tokens]
@@ -428,6 +457,8 @@ def test_text_and_embeddings_of_one_app(tmp_path: Path) -> None:
     candidates = HashEmbedder().embed(["short", "court"])
     _, voted = ask_node(app, query, data, broadcast={"candidates": candidates})
     _, counted = ask_node(app, TextLengths())
-    assert wire.unpack_answer(voted, length=2, roster_users=5, bound=2.0).total.sum() > 0
-    lengths = wire.unpack_answer(counted, length=4, roster_users=5, bound=3.0)
+    assert unpacked(voted, query, length=2, users=5).total.sum() > 0
+    lengths = wire.unpack_answer(
+        counted, query=TextLengths(), length=4, roster_users=5, most_users=5
+    )
     np.testing.assert_allclose(from_grid(lengths.total), [1.0, 3.0, 1.0, 1.0], atol=1e-8)

@@ -17,9 +17,11 @@ from flower_privsyn.client_apps.training import LocalTraining, create_training_a
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
+from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
+from tests.support.answering import read_answer
 from tests.support.questions import DATA
 
 QUESTION = ModelDelta(clip_to=0.05, learning_rate=0.5, batch_size=1)
@@ -77,8 +79,7 @@ def ask(
 
 
 def total(reply: Message) -> np.ndarray:
-    assert reply.has_content(), reply.error
-    return reply.content.array_records["privsyn.answer"]["total"].numpy()
+    return from_grid(read_answer(reply).total)
 
 
 class TestAnswers:

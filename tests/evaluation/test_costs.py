@@ -30,7 +30,15 @@ from flower_privsyn.evaluation.costs import (
     run_times,
 )
 from flower_privsyn.messages import wire
+from flower_privsyn.messages.packed import bytes_per_number
 from flower_privsyn.privacy.randomness import InsecureRandom
+from flower_privsyn.queries import (
+    KernelMean,
+    MeanSimilarity,
+    ModelDelta,
+    NearestNeighborHistogram,
+    Query,
+)
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.testing import (
     LoopbackGrid,
@@ -97,7 +105,8 @@ class TestThePapersTables:
         found = private_evolution_communication(num_candidates=2048, rounds=11)
         assert found.bytes_down() == 2 * 786_432
         assert found.bytes_down("float32") == 4 * 786_432
-        assert found.bytes_up == 8 * 2_048
+        assert found.bytes_up() == 4 * 2_048
+        assert found.bytes_up(8.0) == 5 * 2_048
 
     def test_refusals(self) -> None:
         with pytest.raises(ConfigError, match="num-candidates, which is missing"):
@@ -114,8 +123,23 @@ class TestThePapersTables:
 # ---------------------------------------------------------------------- what a run counts
 
 
+QUERIES: dict[str, type[Query]] = {
+    query.name: query
+    for query in (KernelMean, MeanSimilarity, ModelDelta, NearestNeighborHistogram)
+}
+
+
+def clip_norm_of(request: Message) -> float:
+    """Of the question in a request."""
+    kind = request.metadata.message_type.removeprefix("query.")
+    return wire.unpack_ask(request, QUERIES[kind]).query.clip_norm
+
+
 def check(grid: LoopbackGrid, strategy: Any, expected: Communication) -> None:
-    """What was counted is what was sent, and what the method says by its definition."""
+    """What was counted is what was sent, and what the method says by its definition.
+
+    A node has some users, and what is counted is for one of them alone.
+    """
     costs = run_costs(strategy.run)
     assert costs.rounds == expected.rounds
     assert costs.floats_down == expected.rounds * expected.floats_down
@@ -124,15 +148,19 @@ def check(grid: LoopbackGrid, strategy: Any, expected: Communication) -> None:
     requests = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
     replies = [m for m in grid.replies if "privsyn.answer" in m.content]
     assert len(requests) == len(replies) == 2 * expected.rounds
+    (clip,) = {clip_norm_of(request) for request in requests}
+    (node,) = {reply.content["privsyn.answer"]["total"].numpy().shape[1] for reply in replies}
+    more = expected.floats_up * (node - bytes_per_number(clip))
     for number, counted in enumerate(costs.per_round):
-        for messages, key, numbers in (
-            (requests, "bytes_down", expected.bytes_down(precision)),
-            (replies, "bytes_up", expected.bytes_up),
+        for messages, key, numbers, beside in (
+            (requests, "bytes_down", expected.bytes_down(precision), 0),
+            (replies, "bytes_up", expected.bytes_up(clip), more),
         ):
             for message in messages[2 * number : 2 * number + 2]:
-                assert counted[key] == pytest.approx(wire.packed_bytes(message.content), abs=8)
+                size = wire.packed_bytes(message.content) - beside
+                assert counted[key] == pytest.approx(size, abs=8)
                 # Counted bytes are those of Flower's own serialisation, up to its tags.
-                serialised = recorddict_to_proto(message.content).ByteSize()
+                serialised = recorddict_to_proto(message.content).ByteSize() - beside
                 assert counted[key] == pytest.approx(serialised, rel=0.35, abs=600)
             assert 0 <= counted[key] - numbers < 3000
 

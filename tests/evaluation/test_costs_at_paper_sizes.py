@@ -89,7 +89,7 @@ def counted(strategy: Any, grid: LoopbackGrid) -> tuple[int, int]:
     assert sum(one.size for one in numbers if one.dtype.kind == "f") == costs.floats_down
     assert len(reply.content.array_records["privsyn.answer"]) == 1
     (answer,) = reply.content.array_records["privsyn.answer"].values()
-    assert answer.numpy().size == costs.floats_up
+    assert len(answer.numpy()) == costs.floats_up
     return costs.floats_down, costs.floats_up
 
 

@@ -52,7 +52,7 @@ def test_a_round_of_crashes_and_nonsense(app: Path, tmp_path: Path) -> None:
         # The process that was killed, and the exception outside of our handlers.
         "error of Flower or another code": 2,
         "rejected: unexpected records": 1,
-        "rejected: not finite": 1,
+        "rejected: wrong type": 1,
     }
     # A killed process costs one answer, not those of all nodes that Flower sends to it later.
     assert second == {

@@ -16,8 +16,10 @@ from flower_privsyn.errors import DataError, NotAllowedError
 from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeLedger, NodePolicy, model_digest, simulated
 from flower_privsyn.privacy import FixedSizeSampling, FullParticipation, PoissonSampling
+from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
+from tests.support.answering import read_answer
 from tests.support.federation import make_users
 from tests.support.questions import DATA, ask
 
@@ -67,10 +69,8 @@ def answers(tmp_path: Path) -> Answering:
         reply = app(request, context(node, run or {}))
         if reply.has_error():
             return str(wire.ClientErrorCode(reply.error.code).name), 0.0
-        total = reply.content.array_records["privsyn.answer"]["total"].numpy()
-        head_count = reply.content.config_records["privsyn.cohort"]["num_users"]
-        assert isinstance(head_count, int)
-        return head_count, float((total**2).sum() ** 0.5)
+        answered = read_answer(reply)
+        return answered.num_users, float((from_grid(answered.total) ** 2).sum() ** 0.5)
 
     return send
 

@@ -28,6 +28,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.messages import wire
+from flower_privsyn.messages.packed import pack_steps
 from flower_privsyn.privacy import InsecureRandom, PrivacyLedger
 from flower_privsyn.privacy.grid import to_grid
 from flower_privsyn.private_path import attendance, rounds
@@ -194,6 +195,11 @@ class TestLedgerComesFirst:
                 type("Loose", (Probe,), {name: lambda self: None})
 
 
+def steps(length: int, width: int, value: int = 0) -> np.ndarray:
+    """An answer as it travels."""
+    return pack_steps(np.full(length, value), width=width)
+
+
 class TestMisbehavingNodes:
     def run(
         self,
@@ -223,16 +229,18 @@ class TestMisbehavingNodes:
     @pytest.mark.parametrize(
         ("total", "num_users", "reason"),
         [
-            (np.full(20, np.nan), 6, "not finite"),
-            (np.full(20, np.inf), 6, "not finite"),
-            (np.zeros(19), 6, "wrong shape"),
-            (np.zeros((20, 1)), 6, "wrong shape"),
+            (np.full(20, np.nan), 6, "wrong type"),
             (np.zeros(20, np.int64), 6, "wrong type"),
-            (np.zeros(20), -1, "absurd head-count"),
-            (np.zeros(20), 10**9, "absurd head-count"),
-            (np.full(20, 1e6), 6, "outside the bound of its head-count"),
-            (np.full(20, 0.1), 6, "off the grid"),
-            (np.full(20, 2.0**-31), 6, "off the grid"),
+            (steps(19, 5), 6, "wrong shape"),
+            (steps(20, 4), 6, "wrong shape"),
+            (steps(20, 8), 6, "wrong shape"),
+            (steps(100, 1).ravel(), 6, "wrong shape"),
+            (steps(20, 5), -1, "absurd head-count"),
+            (steps(20, 5), 10**9, "absurd head-count"),
+            (steps(20, 5), 7, "absurd head-count"),
+            (steps(20, 5, 2**38), 6, "outside the bound of its head-count"),
+            (steps(20, 5, -(2**38)), 6, "outside the bound of its head-count"),
+            (steps(20, 5, 1), 0, "outside the bound of its head-count"),
         ],
     )
     def test_bad_answers_are_counted_and_left_out(

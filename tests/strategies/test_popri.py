@@ -28,6 +28,7 @@ from flower_privsyn.strategies import POPri, POPriConfig, Sketch
 from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.popri import PRINTED_NOISE_MULTIPLIERS
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
+from tests.support.answering import read_answer
 from tests.support.federation import WORDS, is_rehearsal, make_users
 from tests.support.run_files import lines, releases
 
@@ -126,7 +127,7 @@ class TestWholeRun:
             )
             assert np.array_equal(sent["candidates"].numpy(), stored.embeddings)
             answers = [
-                reply.content["privsyn.answer"]["total"].numpy()
+                read_answer(reply).total
                 for reply in grid.replies
                 if "privsyn.answer" in reply.content
             ]

@@ -9,6 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.messages import wire
+from flower_privsyn.messages.packed import unpack_steps
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism, Sampling
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.testing import HashEmbedder
@@ -31,6 +32,15 @@ def context(data: Path, node: int = 0, nodes: int = 4, run: int = RUN) -> Contex
     )
 
 
+def read_answer(reply: Message) -> wire.Answer:
+    """The sum and the head-count in a reply, whatever they are."""
+    assert reply.has_content(), reply.error
+    num_users = reply.content.config_records["privsyn.cohort"]["num_users"]
+    assert isinstance(num_users, int)
+    packed = reply.content.array_records["privsyn.answer"]["total"].numpy()
+    return wire.Answer(total=unpack_steps(packed), num_users=num_users)
+
+
 def answer(app: ClientApp, where: Context, sampling: Sampling | None = None) -> wire.Answer:
     query = NearestNeighborHistogram(max_samples=2)
     candidates = HashEmbedder().embed([" ".join(WORDS[n : n + 4]) for n in range(12)])
@@ -46,4 +56,4 @@ def answer(app: ClientApp, where: Context, sampling: Sampling | None = None) -> 
     )
     record = wire.broadcast_record(ask.broadcast, precision="float16")
     reply = app(Message(wire.pack_ask(ask, record), where.node_id, wire.message_type(query)), where)
-    return wire.unpack_answer(reply, length=12, roster_users=40, bound=2.0)
+    return read_answer(reply)

@@ -141,7 +141,7 @@ def faulty(message, context, call_next):
         reply.content = RecordDict({"junk": ConfigRecord({"x": [1, 2, 3]})})
     if fault == "nan":
         arrays = reply.content.array_records["privsyn.answer"]
-        arrays["total"] = Array(arrays["total"].numpy() * np.nan)
+        arrays["total"] = Array(arrays["total"].numpy() * np.float64("nan"))
     return reply
 
 

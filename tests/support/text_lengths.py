@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism, Sampling
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
 from flower_privsyn.testing import LoopbackGrid
 
@@ -76,6 +76,7 @@ def ask_node(
     broadcast: Broadcast | None = None,
     node: dict[str, Any] | None = None,
     is_simulation: bool = True,
+    sampling: Sampling | None = None,
 ) -> tuple[Message, Message]:
     """A node's replies to the roll call and to a question."""
     grid = LoopbackGrid(
@@ -86,7 +87,7 @@ def ask_node(
         query=query,
         broadcast=broadcast or {},
         data=data,
-        sampling=FullParticipation(),
+        sampling=sampling or FullParticipation(),
         sampling_key=bytes(32),
         mechanism=GaussianMechanism(noise_multiplier=5.0, l2_sensitivity=query.clip_norm),
         num_rounds=1,

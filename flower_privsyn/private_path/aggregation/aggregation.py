@@ -24,11 +24,13 @@ class Expected:
         query: the question that was asked.
         length: how many numbers it answers.
         most_users: by node that was asked, the most users that may be in its answer.
+        roster_users: by node that was asked, the users that it announced.
     """
 
     query: Query
     length: int
     most_users: Mapping[int, int]
+    roster_users: Mapping[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)

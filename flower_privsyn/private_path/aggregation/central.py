@@ -67,9 +67,10 @@ class Central(Aggregation):
             try:
                 answer = wire.unpack_answer(
                     reply,
+                    query=expected.query,
                     length=expected.length,
-                    roster_users=asked[node],
-                    bound=expected.query.answer_bound(1),
+                    roster_users=expected.roster_users[node],
+                    most_users=asked[node],
                 )
             except wire.WireError as error:
                 counts[f"rejected: {error}"] += 1
