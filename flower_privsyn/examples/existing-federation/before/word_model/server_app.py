@@ -3,7 +3,7 @@
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from word_model.task import new_model
+from word_model.task import new_model, result
 
 app = ServerApp()
 
@@ -12,9 +12,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Average the nodes' models."""
     strategy = FedAvg(fraction_evaluate=0.0)
-    result = strategy.start(
+    averaged = strategy.start(
         grid,
         initial_arrays=ArrayRecord([new_model()]),
         num_rounds=int(context.run_config["num-server-rounds"]),
     )
-    print("trained model:", result.arrays.to_numpy_ndarrays()[0].shape)
+    print(result(averaged.arrays.to_numpy_ndarrays()[0]))
