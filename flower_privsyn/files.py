@@ -16,7 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.environment import WORKING_DIRECTORY
-from flower_privsyn.errors import RunDirectoryError
+from flower_privsyn.errors import ConfigError, RunDirectoryError
+
+
+def expanded(path: str | Path) -> Path:
+    """A path whose `~` or `~name` is the home of a user.
+
+    Raises:
+        ConfigError: There is no such user, or nothing says where this one's home is.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        who = str(path).partition("/")[0]
+        raise ConfigError(f"{path}: there is no home folder of {who} on this machine.") from None
 
 #: How libraries say that a disk has no room left: the system's words, SQLite's, a quota's.
 _NO_ROOM = re.compile(r"No space left on device|disk is full|Disk quota exceeded|os error 28")
@@ -30,10 +43,10 @@ def user_path(path: str | Path) -> Path:
 
     Under `privsyn run` the ServerApp and the nodes run in a neutral folder, not in the user's.
     """
-    expanded = Path(path).expanduser()
-    if expanded.is_absolute():
-        return expanded
-    return Path(os.environ.get(WORKING_DIRECTORY) or Path.cwd()) / expanded
+    found = expanded(path)
+    if found.is_absolute():
+        return found
+    return Path(os.environ.get(WORKING_DIRECTORY) or Path.cwd()) / found
 
 
 def located(name: str) -> str:

@@ -7,7 +7,9 @@ a constant. The rules are public, as everything that decides which documents cou
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,31 +45,58 @@ def allowance(size: int) -> int:
     return min(MAX_EXPANDED_BYTES, max(FREE_BYTES, MAX_EXPANSION * size))
 
 
-def read_bytes(path: Path) -> bytearray:
-    """A file's content, decompressed if its name ends in `.gz`.
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[io.BufferedIOBase]:
+    """A file to read from, decompressed where it is packed by gzip or its name says so.
 
     Args:
         path: The file.
 
     Raises:
-        DataError: It is no complete gzip file, or holds more than `allowance` of its size.
+        DataError: While it is read: it is no complete gzip file, or holds more than `allowance` of
+            its size.
         OSError: It cannot be read.
     """
-    content = bytearray()
-    if path.suffix.lower() != ".gz":
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                content += chunk
-        return content
-    limit = allowance(path.stat().st_size)
-    with path.open("rb") as file, gzip.GzipFile(fileobj=file) as expanded:
+    with path.open("rb") as file:
+        packed = path.suffix.lower() == ".gz" or file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if not packed:
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as expanded:
+            yield io.BufferedReader(_Expanded(expanded, path), _CHUNK)
+
+
+class _Expanded(io.RawIOBase):
+    """What a gzip file holds, up to what it may."""
+
+    def __init__(self, file: gzip.GzipFile, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self._limit = self._left = allowance(path.stat().st_size)
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """The next bytes."""
         try:
-            while chunk := expanded.read(_CHUNK):
-                if len(content) + len(chunk) > limit:
-                    raise _too_much(path, limit)
-                content += chunk
+            size = self._file.readinto(buffer)
         except (EOFError, gzip.BadGzipFile, zlib.error):
-            raise DataError(f"{path} is not a complete gzip file.") from None
+            raise DataError(f"{self._path} is not a complete gzip file.") from None
+        self._left -= size
+        if self._left < 0:
+            raise _too_much(self._path, self._limit)
+        return size
+
+
+def read_bytes(path: Path) -> bytearray:
+    """A file's content; see `opened`."""
+    content = bytearray()
+    with opened(path) as file:
+        while chunk := file.read(_CHUNK):
+            content += chunk
     return content
 
 
@@ -93,9 +122,12 @@ def lines(content: bytearray) -> Iterator[tuple[int, bytes]]:
         start = end + 1
         if not line.strip():
             continue
-        if len(line) > MAX_LINE_BYTES:
-            line = _STRING.sub(_shortened, line)
-        yield number, line
+        yield number, shortened(line)
+
+
+def shortened(line: bytes) -> bytes:
+    """A line, its strings replaced that are too long to be documents, as in `lines`."""
+    return _STRING.sub(_shortened, line) if len(line) > MAX_LINE_BYTES else line
 
 
 def _shortened(found: re.Match[bytes]) -> bytes:

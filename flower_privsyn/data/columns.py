@@ -5,15 +5,35 @@ The rules are the same for every kind of source, and judge the rows of all users
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable
 from datetime import date, datetime
 from typing import Any, Final
 
 import numpy as np
 
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, DataError
 
 _EPOCH: Final = date(1970, 1, 1)
 _DATE_RULE: Final = "must be an ISO date such as 2025-03-18"
+# What a column may be called in a file whose first row could as well be somebody's text.
+_NAME: Final = re.compile(r"\w[\w.-]{0,30}(?: [\w.-]{1,20})?")
+# What `surrogateescape` makes of bytes that are not UTF-8.
+_RAW: Final = re.compile("[\udc80-\udcff]")
+
+#: What the owner of a file is told.
+NOT_UTF8: Final = (
+    "the text is not UTF-8; save the file as UTF-8, or convert it with "
+    "`iconv -f WINDOWS-1252 -t UTF-8`"
+)
+
+
+#: Stands for a value that is no text; no document holds NUL.
+UNUSABLE: Final = "\0"
+
+#: Between the texts of several columns that are one document.
+BETWEEN_COLUMNS: Final = "\n\n"
 
 
 class Columns:
@@ -21,44 +41,103 @@ class Columns:
 
     Args:
         client: Column with the user id.
-        text: Column with the text.
+        text: Column with the text, or several with commas between them, whose texts are joined
+            by a blank line.
         date_: Column with the date.
         user_id: The one user of the source, whose rows name nobody; None where they do.
+        strict: Whether what a node leaves out in silence is refused, and sentences may name the
+            columns of files without a schema: for the owner who looks.
 
     Raises:
-        ConfigError: A name is empty.
+        ConfigError: A name is empty or occurs twice.
     """
 
-    def __init__(self, client: str, text: str, date_: str, user_id: str | None) -> None:
-        for key, value in (("client-column", client), ("text-column", text)):
-            if not value:
-                raise ConfigError(f"{key} must be the name of a column, got an empty string.")
+    def __init__(
+        self, client: str, text: str, date_: str, user_id: str | None, *, strict: bool = False
+    ) -> None:
+        self.texts = tuple(name.strip() for name in text.split(","))
+        for key, values in (("client-column", (client,)), ("text-column", self.texts)):
+            if not all(values):
+                raise ConfigError(
+                    f"{key} must be the name of a column, got an empty string."
+                    if len(values) == 1
+                    else f"{key} must be names of columns with commas between them, got {text!r}."
+                )
+        if len(set(self.texts)) < len(self.texts):
+            raise ConfigError(f"text-column names a column twice, got {text!r}.")
         if user_id == "":
             raise ConfigError("user-id must not be empty.")
         self.client = client
-        self.text = text
         self.date = date_
         self.user_id = user_id
+        self.strict = strict
+
+    def of_one_user(self) -> Columns:
+        """The same columns of a source that names nobody."""
+        texts = ",".join(self.texts)
+        return Columns(self.client, texts, self.date, "somebody", strict=self.strict)
 
     @property
     def required(self) -> tuple[str, ...]:
         """What a source without is refused."""
-        return (self.text,) if self.user_id is not None else (self.client, self.text)
+        return self.texts if self.user_id is not None else (self.client, *self.texts)
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """What is read where it is there."""
-        return (*self.required, self.date)
+        """What is read where it is there, each once."""
+        return tuple(dict.fromkeys((*self.required, self.date)))
+
+    def missing(self, name: str, names: Iterable[str], *, schema: bool) -> str:
+        """What to say of a column that is not there: "has no column ...".
+
+        Args:
+            name: Of the column.
+            names: Of those that are there.
+            schema: Whether these are surely names. What stands in the first row of a file may be
+                somebody's text, and is shown to its owner alone, where it looks like names.
+        """
+        names = list(names)
+        start = f"has no column {name!r}"
+        if near := difflib.get_close_matches(name, names if schema or self.strict else (), n=1):
+            start += f" (did you mean {near[0]!r}?)"
+        if schema or (self.strict and all(_NAME.fullmatch(other) for other in names)):
+            return f"{start}; its columns are {', '.join(map(repr, names))}"
+        return f"{start} among the {len(names)} that its first row names"
+
+    def cell(self, value: object, place: str) -> str | None:
+        """The text of one cell: as it is, None where there is none, UNUSABLE for all that is none.
+
+        Args:
+            value: Of a row; bytes that are not UTF-8 are halves of surrogate pairs.
+            place: Of the row, for the sentence.
+
+        Raises:
+            DataError: The owner looks, and these are other bytes than UTF-8.
+        """
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            return UNUSABLE
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            if self.strict and _RAW.search(value):
+                raise DataError(f"{place}: {NOT_UTF8}.") from None
+            return UNUSABLE
+        return value
 
 
 class Rows:
-    """Three columns of one file: ids, texts and dates as Arrow arrays, without nulls but dates."""
+    """The columns of one file: ids, texts and dates as Arrow arrays, without nulls but dates."""
 
-    def __init__(self, clients: Any, texts: Any, unusable: Any, dates: Any | None) -> None:
+    def __init__(
+        self, clients: Any, texts: Any, unusable: Any, dates: Any | None, undated: str
+    ) -> None:
         self.clients = clients  # string, or None where the source is one user
         self.texts = texts  # empty where unusable
         self.unusable = unusable  # bool
         self.dates = dates  # date32, nulls allowed; None if there is no such column
+        self.undated = undated  # why there is none
 
 
 class Problem(Exception):  # noqa: N818 - a signal, turned into a DataError with its place
@@ -83,17 +162,20 @@ def typed(table: Any, columns: Columns) -> Rows:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts, unusable = _texts(table.column(columns.text), columns.text)
+    texts, unusable = _documents(table, columns)
     clients = None
     if columns.user_id is None:
         clients = _ids(table.column(columns.client), columns.client)
         empty = pc.index(clients, pa.scalar("", clients.type)).as_py()
         if empty >= 0:
             raise Problem(empty, f"{columns.client!r} must not be empty")
-    dates = None
+    dates, undated = None, f"there is no column {columns.date!r}"
     if columns.date in table.column_names:
-        dates = _dates(table.column(columns.date), columns.date)
-    return Rows(clients, texts, unusable, dates)
+        try:
+            dates = _dates(table.column(columns.date), columns.date)
+        except Problem as problem:  # which concerns only those who ask for dates
+            undated = problem.rule
+    return Rows(clients, texts, unusable, dates, undated)
 
 
 def _ids(column: Any, name: str) -> Any:
@@ -110,21 +192,53 @@ def _ids(column: Any, name: str) -> Any:
     return column
 
 
-def _texts(column: Any, name: str) -> tuple[Any, Any]:
-    """The texts, empty where they are unusable, and where that is."""
+def _documents(table: Any, columns: Columns) -> tuple[Any, Any]:
+    """The documents, empty where they are unusable, and where that is.
+
+    A document of several columns is unusable where one of its texts is, or none is there.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = _strings(column, name, "a string", integers=False)
+    read = [
+        _strings(table.column(name), name, "a string", integers=False) for name in columns.texts
+    ]
+    parts = [_texts(column, columns) for column in read]
+    if len(parts) == 1:
+        texts, unusable = parts[0]
+        return _chunked(texts), _chunked(unusable)
+    nothing = pa.scalar(None, pa.large_string())
+    filled, unusable = [], None
+    absent = None
+    for column, (texts, bad) in zip(read, parts, strict=True):
+        null = pc.is_null(column)
+        bad = pc.and_(bad, pc.invert(null))
+        unusable = bad if unusable is None else pc.or_(unusable, bad)
+        absent = null if absent is None else pc.and_(absent, null)
+        blank = pc.equal(pc.utf8_trim_whitespace(texts), pa.scalar("", pa.large_string()))
+        filled.append(pc.if_else(blank, nothing, texts))
+    unusable = pc.or_(unusable, absent)
+    between = pa.scalar(BETWEEN_COLUMNS, pa.large_string())
+    joined = pc.binary_join_element_wise(*filled, between, null_handling="skip")
+    texts = pc.if_else(unusable, pa.scalar("", pa.large_string()), joined)
+    return _chunked(texts), _chunked(unusable)
+
+
+def _texts(column: Any, columns: Columns) -> tuple[Any, Any]:
+    """The texts of one column, empty where they are unusable, and where that is."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     unusable = pc.is_null(column)
     if (bad := _no_unicode(column)).any():
+        if columns.strict:
+            raise Problem(int(np.argmax(bad)), NOT_UTF8)
         unusable = pc.or_(unusable, pa.chunked_array([pa.array(bad)]))
     empty = pa.scalar("", pa.large_string())
     # Masked before anything reads the characters.
     column = pc.if_else(unusable, empty, column)
     unusable = pc.or_(unusable, pc.match_substring(column, "\0"))
-    column = pc.if_else(unusable, empty, column)
-    return _chunked(column), _chunked(unusable)
+    return pc.if_else(unusable, empty, column), unusable
 
 
 def _chunked(column: Any) -> Any:

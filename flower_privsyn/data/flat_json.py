@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 # One token: a string, a number or a name, or a mark. Possessive: nothing is looked at twice, but
@@ -21,6 +22,10 @@ _TOKEN: Final = re.compile(
     rb"|(?P<mark>[\[\]{},:]))"
 )
 _SPACE: Final = b" \t\r\n"
+# An object without others inside it, which is what rows are: found at once. What it holds is not
+# checked; possessive, so that nothing is looked at twice.
+_PLAIN: Final = re.compile(rb'\{(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+\}', re.DOTALL)
+_BETWEEN: Final = re.compile(rb"[ \t\r\n]*+([,\]]?)[ \t\r\n]*+")
 _CLOSES: Final = {ord("["): ord("]"), ord("{"): ord("}")}
 
 
@@ -70,6 +75,60 @@ def outermost(line: bytes) -> dict[str, Any] | None:
         else:
             return None
     return found if place and not stack else None
+
+
+def entries(array: bytes | bytearray) -> Iterator[bytes | None]:
+    """The objects of a JSON array, one after another, each as it is written.
+
+    Args:
+        array: From its opening bracket on.
+
+    Yields:
+        The bytes of an object; what stands in them is still to be checked. None, and then nothing
+        more, where the array is broken: an entry is no object, or the array does not end.
+    """
+    found = _BETWEEN.match(array, 1)
+    place = found.end() if found else 1
+    if found and found.group(1) == b"]":
+        if array[place:].strip():
+            yield None
+        return
+    if found and found.group(1):
+        yield None
+        return
+    while True:
+        end = _end_of_object(array, place)
+        if end is None:
+            yield None
+            return
+        yield bytes(array[place:end])
+        found = _BETWEEN.match(array, end)
+        mark = found.group(1) if found else b""
+        place = found.end() if found else end
+        if mark == b"]" and not array[place:].strip():
+            return
+        if mark != b",":
+            yield None
+            return
+
+
+def _end_of_object(text: bytes | bytearray, start: int) -> int | None:
+    """Where an object ends that begins here; None where none does."""
+    if plain := _PLAIN.match(text, start):
+        return plain.end()
+    if text[start : start + 1] != b"{":
+        return None
+    depth, place = 0, start
+    while token := _TOKEN.match(text, place):
+        place = token.end()
+        mark = token.group("mark")
+        if mark in (b"{", b"["):
+            depth += 1
+        elif mark in (b"}", b"]"):
+            depth -= 1
+            if not depth:
+                return place
+    return None
 
 
 def _string(text: bytes) -> str:

@@ -1,16 +1,20 @@
-"""Rows of JSON, one object per line."""
+"""Rows of JSON: one object per line, or the objects of an array."""
 
 from __future__ import annotations
 
 import codecs
 import json
+from collections.abc import Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.data import bounded, flat_json
-from flower_privsyn.data.columns import Columns, Problem, Rows, parse_date, typed
+from flower_privsyn.data import bounded, flat_json, formats
+from flower_privsyn.data.columns import UNUSABLE, Columns, Problem, Rows, parse_date, typed
 from flower_privsyn.errors import DataError
+
+Row = tuple[str, dict[str, Any] | None]
+"""Where a row stands, for a sentence, and what it is; None where it is no JSON object."""
 
 
 def read_json_lines(path: Path, columns: Columns) -> Rows:
@@ -26,10 +30,30 @@ def read_json_lines(path: Path, columns: Columns) -> Rows:
     table = _parse_fast(data, columns)
     if table is not None:
         try:
-            return typed(table, columns)
+            rows = typed(table, columns)
+            if not columns.strict or _any_text(rows):
+                return rows
         except (Problem, UnicodeDecodeError):
             pass  # the slow way finds the line, or an id that is an integer here and there
-    return typed(_parse_by_line(path, data, columns), columns)
+    return _read_rows(path, _lines(path, data), data, columns)
+
+
+def read_json_array(path: Path, columns: Columns) -> Rows:
+    """The objects of one JSON array, each read as a line is.
+
+    Raises:
+        DataError: The array is empty or broken, or an entry does not say whose it is.
+        OSError: The file cannot be read.
+    """
+    data = bounded.read_bytes(path)
+    del data[: data.index(b"[")]
+    return _read_rows(path, _entries(path, data), data, columns)
+
+
+def _any_text(rows: Rows) -> bool:
+    import pyarrow.compute as pc
+
+    return not pc.all(rows.unusable).as_py()
 
 
 def _parse_fast(data: bytearray, columns: Columns) -> Any | None:
@@ -54,45 +78,107 @@ def _parse_fast(data: bytearray, columns: Columns) -> Any | None:
     return table if table.num_rows == lines else None
 
 
-def _parse_by_line(path: Path, data: bytearray, columns: Columns) -> Any:
+def _lines(path: Path, data: bytearray) -> Iterator[Row]:
+    for number, line in bounded.lines(data):
+        yield f"{path} line {number}", _parse_line(line, first=number == 1)
+
+
+def _entries(path: Path, data: bytearray) -> Iterator[Row]:
+    for number, entry in enumerate(flat_json.entries(data), start=1):
+        if entry is None:
+            raise DataError(
+                f"{path}: the JSON array is broken at its entry {number}, which is no object or "
+                "does not end, so nobody knows whose the rest is."
+            )
+        yield f"{path} entry {number}", _parse_line(bounded.shortened(entry), first=False)
+
+
+def _read_rows(path: Path, rows: Iterable[Row], data: bytearray, columns: Columns) -> Rows:
+    """Check rows one by one; the first that is bad is named.
+
+    Args:
+        path: Of the file.
+        rows: Of it.
+        data: What it holds.
+        columns: Which to read.
+    """
     import pyarrow as pa
 
     clients: list[str] = []
-    texts: list[str | None] = []
+    texts: dict[str, list[str | None]] = {name: [] for name in columns.texts}
     dates: list[date | None] = []
-    number = 0
-
-    def bad(rule: str) -> DataError:
-        return DataError(f"{path} line {number}: {rule}.")
-
-    for number, line in bounded.lines(data):
-        row = _parse_line(line, first=number == 1)
+    first: dict[str, Any] | None = None
+    for place, row in rows:
         if row is None:
             if columns.user_id is None:
-                raise bad("not a JSON object, so nobody knows whose it is")
+                seems = "" if dates else _what_it_is(data)
+                raise DataError(f"{place}: not a JSON object, so nobody knows whose it is{seems}.")
             row = {}  # of the one user there is
+        first = row if first is None else first
         if columns.user_id is None:
-            if columns.client not in row:
-                raise bad(f"the key {columns.client!r} is missing")
-            client = row[columns.client]
-            if isinstance(client, bool) or not isinstance(client, str | int):
-                raise bad(f"{columns.client!r} must be a string or an integer, not {_kind(client)}")
-            if client == "":
-                raise bad(f"{columns.client!r} must not be empty")
-            if _clean(client := str(client)) is None:
-                raise bad(f"{columns.client!r} must be text that UTF-8 can hold")
-            clients.append(client)
-        texts.append(_clean(row.get(columns.text)))
+            clients.append(_client(row, place, columns))
+        for name in columns.texts:
+            texts[name].append(columns.cell(row.get(name), place))
         dates.append(parse_date(row.get(columns.date)))
-    if not texts:
+    if first is None:
         raise DataError(f"{path} is empty.")
-    arrays = {columns.text: pa.chunked_array([pa.array(texts, pa.large_string())])}
+    if columns.strict:
+        _check_texts(path, first, texts, columns)
+    arrays = {
+        name: pa.chunked_array([pa.array(values, pa.large_string())])
+        for name, values in texts.items()
+    }
     if columns.user_id is None:
         arrays[columns.client] = pa.chunked_array([pa.array(clients, pa.large_string())])
     if columns.date not in arrays:
         # Lines have no columns: that no line has a date is what the users wrote, not a schema.
         arrays[columns.date] = pa.chunked_array([pa.array(dates, pa.date32())])
-    return pa.table(arrays)
+    return typed(pa.table(arrays), columns)
+
+
+def _client(row: dict[str, Any], place: str, columns: Columns) -> str:
+    """Whose a row is."""
+    name = columns.client
+    if name not in row:
+        known = f", which has {_keys(row)}" if columns.strict else ""
+        raise DataError(f"{place}: the key {name!r} is missing{known}.")
+    client = row[name]
+    if isinstance(client, bool) or not isinstance(client, str | int):
+        raise DataError(f"{place}: {name!r} must be a string or an integer, not {_kind(client)}.")
+    if client == "":
+        raise DataError(f"{place}: {name!r} must not be empty.")
+    if (text := columns.cell(str(client), place)) in (None, UNUSABLE) or text is None:
+        raise DataError(f"{place}: {name!r} must be text that UTF-8 can hold.")
+    return text
+
+
+def _check_texts(
+    path: Path, first: dict[str, Any], texts: dict[str, list[str | None]], columns: Columns
+) -> None:
+    """Tell the owner that a column of text is nowhere, or holds no strings."""
+    for name, values in texts.items():
+        if all(value is None for value in values):
+            raise DataError(f"{path} {columns.missing(name, first, schema=False)}.")
+        if name in first and all(value in (None, UNUSABLE) for value in values):
+            raise DataError(
+                f"{path}: {name!r} must be a string, and is one in no row; in the first it is "
+                f"{_kind(first[name])}."
+            )
+
+
+def _keys(row: dict[str, Any]) -> str:
+    names = [repr(name) for name in list(row)[:12] if len(name) <= 40]
+    return ", ".join(names) or "no key"
+
+
+def _what_it_is(data: bytearray) -> str:
+    """What a file looks like whose first line is no JSON object, to go on with in a sentence."""
+    begin = bytes(data[: 2**12]).removeprefix(codecs.BOM_UTF8).lstrip()
+    if begin.startswith(b"{"):
+        if begin[1:].split(b"\n", 1)[0].strip() == b"":
+            return "; it looks like one object over several lines: write each object on one line"
+        return ""
+    return f"; the file looks like {formats.guess(begin)}"
 
 
 def _kind(value: object) -> str:
@@ -124,14 +210,3 @@ def _parse_line(line: bytes, *, first: bool) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
-
-
-def _clean(value: object) -> str | None:
-    """Text as it is; None for everything else, and for what UTF-8 cannot hold."""
-    if not isinstance(value, str):
-        return None
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return None
-    return value

@@ -88,6 +88,7 @@ def within_limits(users: Users, *, seed: int) -> Users:
         texts=list(itertools.compress(users.texts, keep)),
         owners=users.owners[keep],
         dates=None if users.dates is None else list(itertools.compress(users.dates, keep)),
+        undated=users.undated,
     )
 
 

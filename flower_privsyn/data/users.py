@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.privacy import quarantine
+
+_NUMBER = re.compile(r"\s*[-+]?[0-9][0-9.,eE+-]*\s*")
 
 # Domain separation: the coin of one purpose says nothing about the coin of another one.
 _HELD_OUT = b"held-out"
@@ -67,6 +70,7 @@ class Users:
         texts: The n documents, those of one user next to one another.
         owners: int64 (n,), index into ``user_ids``, nondecreasing.
         dates: One date (or None where unknown) per document, or None when there are no dates.
+        undated: Why there are none, to go on with in a sentence.
 
     Raises:
         DataError: If ids repeat or have no UTF-8, lengths differ, or owners are out of order or
@@ -77,6 +81,7 @@ class Users:
     texts: list[str]
     owners: NDArray[np.int64]  # (n,)
     dates: list[date | None] | None = None
+    undated: str = "these have no dates"
 
     def __post_init__(self) -> None:
         owners = np.asarray(self.owners)
@@ -175,6 +180,7 @@ class Users:
             texts=[self.texts[row] for row in rows.tolist()],
             owners=new_index[self.owners[rows]],
             dates=None if self.dates is None else [self.dates[row] for row in rows.tolist()],
+            undated=self.undated,
         )
 
     def deal(self, *, partition_id: int, num_partitions: int) -> Users:
@@ -208,7 +214,7 @@ class Users:
         """
         cutoff = parse_cutoff(cutoff)
         if self.dates is None:
-            raise DataError("newer-than needs a date per document, but these have no dates.")
+            raise DataError(f"newer-than needs a date per document, but {self.undated}.")
         undated = np.fromiter((day is None for day in self.dates), bool, len(self.dates))
         if undated.any():
             owners = np.unique(self.owners[undated]).tolist()
@@ -224,7 +230,7 @@ class Users:
         )
 
     def check_documents(self, *, dated: bool = False) -> None:
-        """Tell an owner who looks that nobody here has a document, or none with a date.
+        """Tell an owner who looks that nobody here has a document, or only numbers, or no dates.
 
         For the person who holds all this text, before anything is asked. Never part of an answer:
         whether it raises depends on single documents.
@@ -233,14 +239,20 @@ class Users:
             dated: Whether ``newer-than`` will ask for dates.
 
         Raises:
-            DataError: There is no document, or, with `dated`, none that has a date.
+            DataError: There is no document, or each is a number, or, with `dated`, none has a date.
         """
         if not self.texts:
             raise DataError(
                 "there is no usable text: in no row of the data is the text column a string that "
                 "holds more than white space."
             )
-        if dated and (self.dates is None or all(day is None for day in self.dates)):
+        if all(_NUMBER.fullmatch(text) for text in self.texts):
+            raise DataError(
+                "every text is a number: text-column must name the column with what people wrote."
+            )
+        if dated and self.dates is None:
+            raise DataError(f"newer-than needs a date per document, but {self.undated}.")
+        if dated and all(day is None for day in self.dates or ()):
             raise DataError(
                 "newer-than needs a date per document, but none of these documents has one."
             )

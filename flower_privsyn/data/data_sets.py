@@ -1,0 +1,340 @@
+"""Hugging Face data sets as sources of rows, and partitions of them as users."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from flower_privsyn.data.columns import Columns, Problem, Rows, typed
+from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
+from flower_privsyn.models.hub import hub_unreachable
+
+_PART: Final = r"[A-Za-z0-9][\w.-]*"
+_HUB_NAME: Final = re.compile(rf"({_PART}/{_PART})(?::({_PART})?)?(?::({_PART}))?")
+_PARTITION: Final = "partition {}"
+
+
+# ---- where it is -------------------------------------------------------------------------------
+
+
+def is_hub_name(location: str) -> bool:
+    """Whether this may be `owner/name`, `owner/name:config` or `owner/name:config:split`."""
+    return _HUB_NAME.fullmatch(location) is not None
+
+
+def from_hub(location: str, split: str) -> Any:
+    """A data set of the hub, or of the library's cache where there is no network.
+
+    Args:
+        location: As `is_hub_name` knows it; nothing between two colons is the only configuration.
+        split: Where the location names none.
+
+    Raises:
+        DataError: There is no such data set, configuration or split.
+        MissingExtraError: The library is not installed.
+    """
+    found = _HUB_NAME.fullmatch(location)
+    if found is None:
+        raise DataError(f"{location} is no owner/name:config:split of a data set.")
+    name, config, split = found[1], found[2], found[3] or split
+    unreachable = hub_unreachable("HF_DATASETS_OFFLINE")
+    with _offline() if unreachable else contextlib.nullcontext():
+        try:
+            return _loaded(name, config, split)
+        except DataError:
+            raise
+        except Exception as error:
+            if unreachable:
+                raise DataError(
+                    f"{location} is neither a file nor in the data set cache, and the hub cannot "
+                    f"be reached ({unreachable})."
+                ) from None
+            raise DataError(
+                f"{location} (split {split!r}) is not a file, and the hub gives no such data set "
+                f"({type(error).__name__})."
+            ) from None
+
+
+def from_folder(folder: Path, config: str | None, split: str) -> Any:
+    """A folder that the library reads as a data set, such as a clone of one of the hub.
+
+    No copy of it stays on the disk.
+
+    Args:
+        folder: With the files of the data set, and a README that names its configurations.
+        config: Its configuration; None for the only one.
+        split: Of it.
+
+    Raises:
+        DataError: The folder holds no such data set, configuration or split.
+        MissingExtraError: The library is not installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="privsyn-data-") as copies, _offline():
+        try:
+            return _loaded(str(folder), config, split, cache_dir=copies, keep_in_memory=True)
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{folder} holds no data set with the configuration {config or 'default'!r} and "
+                f"the split {split!r} ({type(error).__name__})."
+            ) from None
+
+
+def from_disk(folder: Path) -> Any:
+    """A folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` has written."""
+    library = _library()
+    try:
+        return library.load_from_disk(str(folder))
+    except Exception as error:
+        raise DataError(
+            f"{folder} is not a complete save_to_disk folder ({type(error).__name__})."
+        ) from None
+
+
+def of_table(table: Any) -> Any:
+    """A data set of an Arrow table.
+
+    Raises:
+        MissingExtraError: The library is not installed.
+    """
+    return _library().Dataset(table)
+
+
+def _loaded(name: str, config: str | None, split: str, **options: Any) -> Any:
+    """Load one split, or say which there are."""
+    library = _library()
+    shows_bars = not library.are_progress_bars_disabled()
+    library.disable_progress_bars()
+    try:
+        found = library.load_dataset(name, config, **options)
+    except ValueError as error:
+        known = re.search(r"[Cc]onfig.*?(\[[^\]]*\]|: [\w., -]+)", str(error).replace("\n", " "))
+        if known is None:
+            raise
+        raise DataError(
+            f"{name} has no configuration {config or 'default'!r}; it has "
+            f"{known[1].strip(' :')}: write {name}:CONFIG:SPLIT."
+        ) from None
+    finally:
+        if shows_bars:
+            library.enable_progress_bars()
+    return split_of(found, split, where=name)
+
+
+def split_of(found: Any, split: str, *, where: str) -> Any:
+    """One split of what may be several.
+
+    Raises:
+        DataError: There is none of this name.
+    """
+    if not isinstance(found, dict):
+        return found
+    if split not in found:
+        raise DataError(
+            f"{where} has no split {split!r}; its splits are {', '.join(map(repr, found))}."
+        )
+    return found[split]
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        if getattr(error, "name", None) != "datasets":
+            # Installed but broken: "install it" would send people the wrong way.
+            raise DataError(f"The datasets library cannot be imported ({error}).") from error
+        raise MissingExtraError(
+            "Reading a Hugging Face data set needs the datasets library: "
+            "pip install 'flower-privsyn[client]'."
+        ) from None
+    return datasets
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Only what an earlier run has downloaded: without a network the library retries for long.
+
+    Both libraries read the environment when they are imported, and these names after that.
+    """
+    datasets = _library()
+    from huggingface_hub import constants
+
+    before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+# ---- what is in it -----------------------------------------------------------------------------
+
+
+def rows_of(dataset: Any, columns: Columns, *, where: str) -> Rows:
+    """The rows of a `datasets.Dataset`.
+
+    Raises:
+        DataError: It is no data set, or one that streams, or has no such column or no rows.
+    """
+    if not hasattr(dataset, "column_names") or not hasattr(dataset, "with_format"):
+        raise DataError(
+            "source must be a file, a folder, a data set name or a datasets.Dataset, "
+            f"got {type(dataset).__name__}."
+        )
+    if not hasattr(dataset, "__len__"):
+        raise DataError(f"{where} is a streaming data set: load it without streaming=True.")
+    names = list(dataset.column_names)
+    check_columns(names, columns, where)
+    present = [name for name in columns.wanted if name in names]
+    return rows_of_table(_arrow(dataset, present), columns, where)
+
+
+def check_columns(names: Sequence[str], columns: Columns, where: str) -> None:
+    """Refuse a table without the columns that are needed.
+
+    Raises:
+        DataError: It has none of a name; the sentence names those it has.
+    """
+    for name in columns.required:
+        if name not in names:
+            raise DataError(f"{where} {columns.missing(name, names, schema=True)}.")
+
+
+def rows_of_table(table: Any, columns: Columns, where: str) -> Rows:
+    """The rows of an Arrow table that has the required columns.
+
+    Raises:
+        DataError: It has no rows, or one of them does not say whose it is.
+    """
+    if table.num_rows == 0:
+        raise DataError(f"{where} holds no rows.")
+    try:
+        return typed(table, columns)
+    except Problem as problem:
+        place = where if problem.row is None else f"{where} row {problem.row + 1}"
+        raise DataError(f"{place}: {problem.rule}.") from None
+
+
+def _arrow(dataset: Any, names: list[str]) -> Any:
+    """The named columns as an Arrow table, in the order of the data set.
+
+    Arrow all the way: the library's own columns are read row by row, seconds per 100,000 rows,
+    and its Arrow format gathers the rows of a shuffled data set batch by batch.
+    """
+    indices = getattr(dataset, "_indices", None)
+    if indices is None or not hasattr(indices, "column"):
+        return dataset.select_columns(names).with_format("arrow")[:]
+    import pyarrow as pa
+
+    rows = indices.column(0).combine_chunks()
+    columns = []
+    for name in names:
+        column = dataset.data.column(name)
+        if pa.types.is_string(column.type):
+            column = column.cast(pa.large_string())  # the chunks together may exceed 2 GiB
+        columns.append(pa.chunked_array([column.combine_chunks().take(rows)]))
+    return pa.table(columns, names=names)
+
+
+# ---- partitions as users -----------------------------------------------------------------------
+
+
+def partitioner_of(text: str) -> Any:
+    """A flwr-datasets partitioner, as its own documentation writes it.
+
+    Args:
+        text: A class and its arguments by name, which are numbers, texts, booleans, None and lists
+            of them: "DirichletPartitioner(num_partitions=100, partition_by='label', alpha=0.3)".
+
+    Raises:
+        ConfigError: There is no such partitioner, or it does not take these arguments.
+        MissingExtraError: flwr-datasets is not installed.
+    """
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if isinstance(call, ast.Name):
+            name, arguments = call.id, {}
+        elif isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+            name = call.func.id
+            arguments = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        else:
+            raise ValueError
+    except (SyntaxError, ValueError):
+        raise ConfigError(
+            "data-partitioner must be a class of flwr_datasets.partitioner with its arguments by "
+            "name, such as DirichletPartitioner(num_partitions=100, partition_by='label', "
+            f"alpha=0.3), got {text!r}."
+        ) from None
+    try:
+        from flwr_datasets import partitioner as library
+    except ImportError:
+        raise MissingExtraError(
+            "data-partitioner needs Flower Datasets: pip install flwr-datasets."
+        ) from None
+    # Those that split columns, and not rows, give nobody a text of their own.
+    known = [one for one in library.__all__ if one != "Partitioner" and "Vertical" not in one]
+    if name not in known:
+        raise ConfigError(f"data-partitioner: there is no {name!r}; there are {', '.join(known)}.")
+    try:
+        return getattr(library, name)(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"data-partitioner = {text!r}: {_sentence(error)}") from None
+
+
+def partitioned(dataset: Any, text: str, columns: Columns, *, where: str) -> Rows:
+    """The rows of a data set, each partition of which is one user.
+
+    Args:
+        dataset: A `datasets.Dataset` that does not say whose its rows are.
+        text: See `partitioner_of`.
+        columns: Which to read; that of the ids must not be there.
+        where: The data set is, for sentences.
+
+    Raises:
+        ConfigError: The partitioner is none, or cannot part this data set.
+        DataError: The data set says itself whose its rows are, or cannot be read.
+    """
+    import pyarrow as pa
+
+    partitioner = partitioner_of(text)
+    names = list(getattr(dataset, "column_names", ()))
+    if columns.client in names:
+        raise DataError(
+            f"{where} has a column {columns.client!r}, which says who a user is, and "
+            "data-partitioner makes every partition a user: leave one of them out."
+        )
+    alone = columns.of_one_user()
+    check_columns(names, alone, where)
+    try:
+        partitioner.dataset = dataset
+        parts = [partitioner.load_partition(place) for place in range(partitioner.num_partitions)]
+    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+        raise ConfigError(f"data-partitioner = {text!r}: {_sentence(error)}") from None
+    present = [name for name in alone.wanted if name in names]
+    tables = [_arrow(part, present) for part in parts]
+    ids = [place for place, table in enumerate(tables) for _ in range(len(table))]
+    rows = rows_of_table(pa.concat_tables(tables), alone, where)
+    # Everybody is on the roster, with rows or without.
+    empty = [place for place, table in enumerate(tables) if not len(table)]
+    strings = pa.large_string()
+    clients = pa.array([_PARTITION.format(place) for place in ids + empty], strings)
+    rows.clients = pa.chunked_array([clients])
+    rows.texts = pa.chunked_array([*rows.texts.chunks, pa.array([""] * len(empty), strings)])
+    no_text = pa.array([False] * len(empty))
+    rows.unusable = pa.chunked_array([*rows.unusable.chunks, no_text])
+    if rows.dates is not None:
+        no_dates = pa.nulls(len(empty), pa.date32())
+        rows.dates = pa.chunked_array([*rows.dates.chunks, no_dates])
+    return rows
+
+
+def _sentence(error: Exception) -> str:
+    """What the library says, in one line that ends."""
+    words = " ".join(str(error).split())
+    return words if words.endswith(".") else f"{words}."
