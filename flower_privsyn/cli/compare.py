@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flower_privsyn.cli.options import Column, option
+from flower_privsyn.cli.options import Column, Partitioner, option
 from flower_privsyn.cli.output import FAILED, complain
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 
@@ -81,6 +81,7 @@ def compare(
     client_column: Column = "client_id",
     text_column: Column = "text",
     date_column: Column = "date",
+    data_partitioner: Partitioner = "",
 ) -> int:
     """Run every method on the same users through Flower and measure what each gives.
 
@@ -114,6 +115,7 @@ def compare(
             "client_column": client_column,
             "text_column": text_column,
             "date_column": date_column,
+            "data_partitioner": data_partitioner,
         },
         open_sealed=open_sealed,
     )

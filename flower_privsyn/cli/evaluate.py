@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flower_privsyn import environment
-from flower_privsyn.cli.options import Column, Json, RunDir, Seed, option
+from flower_privsyn.cli.options import Column, Json, Partitioner, RunDir, Seed, option
 from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def evaluate(
     client_column: Column = "client_id",
     text_column: Column = "text",
     date_column: Column = "date",
+    data_partitioner: Partitioner = "",
     as_json: Json = False,
 ) -> int:
     """Costs, distances to held-out private text, copies, and a downstream model.
@@ -63,6 +64,7 @@ def evaluate(
         "client_column": client_column,
         "text_column": text_column,
         "date_column": date_column,
+        "data_partitioner": data_partitioner,
     }
     taking_part, others = _people(run, held_out, users, private, columns)
     folder = _folder(run, output)
@@ -101,13 +103,16 @@ def _people(
     from flower_privsyn.data import load_users
     from flower_privsyn.evaluation.run import split_users
 
+    def read(file: str) -> Users:
+        return load_users(file, **columns, strict=True)
+
     if users is not None and held_out is None:
         if private is not None:
             raise ConfigError("--private goes with --held-out: --users holds both.")
-        return split_users(run, load_users(users, **columns))
+        return split_users(run, read(users))
     if held_out is not None and users is None:
-        others = load_users(held_out, **columns)
-        return None if private is None else load_users(private, **columns), others
+        others = read(held_out)
+        return None if private is None else read(private), others
     raise ConfigError(
         "Give either --held-out, a file of users who took no part, or --users, the run's own "
         "data, of which it held some users out."

@@ -44,6 +44,15 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Config = Annotated[str | None, option("NAME", "settings from the app's conf/NAME.toml")]
 Seed = Annotated[int, option("N")]
 Column = Annotated[str, option("NAME")]
+Partitioner = Annotated[
+    str,
+    option(
+        "CLASS(...)",
+        "flwr-datasets partitioner of data that do not say whose they are: each partition is a "
+        "user",
+        show_default=False,
+    ),
+]
 
 
 class PlainCommand(TyperCommand):

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -73,31 +73,36 @@ def run(
     host_app.check_settings(loaded, values)
     host_app.check_data(loaded, values)
     runs.RunDirectory(path).refuse_existing()
-    columns = _columns(values)
+    own = _own_data(values)
     if evaluate is not None:
-        _check_evaluation(evaluate, values, columns)
+        _check_evaluation(evaluate, values, own)
     sys.stderr.write(f"Running {loaded.name} in {path}\n")
     with _following(path) as follow:
         outcome = launch.run_app(loaded, path, values, follow=follow)
     status = show_outcome(outcome)
     if evaluate is None or status != 0:
         return status
-    client, text, date = columns
-    return evaluate_command(
-        str(path), users=evaluate, client_column=client, text_column=text, date_column=date
-    )
+    return evaluate_command(str(path), users=evaluate, **own)
 
 
-def _columns(values: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The columns of the run's own data: user, text, date."""
-    client, text, date = (
-        str(values.get(f"{column}-column", usual))
-        for column, usual in (("client", "client_id"), ("text", "text"), ("date", "date"))
-    )
-    return client, text, date
+class _OwnData(TypedDict):
+    client_column: str
+    text_column: str
+    date_column: str
+    data_partitioner: str
 
 
-def _check_evaluation(file: str, values: Mapping[str, Any], columns: tuple[str, str, str]) -> None:
+def _own_data(values: Mapping[str, Any]) -> _OwnData:
+    """How the run's own data are read, for `load_users`."""
+    return {
+        "client_column": str(values.get("client-column", "client_id")),
+        "text_column": str(values.get("text-column", "text")),
+        "date_column": str(values.get("date-column", "date")),
+        "data_partitioner": str(values.get("data-partitioner", "")),
+    }
+
+
+def _check_evaluation(file: str, values: Mapping[str, Any], own: _OwnData) -> None:
     """Refuse before anything is spent what could not be measured in the end."""
     from flower_privsyn.data import load_users
 
@@ -106,9 +111,7 @@ def _check_evaluation(file: str, values: Mapping[str, Any], columns: tuple[str, 
             "--evaluate measures on users whom the run holds out: set held-out-fraction, which is "
             f"{values.get('held-out-fraction', 'no setting of this app')}"
         )
-    client, text, date = columns
-    own = load_users(file, client_column=client, text_column=text, date_column=date)
-    own.check_documents(dated=False)
+    load_users(file, **own, strict=True)
 
 
 def resume(

@@ -87,7 +87,8 @@ def first_pass(
     Killed at any point and called again it goes on: at most 512 texts a process are embedded twice.
 
     Args:
-        configuration: `data`, `client-column`, `text-column`, `date-column`, as in a run.
+        configuration: `data`, `client-column`, `text-column`, `date-column`,
+            `data-partitioner`, as in a run.
         request: as the run will make it.
         load_embedder: from (model name, precision) to the embedder of the nodes; a function that
             other processes can import.
@@ -111,7 +112,7 @@ def first_pass(
     source = EmbeddingSource(embedder, directory, store)
     users_counted = ready = stored_bytes = 0
     waiting: list[_Node] = []
-    everyone = load_configured(configuration)
+    everyone = load_configured(configuration, strict=True)
     everyone.check_documents(dated=bool(request.newer_than))
     cut = request.cut
     with progress.stage("Cut the text", nodes) as stage:

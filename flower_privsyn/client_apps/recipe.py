@@ -18,22 +18,28 @@ from flower_privsyn.node import in_simulation
 #: notebook) and will be written down again: nothing of such a run may be found by its id.
 DRAWN_RUN_IDS: Final = 2**32
 
-#: What is read where nobody says so; the column of ids is the unit of privacy.
-_COLUMNS: Final = {"client-column": "client_id", "text-column": "text", "date-column": "date"}
+#: What is read where nobody says so; the column of ids, or a partition, is the unit of privacy.
+_DEFAULTS: Final = {
+    "client-column": "client_id",
+    "text-column": "text",
+    "date-column": "date",
+    "data-partitioner": "",
+}
 
 
 def users_of_node(context: Context) -> Users:
     """The default recipe: the users of `data`.
 
-    A SuperNode reads from its own configuration alone: `data` (a JSONL or Parquet file, a folder,
-    or a dataset name), whose users are all its own, `client-column`, `text-column`, `date-column`
-    (default `client_id`, `text`, `date`). In a simulation, where one person owns everything, the
-    run's configuration counts where the node's says nothing, and the users are dealt to the nodes
-    by `partition-id` and `num-partitions`.
+    A SuperNode reads from its own configuration alone: `data` (a file, a folder, or the name of a
+    data set, as `load_users` takes it), whose users are all its own, `client-column`,
+    `text-column`, `date-column` (default `client_id`, `text`, `date`) and `data-partitioner`. In a
+    simulation, where one person owns everything, the run's configuration counts where the node's
+    says nothing, and the users are dealt to the nodes by `partition-id` and `num-partitions`.
 
     Formal guarantee:
-        Outside a simulation the unit of privacy, one value of the owner's `client-column`, and the
-        file are the owner's choice; no run changes them.
+        Outside a simulation the unit of privacy, one value of the owner's `client-column` or one
+        partition of the owner's `data-partitioner`, and the data are the owner's choice; no run
+        changes them.
 
     Raises:
         DataError: nothing names the data, or they cannot be read.
@@ -53,7 +59,7 @@ def users_of_node(context: Context) -> Users:
 
 def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a run that says what a SuperNode reads; what its owner has said stands."""
-    for key, default in {"data": "", **_COLUMNS}.items():
+    for key, default in {"data": "", **_DEFAULTS}.items():
         named = str(run.get(key, ""))
         if own.get(key) or named in ("", default):
             continue
@@ -63,8 +69,9 @@ def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
                 "reads is its owner's choice (--node-config 'data=\"/path/users.jsonl\"')."
             )
         unit = ", and with it whom the guarantee is for" if key == "client-column" else ""
+        read = f'reads "{default}"{unit}' if default else "parts nobody's text into users"
         raise NotAllowedError(
-            f'The run names the {key} "{named}"; this node reads "{default}"{unit}, unless its '
+            f'The run names the {key} "{named}"; this node {read}, unless its '
             f"owner names another (--node-config '{key}=\"{named}\"')."
         )
 
@@ -87,7 +94,7 @@ class _DealtUsers:
             return load_configured(*configurations)
         names = [
             next(filter(None, (str(c.get(key, "")) for c in configurations)), "")
-            for key in ("data", *_COLUMNS)
+            for key in ("data", *_DEFAULTS)
         ]
         key = (context.run_id, os.environ.get(WORKING_DIRECTORY, ""), *names)
         with self._lock:

@@ -358,7 +358,7 @@ def make_plan(
         training: how it is fine-tuned.
         max_texts: see `Plan`.
         settings: see `Plan`.
-        columns: names of the columns, for `load_users`.
+        columns: names of the columns and a partitioner, for `load_users`.
         open_sealed: hold out the sealed users and no others; the same users take part.
 
     Raises:
@@ -399,7 +399,7 @@ def make_plan(
 
 
 def _read(source: str, *, newer_than: str, columns: Mapping[str, str]) -> Users:
-    found = load_users(source, **columns)
+    found = load_users(source, **columns, strict=True)
     found.check_documents(dated=bool(newer_than))
     return found.newer_than(newer_than) if newer_than else found
 

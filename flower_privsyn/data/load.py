@@ -29,7 +29,7 @@ def load_users(
     newer_than: date | str | None = None,
     split: str = "train",
     user_id: str | None = None,
-    partitioner: str = "",
+    data_partitioner: str = "",
     strict: bool = False,
 ) -> Users:
     """Read the users of a node and everything they wrote.
@@ -57,8 +57,8 @@ def load_users(
         split: Which split of a data set that has several and whose name names none.
         user_id: The source is one user with this id, and ``client_column`` is not read: for
             partitions that are a person.
-        partitioner: A flwr-datasets partitioner (`data_sets.partitioner_of`) for a data set or a
-            Parquet file that does not say whose its rows are: every partition is one user.
+        data_partitioner: A flwr-datasets partitioner (`data_sets.partitioner_of`) for a data set
+            or a Parquet file that does not say whose its rows are: every partition is one user.
         strict: For the owner who looks, never for a node that answers: also refuse a source
             without a usable text, one whose texts are numbers, and bytes that are not UTF-8.
 
@@ -70,17 +70,17 @@ def load_users(
     """
     cutoff = None if newer_than is None else parse_cutoff(newer_than)
     columns = Columns(client_column, text_column, date_column, user_id, strict=strict)
-    if partitioner and user_id is not None:
+    if data_partitioner and user_id is not None:
         raise ConfigError("data-partitioner makes many users, and user-id one: give one of them.")
     if isinstance(source, str | os.PathLike):
         location = os.fspath(source)
         try:
-            users = _from_location(location, columns, split, partitioner)
+            users = _from_location(location, columns, split, data_partitioner)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise DataError(f"{error.filename or location} cannot be read ({reason}).") from None
     else:
-        users = _from_dataset(source, columns, split, partitioner)
+        users = _from_dataset(source, columns, split, data_partitioner)
     if strict:
         users.check_documents()
     return users if cutoff is None else users.newer_than(cutoff)
@@ -113,7 +113,7 @@ def load_configured(*configurations: Mapping[str, Any], strict: bool = False) ->
         client_column=setting("client-column", "client_id"),
         text_column=setting("text-column", "text"),
         date_column=setting("date-column", "date"),
-        partitioner=setting("data-partitioner"),
+        data_partitioner=setting("data-partitioner"),
         strict=strict,
     )
 

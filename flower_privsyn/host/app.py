@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, DataError
 
 ConfigValue = bool | int | float | str
 """What Flower allows as a setting."""
@@ -111,8 +111,8 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
 
     Raises:
         ConfigError: `data` is empty.
-        DataError: The file or dataset cannot be read, or nobody has a document in it, or one with
-            a date where `newer-than` is set.
+        DataError: The file or dataset cannot be read or is one person's, or nobody has a document
+            in it, or one with a date where `newer-than` is set.
     """
     if app.client not in _READY_CLIENTS:
         return
@@ -123,7 +123,14 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
         )
     from flower_privsyn.data import load_configured
 
-    load_configured(values).check_documents(dated=bool(values.get("newer-than", "")))
+    users = load_configured(values, strict=True)
+    users.check_documents(dated=bool(values.get("newer-than", "")))
+    if len(users) < 2:
+        raise DataError(
+            f"data = {values['data']} holds the text of one user, and a run needs at least 2, "
+            "because nobody can hide among others alone; does client-column = "
+            f"{values.get('client-column')} name the column that says whose a text is?"
+        )
 
 
 def resolve_config(

@@ -31,7 +31,9 @@ logger = logging.getLogger("flwr.privsyn")
 _EMPTY_IS_DEFAULT = frozenset({"sampling", "checkpoint"})
 
 #: Keys that nodes read from the run's configuration; a strategy leaves them alone.
-CLIENT_KEYS = frozenset({"data", "client-column", "text-column", "date-column", "ray-address"})
+CLIENT_KEYS = frozenset(
+    {"data", "client-column", "text-column", "date-column", "data-partitioner", "ray-address"}
+)
 
 #: Those of them that say who a user is and what they wrote; a resumed run keeps them.
 NODE_KEYS = CLIENT_KEYS - {"ray-address"}
