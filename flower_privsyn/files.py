@@ -56,7 +56,11 @@ def located(name: str) -> str:
         name: a file, a folder, or the name of something else.
     """
     path = user_path(name)
-    return str(path) if path.exists() else name
+    try:
+        there = path.exists()
+    except OSError:
+        there = True  # behind a folder that may not be read: whoever opens it says so
+    return str(path) if there else name
 
 
 @contextlib.contextmanager

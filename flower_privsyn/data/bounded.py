@@ -46,7 +46,7 @@ def allowance(size: int) -> int:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[io.BufferedIOBase]:
+def opened(path: Path) -> Iterator[io.BufferedReader]:
     """A file to read from, decompressed where it is packed by gzip or its name says so.
 
     Args:

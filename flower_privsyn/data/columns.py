@@ -207,21 +207,29 @@ def _documents(table: Any, columns: Columns) -> tuple[Any, Any]:
     if len(parts) == 1:
         texts, unusable = parts[0]
         return _chunked(texts), _chunked(unusable)
-    nothing = pa.scalar(None, pa.large_string())
-    filled, unusable = [], None
-    absent = None
+    between, none = (pa.scalar(text, pa.large_string()) for text in (BETWEEN_COLUMNS, ""))
+    together: Any = None
     for column, (texts, bad) in zip(read, parts, strict=True):
-        null = pc.is_null(column)
+        # Whole arrays: the columns may be chunked differently.
+        null, bad, texts = (_whole(values) for values in (pc.is_null(column), bad, texts))
         bad = pc.and_(bad, pc.invert(null))
-        unusable = bad if unusable is None else pc.or_(unusable, bad)
-        absent = null if absent is None else pc.and_(absent, null)
-        blank = pc.equal(pc.utf8_trim_whitespace(texts), pa.scalar("", pa.large_string()))
-        filled.append(pc.if_else(blank, nothing, texts))
+        if together is None:
+            together, unusable, absent = texts, bad, null
+            continue
+        unusable, absent = pc.or_(unusable, bad), pc.and_(absent, null)
+        # Not with nulls that are skipped: Arrow 26 drops the rows in which all are null.
+        both = pc.binary_join_element_wise(together, texts, between)
+        one = pc.if_else(_blank(together), texts, together)
+        together = pc.if_else(pc.or_(_blank(together), _blank(texts)), one, both)
     unusable = pc.or_(unusable, absent)
-    between = pa.scalar(BETWEEN_COLUMNS, pa.large_string())
-    joined = pc.binary_join_element_wise(*filled, between, null_handling="skip")
-    texts = pc.if_else(unusable, pa.scalar("", pa.large_string()), joined)
-    return _chunked(texts), _chunked(unusable)
+    return _chunked(pc.if_else(unusable, none, together)), _chunked(unusable)
+
+
+def _blank(texts: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.equal(pc.utf8_trim_whitespace(texts), pa.scalar("", pa.large_string()))
 
 
 def _texts(column: Any, columns: Columns) -> tuple[Any, Any]:
@@ -245,6 +253,12 @@ def _chunked(column: Any) -> Any:
     import pyarrow as pa
 
     return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+
+
+def _whole(column: Any) -> Any:
+    import pyarrow as pa
+
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _strings(column: Any, name: str, allowed: str, *, integers: bool) -> Any:

@@ -7,6 +7,8 @@ like, so that nobody has to guess why it is not read.
 from __future__ import annotations
 
 import codecs
+import csv
+import io
 import re
 import zipfile
 import zlib
@@ -194,11 +196,16 @@ _DELIMITERS: Final = {
 
 def guess(head: bytes) -> str:
     """What kind of text this looks like, in words that quote nothing of it."""
-    lines = head.decode("utf-8", "replace").splitlines()[:3]
-    if not lines:
+    text = head.decode("utf-8", "replace")
+    if not text.strip():
         return "white space"
     for delimiter, words in _DELIMITERS.items():
-        counts = {line.count(delimiter) for line in lines}
-        if len(lines) > 1 and len(counts) == 1 and counts != {0}:
+        try:
+            rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row]
+        except csv.Error:
+            continue
+        # The last row may be cut off.
+        fields = {len(row) for row in rows[:8][: max(2, len(rows) - 1)]}
+        if len(rows) > 1 and len(fields) == 1 and fields != {1}:
             return words
     return "plain text"

@@ -108,8 +108,12 @@ def load_configured(*configurations: Mapping[str, Any], strict: bool = False) ->
             "no data: set `data` to a file of users in the node's configuration "
             "(--node-config 'data=\"/path/users.jsonl\"') or in the run's"
         )
+    try:
+        source = _located(source)
+    except ConfigError as error:
+        raise ConfigError(f"data = {error}") from None
     return load_users(
-        _located(source),
+        source,
         client_column=setting("client-column", "client_id"),
         text_column=setting("text-column", "text"),
         date_column=setting("date-column", "date"),
@@ -133,7 +137,7 @@ def _located(source: str) -> str:
 def _from_location(location: str, columns: Columns, split: str, partitioner: str) -> Users:
     path = expanded(location)
     if path.is_dir():
-        if (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists():
+        if {"dataset_dict.json", "dataset_info.json"} & {item.name for item in path.iterdir()}:
             dataset = data_sets.from_disk(path)
             return _from_dataset(dataset, columns, split, partitioner, where=str(path))
         if partitioner:

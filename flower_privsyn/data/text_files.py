@@ -61,9 +61,10 @@ def read_text_files(folder: Path, files: list[tuple[str, Path]], columns: Column
         texts.append(columns.cell(_text(path), str(path)))
     of_files = Columns("user", "text", "", columns.user_id, strict=columns.strict)
     strings = pa.large_string()
-    return typed(
-        pa.table({"user": pa.array(clients, strings), "text": pa.array(texts, strings)}), of_files
-    )
+    table = pa.table({"user": pa.array(clients, strings), "text": pa.array(texts, strings)})
+    rows = typed(table, of_files)
+    rows.undated = "texts in files have none"
+    return rows
 
 
 def _visible(folder: Path) -> list[Path]:

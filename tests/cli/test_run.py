@@ -90,7 +90,7 @@ def test_bad_data_is_named_before_flower_starts(
     [
         ("users.jsonl", ["held-out-fraction=0"], "set held-out-fraction, which is 0.0"),
         ("missing.jsonl", [], "missing.jsonl"),
-        ("users.jsonl", ["text-column=body"], "no usable text"),
+        ("users.jsonl", ["text-column=body"], "users.jsonl has no column 'body'"),
     ],
 )
 def test_what_cannot_be_evaluated_is_named_before_flower_starts(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from datetime import date, datetime
@@ -400,22 +399,15 @@ def test_broken_containers(tmp_path: Path) -> None:
 
 
 def test_unknown_suffix_and_empty_folder(tmp_path: Path) -> None:
-    (tmp_path / "users.csv").write_text(SECRET)
-    message = sentence(tmp_path / "users.csv")
-    assert "'.csv', which is none of .jsonl, .jsonl.gz, .json, .json.gz, .parquet" in message
+    (tmp_path / "users.dat").write_text(SECRET)
+    message = sentence(tmp_path / "users.dat")
+    assert "has the suffix '.dat' and looks like plain text; what is read: JSON lines" in message
     assert "holds no data file (.jsonl" in sentence(tmp_path)
 
 
 def test_directory_in_place_of_a_file_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "u.jsonl").mkdir()
     assert "holds no data file" in sentence(tmp_path / "u.jsonl")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_permission(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "u.jsonl", ROWS)
-    path.chmod(0)
-    assert "cannot be read (Permission denied)" in sentence(path)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +419,6 @@ def test_permission(tmp_path: Path) -> None:
         ({"client_id": ["a", "", ""], "text": ["x"] * 3}, "row 2: 'client_id' must not be empty"),
         ({"client_id": ["a"], "text": [1.5]}, "'text' must be a string, but the column holds"),
         ({"client_id": [1.5], "text": ["x"]}, "'client_id' must be a string or an integer"),
-        ({"client_id": ["a"], "text": ["x"], "date": [5]}, "'date' must be an ISO date"),
         ({"client_id": pa.array([], pa.string()), "text": pa.array([], pa.string())}, "no rows"),
     ],
 )
@@ -462,7 +453,14 @@ def test_dates_where_newer_than_needs_them(tmp_path: Path) -> None:
             load_users(path).check_documents(dated=True)
     # A table without the column is another matter: no user can do that.
     pq.write_table(pa.table({"client_id": ["a"], "text": ["x"]}), tmp_path / "u.parquet")
-    assert "have no dates" in sentence(tmp_path / "u.parquet", newer_than="2025-01-01")
+    said = sentence(tmp_path / "u.parquet", newer_than="2025-01-01")
+    assert said.endswith("needs a date per document, but there is no column 'date'.")
+    # So is one of another type, and only where dates are asked for.
+    table = pa.table({"client_id": ["a"], "text": ["x"], "date": [5]})
+    pq.write_table(table, tmp_path / "u.parquet")
+    assert load_users(tmp_path / "u.parquet").texts == ["x"]
+    said = sentence(tmp_path / "u.parquet", newer_than="2025-01-01")
+    assert "'date' must be an ISO date such as 2025-03-18, but the column holds int64" in said
 
 
 @pytest.mark.parametrize(

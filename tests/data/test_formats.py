@@ -1,0 +1,184 @@
+"""Every kind of data, good and bad, as a user names it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.data import load_configured, load_users
+from flower_privsyn.data.flat_json import entries
+from flower_privsyn.data.formats import format_of
+from flower_privsyn.errors import DataError
+from flower_privsyn.privacy import quarantine
+from tests.support.data_cases import BAD, GOOD, ROWS, SECRET, DataCase, content, delimited, locked
+
+OWN_DATA = Path(__file__).parents[2] / "examples" / "own-data"
+
+
+@pytest.mark.parametrize("case", GOOD, ids=str)
+def test_good_data_are_read(
+    case: DataCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case.make(tmp_path)
+    with quarantine.counting() as tally:
+        users = load_configured({"data": case.data, **case.settings}, strict=True)
+    expected = [ROWS[0]["text"], ROWS[2]["text"], ROWS[1]["text"]]
+    assert users.texts == (expected if case.texts is None else case.texts)
+    assert len(users) == 2
+    assert not tally
+
+
+@pytest.mark.parametrize("case", [*GOOD, *BAD], ids=str)
+def test_a_run_reads_good_data_and_names_what_is_bad(
+    case: DataCase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case.make(tmp_path)
+    settings = {"data": case.data, **case.settings}
+    given = [word for key in settings for word in ("--set", f"{key}={settings[key]}")]
+    # Good data are followed by the next thing that is refused.
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.json").write_text("{}")
+    with locked(tmp_path / case.locked if case.locked else None):
+        assert main(["run", str(OWN_DATA), "--run-dir", "taken", *given]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert (case.says or "already holds a run") in said[0]
+    assert SECRET not in said[0]
+    assert not (tmp_path / "taken.owner").exists()
+
+
+# ---- what one user wrote is that user's ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["u.csv", "u.csv.gz", "u.tsv"])
+def test_a_node_leaves_out_what_is_no_text(tmp_path: Path, name: str) -> None:
+    rows = b'client_id,text\nann,"fine"\nben,"caf\xe9"\nben,a\0b\nann,"also\nfine"\n'
+    content(rows.replace(b",", b"\t") if "tsv" in name else rows, name)(tmp_path)
+    with quarantine.counting() as tally:
+        users = load_users(tmp_path / name)
+    assert (users.user_ids, users.texts) == (("ann", "ben"), ["fine", "also\nfine"])
+    assert (tally.records, tally.users) == (2, {"ben"})
+
+
+def test_a_node_leaves_out_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "ann.txt").write_text("fine")
+    (tmp_path / "ben.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "cem.txt").write_bytes(b"x" * (12 * 2**20 + 1))
+    (tmp_path / ".ann.txt.swp").write_text("passed over")
+    with quarantine.counting() as tally:
+        users = load_users(tmp_path)
+    assert (users.user_ids, users.texts) == (("ann", "ben", "cem"), ["fine"])
+    assert (tally.records, tally.users) == (2, {"ben", "cem"})
+    assert users.dates is None
+
+
+def test_a_document_of_several_columns_is_left_out_whole(tmp_path: Path) -> None:
+    rows = [
+        {"client_id": "a", "title": 1, "body": SECRET},
+        {"client_id": "a", "title": None, "body": "kept"},
+        {"client_id": "b", "title": "a\0b", "body": "left out"},
+        {"client_id": "c", "other": 1},
+    ]
+    (tmp_path / "u.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with quarantine.counting() as tally:
+        users = load_users(tmp_path / "u.jsonl", text_column="title,body")
+    assert (users.user_ids, users.texts) == (("a", "b", "c"), ["kept"])
+    assert (tally.records, tally.users) == (3, {"a", "b", "c"})
+
+
+def test_a_nodes_log_names_no_column_that_may_be_text(tmp_path: Path) -> None:
+    (tmp_path / "u.csv").write_text("client,body\na,b\n")
+    (tmp_path / "u.jsonl").write_text('{"client": "a", "body": "b"}\n')
+    for name in ("u.csv", "u.jsonl"):
+        with pytest.raises(DataError) as refused:
+            load_users(tmp_path / name)
+        assert "body" not in str(refused.value)
+        with pytest.raises(DataError, match="'client', 'body'"):
+            load_users(tmp_path / name, strict=True)
+
+
+# ---- arrays -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "[ ]\n",
+        '[{}, {"a": [1, {"b": "]}"}]} ,\n{"a": "\\"}"}]',
+        '[{"a": "{["}]  ',
+        '[{"a": ' + "[" * 5000 + "]" * 5000 + "}, {}]",
+    ],
+)
+def test_the_objects_of_an_array_are_found(text: str) -> None:
+    found = [entry.decode() for entry in entries(text.encode()) if entry is not None]
+    assert "".join("".join(found).split()) == "".join(text.split())[1:-1].replace("},{", "}{")
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "[{}", "[{},]", "[,{}]", "[{} {}]", "[1]", "[{}] x", '[{"a]']
+)
+def test_a_broken_array_ends_with_nothing(text: str) -> None:
+    assert list(entries(text.encode()))[-1] is None
+
+
+def test_an_entry_that_does_not_say_whose_it_is_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "u.json"
+    path.write_text(json.dumps([*ROWS, {"text": SECRET}]))
+    with pytest.raises(DataError, match="u.json entry 4: the key 'client_id' is missing.$"):
+        load_users(path)
+    path.write_text(json.dumps(ROWS)[:-1] + ', {"client_id": "a", "text": tru}]')
+    with pytest.raises(DataError, match="u.json entry 4: not a JSON object, so nobody knows"):
+        load_users(path)
+
+
+# ---- what is told apart -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "format_"),
+    [
+        ("u.json", '\ufeff \n[{"a": 1}]', "array"),
+        ("u.jsonl", "[\n{}]", "array"),
+        ("u.csv", '{"client_id": "a"}\n', "lines"),
+        ("u.csv", "[note],client_id\n", "delimited"),
+        ("u.json", "client_id,text\n", "lines"),
+    ],
+)
+def test_the_format_is_told_by_content_and_name(
+    tmp_path: Path, name: str, text: str, format_: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert format_of(tmp_path / name) == format_
+    packed = tmp_path / "packed" / name
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert format_of(packed) == format_
+
+
+def test_large_csv_is_read_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "u.csv.gz"
+    rows = [
+        {"client_id": f"u{n % 9}", "text": f"text {n} " * 20, "note": "x" * 500}
+        for n in range(8_000)
+    ]
+    path.write_bytes(gzip.compress(delimited(rows).encode(), 1))
+    del rows
+    load_users(path)  # imports and pools
+    tracemalloc.start()
+    users = load_users(path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(users.texts) == 8_000
+    held = sum(len(text) + 57 for text in users.texts)
+    assert most < 3 * held  # the column that is not read is as large as all others twice
