@@ -93,16 +93,17 @@ class Columns:
         Args:
             name: Of the column.
             names: Of those that are there.
-            schema: Whether these are surely names. What stands in the first row of a file may be
-                somebody's text, and is shown to its owner alone, where it looks like names.
+            schema: Whether these are names for sure. What stands in the first row of a file may be
+                somebody's text, and is shown to its owner alone. In no case what does not look like
+                a name: tables are made of such files.
         """
         names = list(names)
         start = f"has no column {name!r}"
-        if near := difflib.get_close_matches(name, names if schema or self.strict else (), n=1):
+        if not (schema or self.strict) or not all(_NAME.fullmatch(other) for other in names):
+            return f"{start} among its {len(names)}; the first row of text must hold their names"
+        if near := difflib.get_close_matches(name, names, n=1):
             start += f" (did you mean {near[0]!r}?)"
-        if schema or (self.strict and all(_NAME.fullmatch(other) for other in names)):
-            return f"{start}; its columns are {', '.join(map(repr, names))}"
-        return f"{start} among the {len(names)} that its first row names"
+        return f"{start}; its columns are {', '.join(map(repr, names))}"
 
     def cell(self, value: object, place: str) -> str | None:
         """The text of one cell: as it is, None where there is none, UNUSABLE for all that is none.

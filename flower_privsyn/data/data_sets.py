@@ -16,6 +16,10 @@ from flower_privsyn.models.hub import hub_unreachable
 
 _PART: Final = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME: Final = re.compile(rf"({_PART}/{_PART})(?::({_PART})?)?(?::({_PART}))?")
+# How the library names those there are: of a folder or the hub, and of its cache.
+_CONFIGURATIONS: Final = re.compile(
+    r"vailable[^:\[]*: \[([^\]]+)\]|configurations in the cache: ([^\n]+)"
+)
 _PARTITION: Final = "partition {}"
 
 
@@ -109,22 +113,32 @@ def of_table(table: Any) -> Any:
 def _loaded(name: str, config: str | None, split: str, **options: Any) -> Any:
     """Load one split, or say which there are."""
     library = _library()
-    shows_bars = not library.are_progress_bars_disabled()
-    library.disable_progress_bars()
     try:
-        found = library.load_dataset(name, config, **options)
+        with _quiet(library):
+            found = library.load_dataset(name, config, **options)
     except ValueError as error:
-        known = re.search(r"[Cc]onfig.*?(\[[^\]]*\]|: [\w., -]+)", str(error).replace("\n", " "))
+        known = _CONFIGURATIONS.search(str(error))
         if known is None:
             raise
-        raise DataError(
-            f"{name} has no configuration {config or 'default'!r}; it has "
-            f"{known[1].strip(' :')}: write {name}:CONFIG:SPLIT."
-        ) from None
+        asked = f"has no configuration {config!r}" if config else "has several configurations"
+        names = (known[1] or known[2]).replace("'", "")
+        raise DataError(f"{name} {asked}: write {name}:CONFIG:SPLIT with one of {names}.") from None
+    return split_of(found, split, where=f"{name}:{config or ''}".rstrip(":"))
+
+
+@contextlib.contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Without the library's bars, and what it says of its cache."""
+    shows_bars = not library.are_progress_bars_disabled()
+    level = library.logging.get_verbosity()
+    library.disable_progress_bars()
+    library.logging.set_verbosity_error()
+    try:
+        yield
     finally:
+        library.logging.set_verbosity(level)
         if shows_bars:
             library.enable_progress_bars()
-    return split_of(found, split, where=name)
 
 
 def split_of(found: Any, split: str, *, where: str) -> Any:
@@ -228,17 +242,20 @@ def _arrow(dataset: Any, names: list[str]) -> Any:
     and its Arrow format gathers the rows of a shuffled data set batch by batch.
     """
     indices = getattr(dataset, "_indices", None)
-    if indices is None or not hasattr(indices, "column"):
-        return dataset.select_columns(names).with_format("arrow")[:]
     import pyarrow as pa
 
-    rows = indices.column(0).combine_chunks()
+    if indices is None or not hasattr(indices, "column"):
+        table, rows = dataset.select_columns(names).with_format("arrow")[:], None
+    else:
+        table, rows = dataset.data, indices.column(0).combine_chunks()
     columns = []
     for name in names:
-        column = dataset.data.column(name)
+        column = table.column(name)
         if pa.types.is_string(column.type):
             column = column.cast(pa.large_string())  # the chunks together may exceed 2 GiB
-        columns.append(pa.chunked_array([column.combine_chunks().take(rows)]))
+        if rows is not None:
+            column = pa.chunked_array([column.combine_chunks().take(rows)])
+        columns.append(column)
     return pa.table(columns, names=names)
 
 
@@ -284,7 +301,7 @@ def partitioner_of(text: str) -> Any:
     try:
         return getattr(library, name)(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"data-partitioner = {text!r}: {_sentence(error)}") from None
+        raise ConfigError(f"data-partitioner = {text}: {_sentence(error)}") from None
 
 
 def partitioned(dataset: Any, text: str, columns: Columns, *, where: str) -> Rows:
@@ -314,8 +331,8 @@ def partitioned(dataset: Any, text: str, columns: Columns, *, where: str) -> Row
     try:
         partitioner.dataset = dataset
         parts = [partitioner.load_partition(place) for place in range(partitioner.num_partitions)]
-    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
-        raise ConfigError(f"data-partitioner = {text!r}: {_sentence(error)}") from None
+    except (TypeError, ValueError, LookupError, ZeroDivisionError) as error:
+        raise ConfigError(f"data-partitioner = {text}: {_sentence(error)}") from None
     present = [name for name in alone.wanted if name in names]
     tables = [_arrow(part, present) for part in parts]
     ids = [place for place, table in enumerate(tables) for _ in range(len(table))]
@@ -326,7 +343,7 @@ def partitioned(dataset: Any, text: str, columns: Columns, *, where: str) -> Row
     clients = pa.array([_PARTITION.format(place) for place in ids + empty], strings)
     rows.clients = pa.chunked_array([clients])
     rows.texts = pa.chunked_array([*rows.texts.chunks, pa.array([""] * len(empty), strings)])
-    no_text = pa.array([False] * len(empty))
+    no_text = pa.array([False] * len(empty), pa.bool_())
     rows.unusable = pa.chunked_array([*rows.unusable.chunks, no_text])
     if rows.dates is not None:
         no_dates = pa.nulls(len(empty), pa.date32())

@@ -479,7 +479,7 @@ BAD = [
         "no names of columns",
         "u.csv",
         content(f'a,"{SECRET}"\nb,"{SECRET}"\n', "u.csv"),
-        "u.csv has no column 'client_id' among the 2 that its first row names.",
+        "u.csv has no column 'client_id' among its 2; the first row of text must hold their names.",
     ),
     DataCase(
         "one of several columns mistyped",
