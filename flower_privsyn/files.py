@@ -31,6 +31,7 @@ def expanded(path: str | Path) -> Path:
         who = str(path).partition("/")[0]
         raise ConfigError(f"{path}: there is no home folder of {who} on this machine.") from None
 
+
 #: How libraries say that a disk has no room left: the system's words, SQLite's, a quota's.
 _NO_ROOM = re.compile(r"No space left on device|disk is full|Disk quota exceeded|os error 28")
 
