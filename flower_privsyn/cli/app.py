@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "migrate": ("migrate", "convert a run directory of version 0.1"),
     "evaluate": ("evaluate", "measure a run on held-out private text (not private)"),
     "methods": ("methods", "list the methods and their papers, or the settings of one"),
+    "data": ("data", "say what a file of users holds, to its owner (not private)"),
     "embed": ("embed", "embed a node's text before a run, in several processes and with progress"),
     "simulate": (
         "simulate",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
 from flower_privsyn.privacy import quarantine
+
+# What `save_to_disk` writes.
+_SAVED: Final = {"dataset_dict.json", "dataset_info.json"}
 
 
 def load_users(
@@ -137,7 +140,7 @@ def _located(source: str) -> str:
 def _from_location(location: str, columns: Columns, split: str, partitioner: str) -> Users:
     path = expanded(location)
     if path.is_dir():
-        if {"dataset_dict.json", "dataset_info.json"} & {item.name for item in path.iterdir()}:
+        if _SAVED & {item.name for item in path.iterdir()}:
             dataset = data_sets.from_disk(path)
             return _from_dataset(dataset, columns, split, partitioner, where=str(path))
         if partitioner:
@@ -158,6 +161,25 @@ def _from_location(location: str, columns: Columns, split: str, partitioner: str
     else:
         dataset = data_sets.from_hub(location, split)
     return _from_dataset(dataset, columns, split, partitioner, where=location)
+
+
+def kind_of(source: str) -> str:
+    """What `data` names, in words.
+
+    Args:
+        source: As in a configuration; something that has been read.
+    """
+    path = expanded(_located(source))
+    if path.is_file():
+        return formats.NAMES[formats.format_of(path)]
+    if not path.is_dir():
+        return "a data set"
+    names = [item for item in path.iterdir() if formats.suffix_of(item)]
+    if any(item.name in _SAVED for item in names):
+        return "a save_to_disk folder"
+    if names:
+        return f"a folder of {len(names):,} files"
+    return f"a folder of {len(text_files.text_files(path)):,} texts"
 
 
 def _no_partitions(path: Path) -> DataError:

@@ -1,0 +1,166 @@
+"""`privsyn data`: what a file of users holds, for its owner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flower_privsyn.cli.options import (
+    Column,
+    Json,
+    Partitioner,
+    PlainCommand,
+    option,
+    plain_group,
+)
+
+if TYPE_CHECKING:
+    from flower_privsyn.evaluation.description import DataDescription, Spread
+
+data = plain_group("What a file of users holds, for its owner.")
+
+_MaxTokens = Annotated[int, option("N", "length of a sample of the run that is planned")]
+_MaxSamples = Annotated[int, option("N", "samples of one user that may vote; 0 for all")]
+_Model = Annotated[str, option("NAME", "embedding model whose tokens are counted")]
+
+
+@data.callback()
+def _data() -> None:
+    """Keep `describe` a command of its own beside those to come."""
+
+
+@data.command(cls=PlainCommand, short_help="count users, texts and tokens (not private)")
+def describe(
+    source: Annotated[str, typer.Argument(metavar="FILE", hidden=True)],
+    max_tokens: _MaxTokens = 64,
+    max_samples: _MaxSamples = 8,
+    embedding_model: _Model = "all-MiniLM-L6-v2",
+    client_column: Column = "client_id",
+    text_column: Column = "text",
+    date_column: Column = "date",
+    data_partitioner: Partitioner = "",
+    as_json: Json = False,
+) -> int:
+    """Count users, texts, tokens and dates, and what a run would take of them.
+
+    FILE is a file of users, a folder or a data set, as a run's data. The figures are computed from
+    private text without noise, for whoever holds it: to choose settings, not to publish or to send
+    on. Nothing is written.
+    """
+    from flower_privsyn.checks import check_whole
+    from flower_privsyn.data import Cut, load_configured
+    from flower_privsyn.data.load import kind_of
+    from flower_privsyn.embedding import load_tokenizer
+    from flower_privsyn.evaluation import description
+    from flower_privsyn.files import located
+    from flower_privsyn.privacy import quarantine
+
+    check_whole("--max-tokens", max_tokens, ge=1)
+    check_whole("--max-samples", max_samples, ge=0)
+    with quarantine.counting() as tally:
+        users = load_configured(
+            {
+                "data": source,
+                "client-column": client_column,
+                "text-column": text_column,
+                "date-column": date_column,
+                "data-partitioner": data_partitioner,
+            },
+            strict=True,
+        )
+    tokenizer, _ = load_tokenizer(located(embedding_model))
+    found = description.describe(
+        users,
+        source=source,
+        format_=kind_of(source),
+        cut=Cut(max_tokens=max_tokens, max_samples=max_samples or None),
+        left_out=tally.records,
+        tokenizer=tokenizer,
+        tokenizer_name=embedding_model,
+    )
+    if as_json:
+        print(found.to_json())
+    else:
+        _show(found)
+    return 0
+
+
+def _show(found: DataDescription) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    figures = Table(show_header=False, box=None, pad_edge=False)
+    figures.add_column(style="bold", no_wrap=True)
+    figures.add_column(overflow="fold")
+    for name, value in _rows(found):
+        figures.add_row(name, Text(value))
+    spread = Table(box=None, pad_edge=False)
+    spread.add_column("per user")
+    per_user = {"texts": found.texts_per_user, "characters": found.characters_per_user}
+    if found.tokens is not None:
+        per_user["tokens"] = found.tokens.per_user
+    for heading in ("least", *found.texts_per_user.quantiles, "most", "mean"):
+        spread.add_column(heading, justify="right")
+    for name, values in per_user.items():
+        spread.add_row(name, *_spread(values))
+    console = Console()
+    console.print(f"[{found.stamp}]", markup=False, highlight=False)
+    console.print(
+        "For you, who hold this text: do not publish these figures or send them on.",
+        highlight=False,
+    )
+    console.print(figures)
+    console.print()
+    console.print(spread)
+
+
+def _spread(values: Spread) -> list[str]:
+    whole = (values.least, *values.quantiles.values(), values.most)
+    return [f"{value:,}" for value in whole] + [f"{values.mean:,.1f}"]
+
+
+def _rows(found: DataDescription) -> list[tuple[str, str]]:
+    """The figures with their names, in words."""
+    texts = f"{found.texts:,}"
+    if found.left_out:
+        texts += f"; {found.left_out:,} rows left out as unusable or beyond the limits of one user"
+    rows = [
+        ("data", f"{found.source}, {found.format}"),
+        ("users", f"{found.users:,}, {found.users_without_text:,} of them without text"),
+        ("texts", texts),
+        (
+            "duplicates",
+            f"{found.repeated:,} texts are equal to one before; {found.shared:,} distinct texts "
+            "are of more than one user",
+        ),
+        ("scripts", ", ".join(f"{name} {share:.1%}" for name, share in found.scripts.items())),
+        ("dates", _dates(found)),
+    ]
+    if (tokens := found.tokens) is None:
+        return rows
+    if tokens.unknown:
+        rows.append(
+            ("unknown", f"{tokens.unknown:.1%} of the tokens are unknown to {tokens.tokenizer}")
+        )
+    most = f"{tokens.max_samples} of each user" if tokens.max_samples else "all of each user"
+    left = tokens.samples - tokens.taken
+    return [
+        *rows,
+        (
+            "in a run",
+            f"max-tokens = {tokens.max_tokens} cuts the texts into {tokens.samples:,} samples; "
+            f"max-samples = {tokens.max_samples} ({most}) takes {tokens.taken:,} and leaves "
+            f"{left:,} of {tokens.users_cut:,} users",
+        ),
+    ]
+
+
+def _dates(found: DataDescription) -> str:
+    if found.undated is None:
+        return "no column of dates"
+    if found.first_date is None:
+        return "none that can be read"
+    without = f"; {found.undated:,} texts without" if found.undated else ""
+    return f"{found.first_date} to {found.last_date}{without}"

@@ -1,0 +1,243 @@
+"""What a file of users holds, for the one person who may know: its owner.
+
+Every figure is computed from private text without noise. It helps to choose settings; it is no part
+of a run, and nothing of it is written or sent.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.data import Cut, Users
+from flower_privsyn.data.cut import token_ids
+from flower_privsyn.evaluation.result import NotPrivate
+from flower_privsyn.privacy import quarantine
+
+Counts = npt.NDArray[np.int64]
+
+#: Texts looked at together.
+_BATCH: Final = 1024
+
+_QUANTILES: Final = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95}
+# Words of Unicode names that are no scripts, and one that is called otherwise.
+_WIDTHS: Final = ("FULLWIDTH", "HALFWIDTH", "MODIFIER", "MATHEMATICAL")
+_SCRIPTS: Final = {"CJK": "Han"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How a number is spread over users.
+
+    Attributes:
+        least: the smallest.
+        quantiles: those of 5, 25, 50, 75 and 95 %, by their names; each is some user's number.
+        most: the largest.
+        mean: over all users.
+    """
+
+    least: int
+    quantiles: dict[str, int]
+    most: int
+    mean: float
+
+    @classmethod
+    def of(cls, counts: Counts) -> Spread:
+        """The spread of one number per user, of at least one user."""
+        found = np.quantile(counts, list(_QUANTILES.values()), method="inverted_cdf")
+        return cls(
+            least=int(counts.min()),
+            quantiles=dict(zip(_QUANTILES, map(int, found), strict=True)),
+            most=int(counts.max()),
+            mean=float(counts.mean()),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Texts as a tokenizer sees them, and what a run would take of them.
+
+    Attributes:
+        tokenizer: the model it belongs to.
+        per_user: tokens of each user.
+        unknown: share of tokens that stand for characters which the tokenizer does not know; None
+            where it knows every byte.
+        max_tokens: longest sample.
+        max_samples: most samples of a user; 0 for all.
+        samples: into which the texts are cut.
+        taken: samples that could vote, at most `max_samples` of each user.
+        users_cut: users with more samples than that.
+    """
+
+    tokenizer: str
+    per_user: Spread
+    unknown: float | None
+    max_tokens: int
+    max_samples: int
+    samples: int
+    taken: int
+    users_cut: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataDescription(NotPrivate):
+    """Figures of a file of users.
+
+    Attributes:
+        source: as it was named.
+        format: in words.
+        users: all of them.
+        users_without_text: those without a document.
+        texts: documents that count.
+        left_out: rows that are none: unusable, or beyond the limits of one user.
+        repeated: texts that are equal to one before them.
+        shared: distinct texts that more than one user has.
+        texts_per_user: number of documents.
+        characters_per_user: of all documents of a user together.
+        scripts: share of letters by script, the most frequent first, those below 0.1 % left out. A
+            script is no language.
+        first_date: of the texts, ISO; None where none has a date.
+        last_date: of the texts.
+        undated: texts without a date; None where there is no column of dates.
+        tokens: None where no tokenizer was given.
+    """
+
+    source: str
+    format: str
+    users: int
+    users_without_text: int
+    texts: int
+    left_out: int
+    repeated: int
+    shared: int
+    texts_per_user: Spread
+    characters_per_user: Spread
+    scripts: dict[str, float]
+    first_date: str | None
+    last_date: str | None
+    undated: int | None
+    tokens: Tokens | None
+
+
+def describe(
+    users: Users,
+    *,
+    source: str,
+    format_: str,
+    cut: Cut,
+    left_out: int = 0,
+    tokenizer: Any = None,
+    tokenizer_name: str = "",
+) -> DataDescription:
+    """Count what users wrote.
+
+    Args:
+        users: at least one.
+        source: where they were read.
+        format_: what that is, in words.
+        cut: of the run that is planned, whose limits count.
+        left_out: rows that were unusable while they were read.
+        tokenizer: a `tokenizers.Tokenizer`; None to count no tokens.
+        tokenizer_name: the model it belongs to.
+    """
+    with quarantine.counting() as tally:
+        users = cut.documents(users)
+    owners = users.owners
+    texts = np.bincount(owners, minlength=len(users))
+    lengths = np.array([len(text) for text in users.texts], dtype=np.int64)
+    seen: dict[str, int] = {}
+    shared: set[str] = set()
+    for text, owner in zip(users.texts, owners.tolist(), strict=True):
+        if seen.setdefault(text, owner) != owner:
+            shared.add(text)
+    days = [day for day in users.dates or () if day is not None]
+    return DataDescription(
+        source=source,
+        format=format_,
+        users=len(users),
+        users_without_text=int((texts == 0).sum()),
+        texts=len(users.texts),
+        left_out=left_out + tally.records,
+        repeated=len(users.texts) - len(seen),
+        shared=len(shared),
+        texts_per_user=Spread.of(texts),
+        characters_per_user=Spread.of(_per_user(users, lengths)),
+        scripts=scripts(users.texts),
+        first_date=min(days).isoformat() if days else None,
+        last_date=max(days).isoformat() if days else None,
+        undated=None if users.dates is None else len(users.dates) - len(days),
+        tokens=None if tokenizer is None else _tokens(users, cut, tokenizer, tokenizer_name),
+    )
+
+
+def _per_user(users: Users, counts: Counts) -> Counts:
+    """The sum of one number per text over the texts of each user, (u,)."""
+    total = np.zeros(len(users), dtype=np.int64)
+    np.add.at(total, users.owners, counts)
+    return total
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(texts), _BATCH):
+        yield texts[start : start + _BATCH]
+
+
+def scripts(texts: Sequence[str]) -> dict[str, float]:
+    """Share of letters by script, the most frequent first, those below 0.1 % left out.
+
+    Args:
+        texts: of anybody.
+    """
+    characters: Counter[str] = Counter()
+    for batch in _batches(texts):
+        for text in batch:
+            characters.update(text)
+    found: Counter[str] = Counter()
+    for character, count in characters.items():
+        if character.isalpha():
+            words = unicodedata.name(character, "OTHER").replace("-", " ").split()
+            name = next((word for word in words if word not in _WIDTHS), "OTHER")
+            found[_SCRIPTS.get(name, name.capitalize())] += count
+    letters = found.total()
+    return {name: n / letters for name, n in found.most_common() if n >= letters / 1000}
+
+
+def _tokens(users: Users, cut: Cut, tokenizer: Any, name: str) -> Tokens:
+    """Count the tokens of whole documents, and cut them as nodes do."""
+    unknown_id = _unknown_id(tokenizer)
+    counts: list[int] = []
+    unknown = 0
+    for batch in _batches(users.texts):
+        encoded = quarantine.salvage(
+            batch, lambda texts: token_ids(tokenizer, texts), probe=quarantine.PROBE
+        )
+        for ids in encoded:
+            counts.append(len(ids or ()))
+            unknown += sum(token == unknown_id for token in ids or ())
+    whole = Cut(max_tokens=cut.max_tokens, seed=cut.seed)
+    samples = whole.samples(users, tokenizer=tokenizer)
+    of_users = np.bincount(samples.owners, minlength=len(users))
+    most = cut.max_samples
+    taken = of_users if most is None else np.minimum(of_users, most)
+    return Tokens(
+        tokenizer=name,
+        per_user=Spread.of(_per_user(users, np.array(counts, dtype=np.int64))),
+        unknown=None if unknown_id is None else unknown / max(1, sum(counts)),
+        max_tokens=cut.max_tokens or 0,
+        max_samples=most or 0,
+        samples=len(samples),
+        taken=int(taken.sum()),
+        users_cut=int((of_users > taken).sum()),
+    )
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """The token of what is unknown; None where there is none."""
+    name = getattr(tokenizer.model, "unk_token", None)
+    return None if name is None else tokenizer.token_to_id(name)

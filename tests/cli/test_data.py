@@ -1,0 +1,102 @@
+"""`privsyn data describe`: figures for the owner, and what is said of bad data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.evaluation.result import STAMP
+from tests.support.data_cases import BAD, GOOD, SECRET, DataCase, lines, locked
+
+#: What only a run asks of its data.
+_OF_A_RUN = ("newer-than",)
+
+
+def words_of(case: DataCase) -> list[str]:
+    return [word for key in case.settings for word in (f"--{key}", case.settings[key])]
+
+
+# Every tokenisation of a megabyte takes seconds: of those cases one.
+@pytest.mark.parametrize(
+    "case", [case for case in GOOD if "1 MB" not in case.name or case.data == "u.csv"], ids=str
+)
+def test_good_data_are_described(
+    case: DataCase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case.make(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["data", "describe", case.data, *words_of(case), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stamp"] == STAMP
+    assert found["users"] == 2
+    assert found["texts"] == (3 if case.texts is None else len(case.texts))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for case in BAD
+        if not case.name.startswith("one user") and not case.settings.keys() & set(_OF_A_RUN)
+    ],
+    ids=str,
+)
+def test_bad_data_are_named(
+    case: DataCase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case.make(tmp_path)
+    with locked(tmp_path / case.locked if case.locked else None):
+        assert main(["data", "describe", case.data, *words_of(case)]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert len(shown.err.splitlines()) == 1
+    assert case.says in shown.err
+    assert SECRET not in shown.err
+
+
+def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        *({"client_id": "ann", "text": f"{SECRET} {n}", "date": "2025-03-18"} for n in range(9)),
+        {"client_id": "ben", "text": "\u4eca\u5929\u5f88", "date": "soon"},
+        {"client_id": "cem", "text": 5},
+    ]
+    (tmp_path / "u.jsonl").write_text(lines(rows))
+    assert main(["data", "describe", str(tmp_path / "u.jsonl"), "--max-samples", "4"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith(f"[{STAMP}] For you, who hold this text: do not publish these figures")
+    for said in (
+        "u.jsonl, JSON lines",
+        "users 3, 1 of them without text",
+        "texts 10; 1 rows left out as unusable",
+        "scripts Latin 98.8%, Han 1.2%",
+        "dates 2025-03-18 to 2025-03-18; 1 texts without",
+        "max-samples = 4 (4 of each user) takes 5 and leaves 5 of 1 users",
+        "texts 0 0 0 1 9 9 9 3.3",
+    ):
+        assert said in shown
+    assert SECRET not in shown
+
+
+def test_bad_numbers_and_models_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "u.csv").write_text("client_id,text\na,b\n")
+    describe = ["data", "describe", str(tmp_path / "u.csv")]
+    assert main([*describe, "--max-tokens", "0"]) == 2
+    assert "--max-tokens" in capsys.readouterr().err
+    assert main([*describe, "--embedding-model", str(tmp_path / "none")]) == 2
+    assert "none" in capsys.readouterr().err
+    assert main(["data"]) == 2
+    assert "Missing command." in capsys.readouterr().err

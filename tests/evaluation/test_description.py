@@ -1,0 +1,110 @@
+"""What a file of users holds, counted on text that is known."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import numpy as np
+import pytest
+
+from flower_privsyn.data import Cut, Users
+from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.evaluation.description import Spread, describe, scripts
+from flower_privsyn.evaluation.result import STAMP
+
+
+def people() -> Users:
+    """Three users: ten short texts, one of which is another user's too; one long text; none."""
+    texts = [f"text number {n}" for n in range(8)] + ["the same", "the same"]
+    return Users(
+        user_ids=("many", "long", "silent"),
+        texts=[*texts, "the same", "word " * 500],
+        owners=np.array([0] * 10 + [1] * 2),
+        dates=[date(2025, 1, 1 + n) for n in range(11)] + [None],
+    )
+
+
+def test_users_texts_and_tokens_are_counted() -> None:
+    tokenizer, _ = load_tokenizer("all-MiniLM-L6-v2")
+    found = describe(
+        people(),
+        source="u.csv",
+        format_="CSV",
+        cut=Cut(max_tokens=100, max_samples=4),
+        left_out=2,
+        tokenizer=tokenizer,
+        tokenizer_name="all-MiniLM-L6-v2",
+    )
+    assert (found.users, found.users_without_text, found.texts) == (3, 1, 12)
+    assert (found.repeated, found.shared, found.left_out) == (2, 1, 2)
+    assert (found.first_date, found.last_date, found.undated) == ("2025-01-01", "2025-01-11", 1)
+    assert (found.texts_per_user.least, found.texts_per_user.most) == (0, 10)
+    assert found.texts_per_user.mean == 4
+    assert found.characters_per_user.most == 2500 + len("the same")
+    tokens = found.tokens
+    assert tokens is not None
+    assert (tokens.per_user.least, tokens.per_user.most) == (0, 502)
+    # The first user's ten texts are a sample each; the second one's long text is five.
+    assert (tokens.samples, tokens.taken, tokens.users_cut) == (10 + 1 + 5, 4 + 4, 2)
+    assert tokens.unknown == 0
+    assert found.to_dict()["stamp"] == STAMP
+    assert found.to_dict()["tokens"]["per_user"]["quantiles"]["50 %"] == 28
+
+
+def test_what_counts_is_what_a_run_would_count() -> None:
+    users = Users(
+        user_ids=("a", "b"),
+        texts=["x" * (2**20 + 1), "short", "one", "two"],
+        owners=np.array([0, 0, 1, 1]),
+        dates=[date(2025, 1, 1)] * 3 + [date(2024, 1, 1)],
+    )
+    found = describe(users, source="u", format_="", cut=Cut(newer_than="2024-06-01"))
+    assert (found.texts, found.left_out) == (2, 1)
+    assert found.tokens is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["abc \u00fc", "123 !"], {"Latin": 1.0}),
+        (["\u4eca\u5929\u5929", "a"], {"Han": 0.75, "Latin": 0.25}),
+        (["\u043f\u0440\u03b1\uff41"], {"Cyrillic": 0.5, "Greek": 0.25, "Latin": 0.25}),
+        (
+            ["\u3042\u30a2\ud55c\u0905"],
+            dict.fromkeys(("Hiragana", "Katakana", "Hangul", "Devanagari"), 0.25),
+        ),
+        (["a" * 2000 + "\u03b1"], {"Latin": 2000 / 2001}),
+        (["1 2 3"], {}),
+    ],
+)
+def test_scripts(texts: list[str], expected: dict[str, float]) -> None:
+    assert scripts(texts) == expected
+
+
+def test_text_of_another_script_is_unknown_to_the_tokenizer() -> None:
+    tokenizer, _ = load_tokenizer("all-MiniLM-L6-v2")
+    texts = ["\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u5427"]
+    users = Users(user_ids=("a",), texts=texts, owners=np.array([0]))
+    found = describe(
+        users, source="u", format_="", cut=Cut(), tokenizer=tokenizer, tokenizer_name="it"
+    )
+    assert found.tokens is not None
+    assert found.tokens.unknown is not None
+    assert 0.3 < found.tokens.unknown < 1
+    # A tokenizer of bytes knows all of them.
+    tokenizer, _ = load_tokenizer("privsyn-lm")
+    found = describe(
+        users, source="u", format_="", cut=Cut(), tokenizer=tokenizer, tokenizer_name="it"
+    )
+    assert found.tokens is not None
+    assert found.tokens.unknown is None
+
+
+def test_quantiles_are_somebodys_numbers() -> None:
+    spread = Spread.of(np.array([1, 1, 2, 50]))
+    assert spread == Spread(
+        least=1,
+        quantiles={"5 %": 1, "25 %": 1, "50 %": 1, "75 %": 2, "95 %": 50},
+        most=50,
+        mean=13.5,
+    )
