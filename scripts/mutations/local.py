@@ -121,10 +121,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a compressed file expands to whatever it likes",
         file="flower_privsyn/data/bounded.py",
-        function="read_bytes",
-        before="                if len(content) + len(chunk) > limit:\n"
-        "                    raise _too_much(path, limit)\n",
-        after="",
+        function="_Expanded.readinto",
+        before="self._left < 0:",
+        after="self._left == 0:",
         tests=("tests/data/test_bounded.py",),
     ),
     Mutation(
@@ -138,9 +137,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a text that is too long takes the whole file with it",
         file="flower_privsyn/data/bounded.py",
-        function="lines",
-        before="            line = _STRING.sub(_shortened, line)\n",
-        after="            yield number, None\n            continue\n",
+        function="shortened",
+        before="_STRING.sub(_shortened, line) if",
+        after="b'' if",
         tests=("tests/data/test_bounded.py",),
     ),
 )

@@ -8,6 +8,7 @@ ANSWERS = "tests/client_apps/test_answer.py"
 SAME_SUM = f"{ANSWERS}::test_the_others_sum_is_the_same_to_the_bit"
 LIMITS = "tests/data/test_limits.py"
 LOAD = "tests/data/test_load.py"
+FORMATS = "tests/data/test_formats.py"
 NODES = "tests/privacy/test_several_nodes.py"
 NODES_RUN = "tests/private_path/test_several_nodes.py"
 
@@ -130,10 +131,66 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a line of nobody's drops a user from the roster",
         file="flower_privsyn/data/json_lines.py",
-        function="_parse_by_line",
-        before='                raise bad("not a JSON object, so nobody knows whose it is")\n',
-        after="                continue\n",
+        function="_read_rows",
+        before="                seems =",
+        after="                continue\n                seems =",
         tests=(LOAD,),
+    ),
+    Mutation(
+        name="a row of CSV with other fields than the first is somebody's",
+        file="flower_privsyn/data/delimited.py",
+        function="_table",
+        before="        if len(row) != len(names):\n",
+        after="        if len(row) < len(names):\n",
+        tests=(FORMATS,),
+    ),
+    Mutation(
+        name="a quote that is not closed hides the rows after it",
+        file="flower_privsyn/data/delimited.py",
+        function="_rows",
+        before=", strict=True)\n        line",
+        after=")\n        line",
+        tests=(FORMATS,),
+    ),
+    Mutation(
+        name="one user's bytes have the whole file refused",
+        file="flower_privsyn/data/columns.py",
+        function="Columns.cell",
+        before="if self.strict and _RAW",
+        after="if _RAW",
+        tests=(FORMATS,),
+    ),
+    Mutation(
+        name="a document keeps what is usable of it",
+        file="flower_privsyn/data/columns.py",
+        function="_documents",
+        before="pc.or_(unusable, bad), pc.and_(absent, null)",
+        after="pc.and_(unusable, bad), pc.and_(absent, null)",
+        tests=(FORMATS,),
+    ),
+    Mutation(
+        name="a node's log quotes the first row of a file",
+        file="flower_privsyn/data/columns.py",
+        function="Columns.missing",
+        before="if not (schema or self.strict) or not all(",
+        after="if not all(",
+        tests=(FORMATS,),
+    ),
+    Mutation(
+        name="an empty partition is not on the roster",
+        file="flower_privsyn/data/data_sets.py",
+        function="partitioned",
+        before="if not len(table)]\n",
+        after="if len(table) < 0]\n",
+        tests=("tests/data/test_data_sets.py",),
+    ),
+    Mutation(
+        name="a run parts a node's text into users",
+        file="flower_privsyn/client_apps/recipe.py",
+        function="_refuse_names_of",
+        before='        if own.get(key) or named in ("", default):\n',
+        after='        if own.get(key) or named in ("", default) or key == "data-partitioner":\n',
+        tests=("tests/node/test_requests.py::TestWhoChooses",),
     ),
     Mutation(
         name="the node's counts stand in the log of a simulation",

@@ -6,6 +6,7 @@ One table for all that reads what a user names: the library, `privsyn run` and o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gzip
 import io
 import json
@@ -66,22 +67,33 @@ def locked(path: Path | None) -> Iterator[None]:
         return
     mode = path.stat().st_mode
     path.chmod(0)
-    root = os.geteuid() == 0
-    # To an effective user without rights root's files are as closed as to anybody.
-    above = [folder for folder in path.parents if folder.stat().st_mode & 0o055 != 0o055]
-    modes = {folder: folder.stat().st_mode for folder in above}
-    if root:
-        for folder in above:
-            folder.chmod(modes[folder] | 0o055)
-        os.seteuid(65534)
+    try:
+        with _without_roots_rights() if os.geteuid() == 0 else contextlib.nullcontext():
+            yield
+    finally:
+        path.chmod(mode)
+
+
+@contextlib.contextmanager
+def _without_roots_rights() -> Iterator[None]:
+    """Modes of files hold for root too: this thread without CAP_DAC_OVERRIDE and its like."""
+    system = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this thread
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
+
+    def call(function: Callable[..., int]) -> None:
+        if function(header, sets):
+            raise OSError(ctypes.get_errno(), "capabilities")
+
+    call(system.capget)
+    effective = sets[0]
+    sets[0] = effective & ~0b110
+    call(system.capset)
     try:
         yield
     finally:
-        if root:
-            os.seteuid(0)
-            for folder in above:
-                folder.chmod(modes[folder])
-        path.chmod(mode)
+        sets[0] = effective
+        call(system.capset)
 
 
 # ---- how they are written ----------------------------------------------------------------------
