@@ -21,16 +21,36 @@ from packaging.licenses import canonicalize_license_expression
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "flower_privsyn"
+EXAMPLES = PACKAGE / "examples"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @dataclass(frozen=True)
 class Built:
-    """What was built: names inside the sdist and inside the wheel made of it; its metadata."""
+    """What was built: names inside the sdist and inside the wheel made of it.
+
+    And the metadata of the wheel, and the folder into which it was unpacked.
+    """
 
     source: set[str]
     wheel: set[str]
     metadata: Message
+    site: Path
+
+    def run(self, *words: str, folder: Path) -> str:
+        """What `privsyn` of the wheel prints, called in a folder outside of the checkout."""
+        program = "import sys, flower_privsyn.cli as cli; print(cli.__file__); sys.exit(cli.main())"
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(self.site)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        file, _, shown = done.stdout.partition("\n")
+        assert Path(file).is_relative_to(self.site)
+        return shown
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +71,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        return Built(source, names, email.message_from_bytes(archive.read(metadata)))
+        archive.extractall(target / "site")
+        message = email.message_from_bytes(archive.read(metadata))
+    return Built(source, names, message, target / "site")
 
 
 def wanted() -> set[str]:
@@ -93,6 +115,24 @@ def test_every_subpackage_is_importable_from_the_wheel(built: Built) -> None:
     packages = {str(path.parent.relative_to(ROOT)) for path in PACKAGE.rglob("__init__.py")}
     in_wheel = {name.rpartition("/")[0] for name in built.wheel if name.endswith("__init__.py")}
     assert packages == in_wheel
+
+
+def test_an_example_comes_out_of_the_wheel(built: Built, tmp_path: Path) -> None:
+    assert "privsyn run q" in built.run("new", "quickstart", "q", folder=tmp_path)
+    users = "quickstart/data/users.jsonl"
+    assert (tmp_path / "q" / users).read_bytes() == (EXAMPLES / "quickstart" / users).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_quickstart_runs_from_the_wheel_alone(built: Built, tmp_path: Path) -> None:
+    built.run("new", "quickstart", "q", folder=tmp_path)
+    small = ["num-rounds=2", "num-candidates=16", "lookahead=1", "expand-samples=8"]
+    words = [word for setting in small for word in ("--set", setting)]
+    shown = built.run("run", "q", "--run-dir", "run", *words, folder=tmp_path)
+    assert "synthetic.jsonl (8)" in shown
+    log = (tmp_path / "run.owner" / "flower.log").read_text()
+    assert str(ROOT) not in log
 
 
 def test_the_metadata_names_every_licence_and_the_command(built: Built) -> None:
