@@ -105,6 +105,8 @@ class PrivateEvolutionKeywords(PrivateSumKeywords, total=False):
     threshold: float
     threshold_unit: Literal["noise-std", "votes"]
     public_text: str
+    initial_text: Literal["public", "selected"]
+    sketch_model: str
     variation_model: str
     mask_fraction: float
     mask_steps: int
@@ -122,6 +124,8 @@ class PrivateEvolutionKeywords(PrivateSumKeywords, total=False):
 class POPriKeywords(PreferenceKeywords, total=False):
     """Settings of `POPriConfig`."""
 
+    initial_text: Literal["public", "selected"]
+    sketch_model: str
     centre: Literal["prompt", "all", "none"]
     scale: Literal["clip", "unit"]
     answer_space: Literal["candidates", "span"]

@@ -128,7 +128,9 @@ def evaluate_run(
         )
         for _ in range(count)
     ]
-    initial = pq.read_table(run.rounds.files(1).population).column("text").to_pylist()
+    # Before the first votes users may have been asked something that no text belongs to.
+    first = next(files.population for _, files in run.rounds if files.population.exists())
+    initial = pq.read_table(first).column("text").to_pylist()
     return RunDistances(
         run=str(run.path),
         held_out_users=len(held_out),

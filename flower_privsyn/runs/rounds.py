@@ -54,6 +54,11 @@ class RoundFiles:
         return self.folder / "candidates.parquet"
 
     @property
+    def selected(self) -> Path:
+        """Public texts that the round's release chose for the rounds after it."""
+        return self.folder / "selected.jsonl"
+
+    @property
     def responses(self) -> Path:
         """What the generator wrote so far, while a round is being made."""
         return self.folder / "responses.jsonl"

@@ -19,7 +19,7 @@ Papers:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
@@ -29,7 +29,6 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import replacing
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Question, RecordSource, Workplace
@@ -37,8 +36,8 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.queries import Query
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
+from flower_privsyn.strategies.parts.sketched_text import SketchedText
 from flower_privsyn.strategies.parts.token_sketch import (
-    PUBLIC_TOKENS,
     TokenSketch,
     text_scorer,
     what_is_lacking,
@@ -47,7 +46,6 @@ from flower_privsyn.strategies.parts.token_sketch import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.generation import TextGenerator
     from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.privacy import RandomSource
@@ -351,9 +349,7 @@ class AskedOnce(AskedAgain):
     ) -> None:
         self.config = config
         self._given = self._generator = generator
-        self._public: PublicRows | None = None
-        self._tokenizer: Any = None
-        self._asked: Question | None = None
+        self._text: SketchedText | None = None
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -371,65 +367,29 @@ class AskedOnce(AskedAgain):
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load tokenizers, check models and read the public text."""
-        from flower_privsyn.data.public_rows import PublicRows
-        from flower_privsyn.embedding import load_tokenizer
         from flower_privsyn.files import located
         from flower_privsyn.training.distillation import check_same_tokens
 
         config, self._place = self.config, place
-        self._tokenizer, fingerprint = load_tokenizer(located(config.model))
         taught = config.distillation()
         if taught is not None:
             check_same_tokens(located(config.model), taught.teacher)
         if config.synthesis == "written":
             self._load_generator()
-        with self.progress.stage("Read the public text", total=None):
-            public = self._public = PublicRows.of(
-                located(config.public_text),
-                tokenizer=self._tokenizer,
-                max_tokens=config.max_tokens,
-                setting="public-text",
-            )
-            self._asked = Question(config.question(), self._broadcast(public))
-        return (
-            RecordSource(
-                fingerprint=fingerprint,
-                dimension=public.vocabulary,
-                reads="tokens",
-                model=config.model,
-            ),
-        )
-
-    def _broadcast(self, public: PublicRows) -> dict[str, Any]:
-        from flower_privsyn.queries.joint_sketch import frequent_bigrams
-
-        config, bigrams = self.config, None
-        if config.num_bigrams:
-            # Kept, so that a resumed run asks the same whatever became of the file since.
-            file = self.run.path / "bigrams.npy"
-            if not file.exists():
-                rows = (row for chunk in public.chunks() for row in chunk)
-                with replacing(file) as temporary, temporary.open("wb") as opened:
-                    found = frequent_bigrams(
-                        rows, vocabulary=public.vocabulary, most=config.num_bigrams
-                    )
-                    np.save(opened, found)
-            bigrams = np.load(file)
-        return config.question().broadcast(public.vocabulary, bigrams)
+        self._text = SketchedText(config, place)
+        return (self._text.source,)
 
     def first(self) -> Question:
         """The tables of tokens and bigrams, which are public."""
-        if self._asked is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._asked
+        return self._need_text().question
 
     # ------------------------------------------------------------------ what is made of it
 
     def finish(self) -> dict[str, Any]:
         """Read the releases, choose public text, train the student and write the texts."""
-        sketch = self._read()
-        sketch.save(self.run.path, tokenizer=self._tokenizer)
-        selection = self._select(sketch)
+        text = self._need_text()
+        sketch = text.read(self.releases())
+        selection = text.select(sketch)
         figures = {
             "public_rows": selection.num_rows,
             "selected_rows": len(selection.indices),
@@ -439,42 +399,10 @@ class AskedOnce(AskedAgain):
             "noise_std": sketch.noise_std,
             "tokens_per_user": sketch.tokens_per_user,
         }
-        texts = [self._need_public().text_of(int(index)) for index in selection.indices]
+        texts = text.texts_of(selection)
         figures |= self._train(texts, selection, sketch)
         figures |= self._synthesise(texts, selection, sketch)
         return figures
-
-    def _read(self) -> TokenSketch:
-        documents = self._need_public().documents(most_tokens=PUBLIC_TOKENS)
-        with self.progress.stage("Read the release", total=None):
-            sketch = TokenSketch.of(
-                self.config.question(),
-                self.first().broadcast,
-                self.releases(),
-                documents=list(documents),
-            )
-        if sketch is None:
-            raise RuntimeError("a run that released nothing has no result")
-        return sketch
-
-    def _select(self, sketch: TokenSketch) -> Selection:
-        from flower_privsyn.training.selection import Rows
-
-        config, public = self.config, self._need_public()
-
-        def chunks(report: Any) -> Iterator[Rows]:
-            for chunk in public.chunks():
-                yield Rows(tokens=chunk)
-                report.update(len(chunk))
-
-        with self.progress.stage("Choose public text", len(public)) as report:
-            selection = config.choose(chunks(report), sketch, num_rows=len(public))
-        if not len(selection.indices):
-            raise ConfigError(
-                f'public-text = "{config.public_text}" has no row of least-row-tokens = '
-                f"{config.least_row_tokens} tokens"
-            )
-        return selection
 
     def _train(self, texts: list[str], selection: Selection, sketch: TokenSketch) -> dict[str, Any]:
         from flower_privsyn.files import located
@@ -552,7 +480,7 @@ class AskedOnce(AskedAgain):
                 temperature=config.temperature,
                 top_p=config.top_p,
             ),
-            score=text_scorer(config.scorer(sketch), self._tokenizer),
+            score=text_scorer(config.scorer(sketch), self._need_text().tokenizer),
             kept=self.run.path / "written.jsonl",
             progress=self.progress,
         )
@@ -587,7 +515,7 @@ class AskedOnce(AskedAgain):
             )
         return self._generator
 
-    def _need_public(self) -> PublicRows:
-        if self._public is None:
+    def _need_text(self) -> SketchedText:
+        if self._text is None:
             raise RuntimeError("the strategy has not been started")
-        return self._public
+        return self._text

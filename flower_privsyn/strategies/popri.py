@@ -20,8 +20,8 @@ Algorithm 1 of POPri, step by step:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack, final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack, final
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,14 @@ from flower_privsyn.strategies.parts.preferences import (
     PreferenceConfig,
     PreferenceTrainer,
 )
-from flower_privsyn.strategies.parts.public_side import PublicSide
+from flower_privsyn.strategies.parts.public_side import NUM_EXAMPLES, PublicSide
+from flower_privsyn.strategies.parts.selected_text import (
+    SKETCH_MODEL,
+    InitialText,
+    SelectedText,
+    SketchModel,
+    check_initial_text,
+)
 from flower_privsyn.strategies.parts.sketch import Sketch, sketch_query
 
 if TYPE_CHECKING:
@@ -59,6 +66,9 @@ if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
+
+#: Chosen texts that examples are drawn from: with fewer, prompts would be alike.
+_LEAST_EXAMPLES: Final = 256
 
 Participation = Literal["full", "1000-of-72000", "1000-of-133000"]
 
@@ -87,6 +97,8 @@ class POPriConfig(PreferenceConfig):
     """
 
     num_rounds: int = 20
+    initial_text: InitialText = "public"
+    sketch_model: SketchModel = SKETCH_MODEL
     centre: Annotated[
         Centre,
         'what is subtracted from a user\'s scores before clipping: "prompt", their mean over the '
@@ -122,6 +134,7 @@ class POPriConfig(PreferenceConfig):
                 f'checkpoint = "sketch-mmd" makes the first release a kernel mean, so num-rounds '
                 f"must be at least 2, got {self.num_rounds}"
             )
+        check_initial_text(self.initial_text, self.num_rounds - (self.checkpoint == "sketch-mmd"))
 
     def similarity(self) -> MeanSimilarity:
         """The query these settings ask in a round of preferences."""
@@ -229,7 +242,8 @@ class POPri(PrivateSumStrategy):
 
     Formal guarantee:
         Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of L2 sensitivity 1
-        (mean similarity scores, and with `checkpoint = "sketch-mmd"` first one kernel mean),
+        (mean similarity scores; first, with `initial_text = "selected"`, one joint sketch, and with
+        `checkpoint = "sketch-mmd"` one kernel mean),
         composed with the sampling in use. Pairs, training, the choice of the checkpoint and early
         stopping are post-processing of public text and releases.
 
@@ -290,18 +304,21 @@ class PreferencesByScores(Method):
         self._similarity = config.similarity()
         self._kernel: KernelMean | None = None
         self._validation: Sketch | None = None
+        self._selected: SelectedText | None = None
+        if config.initial_text == "selected":
+            self._selected = SelectedText(config, needed=NUM_EXAMPLES, least=_LEAST_EXAMPLES)
 
     @property
     def run(self) -> RunDirectory:
         """The run directory; available from `prepare` on."""
-        if self._place is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._place.run
+        return self._need_place().run
 
     @property
     def queries(self) -> tuple[Query, ...]:
-        """Mean similarities, and the kernel mean where one is released."""
-        return (self._similarity,) if self._kernel is None else (self._kernel, self._similarity)
+        """Mean similarities, after the joint sketch and the kernel mean where they are released."""
+        chosen = () if self._selected is None else (self._selected.query,)
+        kernel = () if self._kernel is None else (self._kernel,)
+        return (*chosen, *kernel, self._similarity)
 
     @property
     def stamp(self) -> str | None:
@@ -326,13 +343,7 @@ class PreferencesByScores(Method):
             generator=self._generator,
             check_training=self._trainer is None,
         )
-        self._rounds = PreferenceRounds(
-            config,
-            self._public,
-            root=self.run.path / "rounds",
-            progress=place.progress,
-            trainer=self._trainer,
-        )
+        self._rounds = self._rounds_after(self._public)
         self._rounds.rehearse(training=True)
         if config.checkpoint != "last":
             kernel = sketch_query(
@@ -344,11 +355,37 @@ class PreferencesByScores(Method):
                 )
             else:
                 self._kernel = kernel
-        return (self._public.source,)
+        if self._selected is None:
+            return (self._public.source,)
+        source = self._selected.prepare(place)
+        self._begin_with_selected()
+        return (source, self._public.source)
+
+    def _rounds_after(self, public: PublicSide) -> PreferenceRounds:
+        place = self._need_place()
+        return PreferenceRounds(
+            self.config,
+            public,
+            root=place.run.path / "rounds",
+            progress=place.progress,
+            trainer=self._trainer,
+        )
+
+    def _begin_with_selected(self) -> None:
+        """Take the examples in prompts from what was chosen, where that has been done."""
+        public = self._need_public()
+        texts = self._selected and self._selected.texts(tokenizer=public.embedder.tokenizer)
+        if texts and len(texts) >= NUM_EXAMPLES:
+            self._public = replace(public, seeds=tuple(texts), seeds_are="selected")
+            self._rounds = self._rounds_after(self._public)
 
     def first(self) -> Question:
-        """Ask for the kernel mean where one is wanted, else about the first candidates."""
-        return self._kernel_mean() if self._kernel is not None else self._preferences(1)
+        """Ask for the sketches that are wanted, else about the first candidates."""
+        return self._kernel_or(1) if self._selected is None else self._selected.question()
+
+    def _kernel_or(self, number: int) -> Question:
+        """The kernel mean where one is wanted, else the candidates of a round."""
+        return self._preferences(number) if self._kernel is None else self._kernel_mean()
 
     def _kernel_mean(self) -> Question:
         if self._kernel is None:
@@ -373,6 +410,10 @@ class PreferencesByScores(Method):
         """
         number = release.round_number
         if not self.rounds.has_candidates(number):
+            if self._selected is not None and self._selected.asked_in(number):
+                self._selected.choose(release)
+                self._begin_with_selected()
+                return None if last else self._kernel_or(number + 1)
             self._keep_sketch(release)
             return None if last else self._preferences(number + 1)
         self.rounds.learn(number, self._scores(release))
@@ -424,9 +465,11 @@ class PreferencesByScores(Method):
     # ------------------------------------------------------------------ resuming
 
     def restore(self, round_number: int) -> Question:
-        """The stored candidates of a round; a kernel mean that was lost is asked for again."""
+        """The stored candidates of a round; a sketch that was lost is asked for again."""
         if self.rounds.has_candidates(round_number):
             return self._preferences(round_number)
+        if self._selected is not None and self._selected.asked_in(round_number):
+            return self._selected.question()
         return self._kernel_mean()
 
     def carry_over(self, round_number: int) -> None:
@@ -464,6 +507,11 @@ class PreferencesByScores(Method):
             "pairs": sum((rounds.learned(n) or {}).get("pairs", 0) for n in learned),
             "writer": f"the adapter that wrote in round {chosen}",
         }
+
+    def _need_place(self) -> Workplace:
+        if self._place is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._place
 
     def _need_public(self) -> PublicSide:
         if self._public is None:

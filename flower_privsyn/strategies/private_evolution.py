@@ -43,6 +43,13 @@ from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.strategies.parts.selected_text import (
+    SKETCH_MODEL,
+    InitialText,
+    SelectedText,
+    SketchModel,
+    check_initial_text,
+)
 from flower_privsyn.strategies.parts.variation import MaskFraction, mask_filling
 
 if TYPE_CHECKING:
@@ -99,6 +106,8 @@ class PrivateEvolutionConfig(PrivateSumConfig):
     public_text: Annotated[
         str, 'seeds: "bundled", or a JSONL file with `text` and no person\'s data.'
     ] = "bundled"
+    initial_text: InitialText = "public"
+    sketch_model: SketchModel = SKETCH_MODEL
     variation_model: Annotated[str, "masked language model that varies texts."] = "privsyn-mlm"
     mask_fraction: Annotated[
         MaskFraction, "share of a text's tokens masked in one step; 0.3 in PrE-Text."
@@ -136,6 +145,7 @@ class PrivateEvolutionConfig(PrivateSumConfig):
             raise ConfigError(
                 f'expand-samples = 0 needs output = "survivors", got output = "{self.output}"'
             )
+        check_initial_text(self.initial_text, self.num_rounds)
         self.histogram()
 
     def histogram(self) -> NearestNeighborHistogram:
@@ -192,7 +202,8 @@ class PrivateEvolution(PrivateSumStrategy):
 
     Formal guarantee:
         Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of a histogram of
-        L2 sensitivity `max_samples` (or `clip_to`), composed with the sampling in use. All else is
+        L2 sensitivity `max_samples` (or `clip_to`), composed with the sampling in use; with
+        `initial_text = "selected"` the first is a joint sketch of sensitivity 1. All else is
         post-processing of public text and released histograms.
 
     Args:
@@ -261,11 +272,15 @@ class EvolutionByVotes(Method):
         self._place: Workplace | None = None
         self._population: Population | None = None
         self._seeds: list[str] = []
+        self._selected: SelectedText | None = None
+        if config.initial_text == "selected":
+            self._selected = SelectedText(config, needed=config.num_candidates, least=1)
 
     @property
     def queries(self) -> tuple[Query, ...]:
-        """Nearest-neighbour votes."""
-        return (self._query,)
+        """Nearest-neighbour votes, after a joint sketch where one chooses what they begin with."""
+        first = () if self._selected is None else (self._selected.query,)
+        return (*first, self._query)
 
     @property
     def run(self) -> RunDirectory:
@@ -317,26 +332,41 @@ class EvolutionByVotes(Method):
             # The generator is needed after the last release: it must not be missing then.
             with self.progress.stage("Try the generator", total=None):
                 self._expansion().rehearse(self._seeds)
-        return (
-            RecordSource(
-                fingerprint=self._embedder.fingerprint, dimension=self._embedder.dimension
-            ),
+        embedded = RecordSource(
+            fingerprint=self._embedder.fingerprint, dimension=self._embedder.dimension
         )
+        if self._selected is None:
+            return (embedded,)
+        return (self._selected.prepare(place), embedded)
 
     def first(self) -> Question:
-        """Line 1: random public samples, drawn without replacement."""
-        chooser = np.random.default_rng([self.config.seed, 1])
-        drawn = chooser.choice(len(self._seeds), size=self.config.num_candidates, replace=False)
-        population = Population.create(
-            [self._seeds[i] for i in drawn], round_number=1, source="public"
-        )
-        return self._question(self._set_candidates(population, round_number=1))
+        """Line 1; before it, where `initial_text` says so, what line 1 is to draw from."""
+        return self._begin(1) if self._selected is None else self._selected.question()
+
+    def _begin(self, number: int) -> Question:
+        """Line 1: random public samples, drawn without replacement, as a round's candidates."""
+        population = self._drawn(number)
+        return self._question(self._set_candidates(population, round_number=number))
+
+    def _drawn(self, number: int) -> Population:
+        config, seeds, source = self.config, self._seeds, "public"
+        if self._selected is not None:
+            tokenizer = _need(self._embedder).tokenizer
+            seeds, source = self._selected.texts(tokenizer=tokenizer) or seeds, "selected"
+        # Of chosen texts, many of which may be alike, fewer than `num_candidates` may be left.
+        again = len(seeds) < config.num_candidates
+        chooser = np.random.default_rng([config.seed, 1])
+        drawn = chooser.choice(len(seeds), size=config.num_candidates, replace=again)
+        return Population.create([seeds[i] for i in drawn], round_number=number, source=source)
 
     # ------------------------------------------------------------------ a round
 
     def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
         """Lines 12 to 14: choose survivors, keep them, vary them."""
         number = release.round_number
+        if self._selected is not None and not self._has_candidates(number):
+            self._selected.choose(release)
+            return None if last else self._begin(number + 1)
         population = self._current(number)
         counts = self._survivors(release)
         population.to_parquet(
@@ -414,11 +444,15 @@ class EvolutionByVotes(Method):
     # ------------------------------------------------------------------ resuming
 
     def restore(self, round_number: int) -> Question:
-        """The stored candidates of a round."""
+        """The stored candidates of a round; a joint sketch that was lost is asked for again."""
+        if self._selected is not None and not self._has_candidates(round_number):
+            return self._selected.question()
         return self._question(self._current(round_number))
 
     def carry_over(self, round_number: int) -> None:
         """The candidates of a lost round stand again in the next one, under their old ids."""
+        if self._selected is not None and not self._has_candidates(round_number):
+            return
         population = self._current(round_number)
         population.to_parquet(self._population_file(round_number + 1))
 
@@ -513,7 +547,7 @@ class EvolutionByVotes(Method):
         ids: list[str] = []
         parents: list[tuple[str, ...]] = []
         seen: set[str] = set()
-        for number in self.run.rounds_with_outcome("released"):
+        for number in filter(self._has_candidates, self.run.rounds_with_outcome("released")):
             table = pq.read_table(
                 self._population_file(number), columns=["id", "text", "parent", "survived"]
             )
@@ -526,9 +560,15 @@ class EvolutionByVotes(Method):
                 texts.append(row["text"])
                 ids.append(row["id"])
                 parents.append(tuple(row["parent"]))
+        if self._selected is not None and not texts:
+            logger.warning("no votes were released: what the joint sketch chose is expanded")
+            return self._drawn(self.config.num_rounds)
         return Population(tuple(texts), tuple(ids), tuple(parents), ("survivor",) * len(texts))
 
     # ------------------------------------------------------------------ small things
+
+    def _has_candidates(self, round_number: int) -> bool:
+        return self._population_file(round_number).exists()
 
     def _population_file(self, round_number: int) -> Path:
         return RoundFiles(self.run.round_dir(round_number)).population

@@ -226,7 +226,7 @@ class TestResume:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        from flower_privsyn.strategies import joint_sketch
+        from flower_privsyn.strategies.parts import sketched_text
 
         class Stop(BaseException):
             pass
@@ -234,7 +234,7 @@ class TestResume:
         def die(*args: Any, **kwargs: Any) -> None:
             raise Stop
 
-        monkeypatch.setattr(joint_sketch.AskedOnce, "_select", die)
+        monkeypatch.setattr(sketched_text.SketchedText, "select", die)
         with pytest.raises(Stop):
             JointSketch(config()).start(federation())
         monkeypatch.undo()

@@ -229,6 +229,7 @@ class PreferenceRounds:
     def _usable(self, number: int, records: Sequence[dict[str, Any]]) -> Candidates:
         """Parse and cut the responses; leave out what cannot be a candidate, and say how many."""
         prompt, seeds = self._public.prompt, self._public.seeds
+        ids = self._public.seed_ids
         raw = [prompt.parse(response) for record in records for response in record["responses"]]
         pieces = iter(zip(raw, self._cut(raw), strict=True))
         end = "\n" + prompt.marker.replace("{number}", str(NUM_EXAMPLES + 2))
@@ -255,7 +256,7 @@ class PreferenceRounds:
                 else:
                     seen.add(flat)
                     texts.append(text)
-                    parents.append(tuple(f"public:{index}" for index in record["examples"]))
+                    parents.append(tuple(ids[index] for index in record["examples"]))
                     group.append(int(record["prompt"]))
                     prompts.append(record["text"])
                     # The end of a text that was cut is no end, and must not be taught as one.

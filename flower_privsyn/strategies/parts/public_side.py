@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located
@@ -28,12 +28,14 @@ class PublicSide:
         generator: the language model that writes.
         prompt: how public samples are laid out for it.
         seeds: public samples of at most `max_tokens` tokens.
+        seeds_are: "public", all of them, or "selected" by a release.
     """
 
     embedder: Embedder
     generator: TextGenerator
     prompt: Prompt
     seeds: tuple[str, ...]
+    seeds_are: Literal["public", "selected"] = "public"
 
     @classmethod
     def load(
@@ -109,4 +111,4 @@ class PublicSide:
     @property
     def seed_ids(self) -> list[str]:
         """Identifiers of the public samples, as parents of what is written after them."""
-        return [f"public:{index}" for index in range(len(self.seeds))]
+        return [f"{self.seeds_are}:{index}" for index in range(len(self.seeds))]

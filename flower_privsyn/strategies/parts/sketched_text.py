@@ -1,0 +1,125 @@
+"""Public text, what users are asked about its tokens, and what their answers choose of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import located, replacing
+from flower_privsyn.private_path.method import Question, RecordSource, Workplace
+from flower_privsyn.strategies.parts.token_sketch import PUBLIC_TOKENS, TokenSketch
+
+if TYPE_CHECKING:
+    from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.strategies.joint_sketch import JointSketchConfig
+    from flower_privsyn.training.selection import Rows, Selection
+
+#: The noisy sums of a run, each with its users and its noise's standard deviation.
+Releases = Sequence[tuple[npt.NDArray[np.float64], float, float]]
+
+
+class SketchedText:
+    """What a joint sketch asks and chooses, whatever is made of the choice.
+
+    Args:
+        config: the settings of the sketch.
+        place: of the run.
+
+    Attributes:
+        tokenizer: the ``tokenizers.Tokenizer`` whose tokens are counted.
+        public: the public text.
+        question: what users are asked.
+        source: what makes their records.
+
+    Raises:
+        PrivsynError: the model or the public text is missing or unusable.
+    """
+
+    def __init__(self, config: JointSketchConfig, place: Workplace) -> None:
+        from flower_privsyn.data.public_rows import PublicRows
+        from flower_privsyn.embedding import load_tokenizer
+
+        self._config, self._place = config, place
+        self.tokenizer, fingerprint = load_tokenizer(located(config.model))
+        with place.progress.stage("Read the public text", total=None):
+            self.public: PublicRows = PublicRows.of(
+                located(config.public_text),
+                tokenizer=self.tokenizer,
+                max_tokens=config.max_tokens,
+                setting="public-text",
+            )
+            self.question = Question(config.question(), self._broadcast())
+        self.source = RecordSource(
+            fingerprint=fingerprint,
+            dimension=self.public.vocabulary,
+            reads="tokens",
+            model=config.model,
+        )
+
+    def _broadcast(self) -> dict[str, Any]:
+        from flower_privsyn.queries.joint_sketch import frequent_bigrams
+
+        config, bigrams, public = self._config, None, self.public
+        if config.num_bigrams:
+            # Kept, so that a resumed run asks the same whatever became of the file since.
+            file = self._place.run.path / "bigrams.npy"
+            if not file.exists():
+                rows = (row for chunk in public.chunks() for row in chunk)
+                with replacing(file) as temporary, temporary.open("wb") as opened:
+                    found = frequent_bigrams(
+                        rows, vocabulary=public.vocabulary, most=config.num_bigrams
+                    )
+                    np.save(opened, found)
+            bigrams = np.load(file)
+        return config.question().broadcast(public.vocabulary, bigrams)
+
+    def read(self, releases: Releases) -> TokenSketch:
+        """What the releases say together; also written to `sketch.parquet`.
+
+        Args:
+            releases: at least one.
+        """
+        documents = self.public.documents(most_tokens=PUBLIC_TOKENS)
+        with self._place.progress.stage("Read the release", total=None):
+            sketch = TokenSketch.of(
+                self._config.question(),
+                self.question.broadcast,
+                releases,
+                documents=list(documents),
+            )
+        if sketch is None:
+            raise RuntimeError("a run that released nothing has no result")
+        sketch.save(self._place.run.path, tokenizer=self.tokenizer)
+        return sketch
+
+    def select(self, sketch: TokenSketch) -> Selection:
+        """The rows of public text that are most like the users' text, best first.
+
+        Raises:
+            ConfigError: no row is long enough to be chosen.
+        """
+        from flower_privsyn.training.selection import Rows
+
+        config, public = self._config, self.public
+
+        def chunks(report: Any) -> Iterator[Rows]:
+            for chunk in public.chunks():
+                yield Rows(tokens=chunk)
+                report.update(len(chunk))
+
+        with self._place.progress.stage("Choose public text", len(public)) as report:
+            selection = config.choose(chunks(report), sketch, num_rows=len(public))
+        if not len(selection.indices):
+            raise ConfigError(
+                f'public-text = "{config.public_text}" has no row of least-row-tokens = '
+                f"{config.least_row_tokens} tokens"
+            )
+        return selection
+
+    def texts_of(self, selection: Selection) -> list[str]:
+        """The rows as text."""
+        return [self.public.text_of(int(index)) for index in selection.indices]
