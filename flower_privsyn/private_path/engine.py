@@ -272,11 +272,8 @@ class PrivateSumStrategy(Strategy):
             question=question,
             mechanism=mechanism,
             sampling=phase.sampling,
-            most_users={
-                node: one.count if one.count >= 0 else federation.roster.users[node]
-                for node, one in recipients.items()
-            },
-            roster_users={node: federation.roster.users[node] for node in recipients},
+            most_users={node: one.most_users for node, one in recipients.items()},
+            roster_users={node: one.roster_users for node, one in recipients.items()},
             always_asked=always,
             started=started,
             traffic=wire.traffic(ask, arrays),

@@ -32,10 +32,17 @@ class Recipient:
     Attributes:
         sampling: that the node applies.
         count: users to draw, under fixed-size sampling; -1 otherwise.
+        roster_users: users that the node announced.
     """
 
     sampling: Sampling
     count: int
+    roster_users: int
+
+    @property
+    def most_users(self) -> int:
+        """Users that may be in its answer."""
+        return self.roster_users if self.count < 0 else self.count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +92,7 @@ class Roster:
         counts = sampling.allocate([self.users[node] for node in nodes], random)
         if counts is not None:
             return {
-                node: Recipient(sampling=sampling, count=count)
+                node: Recipient(sampling=sampling, count=count, roster_users=self.users[node])
                 for node, count in zip(nodes, counts, strict=True)
                 if count > 0 or node in always
             }
@@ -99,7 +106,7 @@ class Roster:
                 if not mine[0]:
                     continue
                 share = FullParticipation(population=self.total)
-            recipients[node] = Recipient(sampling=share, count=-1)
+            recipients[node] = Recipient(sampling=share, count=-1, roster_users=self.users[node])
         return recipients
 
 
