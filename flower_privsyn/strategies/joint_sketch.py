@@ -118,10 +118,10 @@ class JointSketchConfig(PrivateSumConfig):
         Ge(2),
         Le(2**22),
         "most frequent bigrams of the public text that are counted; their table travels down.",
-    ] = 0
+    ] = 16_384
     bigram_share: Annotated[
-        float, Ge(0), Le(1), "the bigrams' part of the squared norm of an answer."
-    ] = 0.0
+        float, Ge(0), Le(1), "the bigrams' part of the squared norm of an answer; 0 without any."
+    ] = 0.5
     token_buckets: Annotated[
         int, OrZero("a number for every token"), Ge(2), "numbers that the tokens are folded into."
     ] = 0
@@ -190,7 +190,7 @@ class JointSketchConfig(PrivateSumConfig):
         "what is added to the student's logits, times this: the log-ratios of how often users "
         "write each token to how often the student does.",
     ] = 1.0
-    bigram_bias: Annotated[float, Ge(0), "the same of the bigrams' log-ratios."] = 0.8
+    bigram_bias: Annotated[float, Ge(0), "the same of the bigrams' log-ratios."] = 1.0
     synthesis: Annotated[
         Literal["selected", "written"],
         "what synthetic.jsonl holds: the best of the chosen public rows, or text that `generator` "

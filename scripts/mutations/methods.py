@@ -193,10 +193,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a kernel mean that nobody released",
         file="flower_privsyn/strategies/popri.py",
-        function="PreferencesByScores.first",
-        before="    return self._kernel_mean() if self._kernel is not None else "
-        "self._preferences(1)\n",
-        after="    return self._preferences(1)\n",
+        function="PreferencesByScores._kernel_or",
+        before="    return self._preferences(number) if self._kernel is None else "
+        "self._kernel_mean()\n",
+        after="    return self._preferences(number)\n",
         tests=(f"{POPRI_TESTS}::TestCheckpointByTheReleasedSketch",),
     ),
     Mutation(
