@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from flower_privsyn import environment
 from flower_privsyn.cli.options import Column, Json, Partitioner, RunDir, Seed, option
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import expanded
 
 if TYPE_CHECKING:
     from flower_privsyn.data import Users
@@ -122,7 +123,7 @@ def _people(
 def _folder(run: RunDirectory, output: str | None) -> Path:
     folder = run.path.with_name(f"{run.path.name}.evaluation")
     if output is not None:
-        folder = Path(output).expanduser().absolute()
+        folder = expanded(output).absolute()
     if folder.resolve().is_relative_to(run.path.resolve()):
         raise ConfigError(
             f"The output {folder} lies in the run directory, whose readers are promised the run's "

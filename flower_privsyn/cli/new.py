@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import expanded
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 """The folder of the examples, part of the package."""
@@ -42,7 +43,7 @@ def new(
     if example not in NEXT_STEPS:
         raise ConfigError(f"EXAMPLE must be one of {', '.join(NEXT_STEPS)}, got {example}")
     shown = str(Path(folder))
-    target = Path(folder).expanduser()
+    target = expanded(folder)
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(f"DIR must be a folder that is new or empty, got {folder}")

@@ -13,6 +13,7 @@ from flower_privsyn.cli.options import Json, PlainCommand, option, plain_group
 from flower_privsyn.cli.output import number
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import expanded
 
 if TYPE_CHECKING:
     from flower_privsyn.node.policy import NodePolicy
@@ -39,7 +40,7 @@ def policy(
     """
     from flower_privsyn.node.policy import DEFAULTS, policy_file, policy_text
 
-    named = None if path is None else Path(path).expanduser().absolute()
+    named = None if path is None else expanded(path).absolute()
     if not init:
         found = _in_force(named)
         nowhere = f"the defaults: there is no {policy_file()}"
@@ -88,7 +89,7 @@ def ledger(
     from flower_privsyn.node.account import NodeLedger, datasets, ledger_folder
     from flower_privsyn.node.describe import describe
 
-    limits = _in_force(None if policy is None else Path(policy).expanduser())
+    limits = _in_force(None if policy is None else expanded(policy))
     found = []
     for name in datasets() if dataset is None else [dataset]:
         kept = NodeLedger(name)
@@ -144,7 +145,7 @@ def digest(folder: Annotated[str, typer.Argument(metavar="FOLDER", hidden=True)]
     """
     from flower_privsyn.node.models import model_digest
 
-    model = Path(folder).expanduser()
+    model = expanded(folder)
     if not model.is_dir():
         raise ConfigError(f"{model} is no folder.")
     print(model_digest(model))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from flower_privsyn.cli.options import RunDir, option
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import expanded
 
 
 def report(
@@ -24,7 +25,7 @@ def report(
     from flower_privsyn.report import read_document, write_comparison_page, write_run_page
     from flower_privsyn.runs import RunDirectory
 
-    folder = Path(run_dir).expanduser().absolute()
+    folder = expanded(run_dir).absolute()
     page = folder / "report.html" if output is None else _page(output)
     if (folder / "compare.json").is_file():
         within = next((place for place in page.parents if (place / "config.json").is_file()), None)
@@ -41,7 +42,7 @@ def report(
 
 
 def _page(output: str) -> Path:
-    page = Path(output).expanduser().absolute()
+    page = expanded(output).absolute()
     if page.is_dir():
         page = page / "report.html"
     if not page.parent.is_dir():

@@ -16,6 +16,7 @@ from flower_privsyn.cli.options import Config, RunDir, option
 from flower_privsyn.cli.output import FAILED, REFUSED, complain
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import expanded
 
 if TYPE_CHECKING:
     from flower_privsyn.host.launch import Outcome
@@ -49,6 +50,7 @@ def run(
     from flower_privsyn import runs
     from flower_privsyn.host import app as host_app
     from flower_privsyn.host import launch
+    from flower_privsyn.privacy import quarantine
 
     loaded = host_app.load_app(app)
     values = host_app.resolve_config(loaded, config_name=config, settings=settings or ())
@@ -60,7 +62,7 @@ def run(
         )
     launch.refuse_resume(values, Path(run_dir or set_to or "DIR"))
     if run_dir or set_to:
-        path = Path(run_dir or set_to).expanduser().absolute()
+        path = expanded(run_dir or set_to).absolute()
         if path.resolve().is_relative_to(loaded.path.resolve()):
             raise ConfigError(
                 f"The run directory {path} lies inside the app, and Flower would pack it into the "
@@ -71,11 +73,14 @@ def run(
     else:
         path = runs.new_run_path(Path("runs"), loaded.name)
     host_app.check_settings(loaded, values)
-    host_app.check_data(loaded, values)
+    with quarantine.counting() as tally:
+        host_app.check_data(loaded, values)
     runs.RunDirectory(path).refuse_existing()
     own = _own_data(values)
     if evaluate is not None:
         _check_evaluation(evaluate, values, own)
+    if tally:
+        sys.stderr.write(f"privsyn: warning: {tally}\n")
     sys.stderr.write(f"Running {loaded.name} in {path}\n")
     with _following(path) as follow:
         outcome = launch.run_app(loaded, path, values, follow=follow)

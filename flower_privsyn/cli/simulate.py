@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from flower_privsyn.cli.options import Seed, option
 from flower_privsyn.cli.signals import ended_by_signals
+from flower_privsyn.files import expanded
 
 
 def simulate(
@@ -23,7 +23,7 @@ def simulate(
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower
 
-    file = Path(output).expanduser().absolute()
+    file = expanded(output).absolute()
     with (
         ended_by_signals(),
         follower() as follow,

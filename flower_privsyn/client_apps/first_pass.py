@@ -107,13 +107,14 @@ def first_pass(
     for name, value in (("nodes", nodes), ("processes", processes)):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}.")
+    # Before the model, which takes seconds to load.
+    everyone = load_configured(configuration, strict=True)
+    everyone.check_documents(dated=bool(request.newer_than))
     embedder = load_embedder(request.embedding_model, request.embedding_precision)
     cache, store = EmbeddingCache(directory), RecordStore(directory)
     source = EmbeddingSource(embedder, directory, store)
     users_counted = ready = stored_bytes = 0
     waiting: list[_Node] = []
-    everyone = load_configured(configuration, strict=True)
-    everyone.check_documents(dated=bool(request.newer_than))
     cut = request.cut
     with progress.stage("Cut the text", nodes) as stage:
         for number in range(nodes):

@@ -38,6 +38,7 @@ from flower_privsyn.errors import (
 from flower_privsyn.evaluation.run import TRAINED_MODEL
 from flower_privsyn.files import (
     append_json_lines,
+    expanded,
     read_json,
     read_json_lines,
     replacing,
@@ -71,7 +72,7 @@ class Comparison:
 
     def __init__(self, plan: Plan, folder: Path, *, command: str = "") -> None:
         self.plan = plan
-        self.folder = folder.expanduser().absolute()
+        self.folder = expanded(folder).absolute()
         self.command = command
         self._has_page = True
         try:

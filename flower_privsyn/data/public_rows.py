@@ -20,6 +20,7 @@ from flower_privsyn.data.cut import Cut, token_ids
 from flower_privsyn.data.public_text import BUNDLED, text_of_line
 from flower_privsyn.embedding.cache import default_cache_directory
 from flower_privsyn.errors import DataError
+from flower_privsyn.files import expanded
 
 IntArray = npt.NDArray[np.int64]
 
@@ -78,7 +79,7 @@ class PublicRows:
         Raises:
             DataError: The file is missing, a line is not as described, or there is no text.
         """
-        path = BUNDLED if source == "bundled" else Path(source).expanduser()
+        path = BUNDLED if source == "bundled" else expanded(source)
         kept = (default_cache_directory() if cache is None else cache) / "public-rows"
         try:
             stat = path.stat()

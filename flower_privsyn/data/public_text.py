@@ -10,6 +10,7 @@ from typing import Any
 from flower_privsyn.data import bounded, flat_json
 from flower_privsyn.data.cut import Cut
 from flower_privsyn.errors import DataError
+from flower_privsyn.files import expanded
 
 #: The passages that ship with the package.
 BUNDLED = Path(__file__).parent / "passages" / "passages.jsonl.gz"
@@ -31,7 +32,7 @@ def public_texts(
     Raises:
         DataError: the file is missing or a line is not as described.
     """
-    path = BUNDLED if source == "bundled" else Path(source).expanduser()
+    path = BUNDLED if source == "bundled" else expanded(source)
     try:
         content = bounded.read_bytes(path)
         content.decode("utf-8")

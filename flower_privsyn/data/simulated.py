@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data.public_text import BUNDLED
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import replacing
+from flower_privsyn.files import expanded, replacing
 
 #: How often a sample is about the user's own topic.
 _OWN_TOPIC = 0.75
@@ -60,7 +60,7 @@ def simulate_users(
     Raises:
         ConfigError: If a number is out of range or the path has another suffix.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     for name, value, low in (
         ("users", users, 1),
         ("samples-per-user", samples_per_user, 1),

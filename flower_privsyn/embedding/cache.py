@@ -20,6 +20,7 @@ from flower_privsyn.embedding.embedder import Embedder
 from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.embedding.salvage import embed_each
 from flower_privsyn.errors import DataError
+from flower_privsyn.files import expanded
 
 logger = logging.getLogger("flower_privsyn.embedding")
 
@@ -63,7 +64,7 @@ class EmbeddingCache:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        self._directory = Path(directory).expanduser()
+        self._directory = expanded(directory)
         self._path = self._directory / _FILE
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)

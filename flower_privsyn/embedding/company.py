@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from flower_privsyn.embedding.embedder import ROWS, Embedder
 from flower_privsyn.embedding.machine import device_of, machine_digest, threads
 from flower_privsyn.errors import ModelError
+from flower_privsyn.files import expanded
 
 #: Another number when the probes or the companies change: machines are then asked anew.
 _VERSION = 1
@@ -144,7 +145,7 @@ def require_company(embedder: Embedder, directory: str | Path) -> None:
     name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     if name in _passed:
         return
-    passed = Path(directory).expanduser() / _FOLDER / name
+    passed = expanded(directory) / _FOLDER / name
     with _alone(passed.parent):
         if not passed.is_file():
             check_company(embedder)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from flower_privsyn.checks import check_choice, check_whole
 from flower_privsyn.embedding.trust import own_code, refuse_code
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
+from flower_privsyn.files import expanded
 from flower_privsyn.models.hub import hub_unreachable
 
 Precision = Literal["float32", "bfloat16"]
@@ -338,7 +339,7 @@ def model_folder(name: str) -> Path:
     Raises:
         ModelError: If there is no such model or it cannot be reached.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_dir():
         return path
     if name in _OFFLINE_NAMES:

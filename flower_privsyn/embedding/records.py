@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.environment import RECORDS_GIB
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.files import replacing
+from flower_privsyn.files import expanded, replacing
 
 logger = logging.getLogger("flower_privsyn.embedding")
 
@@ -119,7 +119,7 @@ class RecordStore:
 
     def __init__(self, directory: str | Path, *, max_bytes: int | None = None) -> None:
         self._max_bytes = limit_bytes() if max_bytes is None else max_bytes
-        cache = Path(directory).expanduser()
+        cache = expanded(directory)
         self._folder = cache / "records"
         self._tickets = self._folder / "runs"
         try:

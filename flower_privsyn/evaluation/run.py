@@ -44,7 +44,7 @@ from flower_privsyn.evaluation.language_model import (
     evaluate_language_model,
 )
 from flower_privsyn.evaluation.result import NotPrivate
-from flower_privsyn.files import located, read_json_lines
+from flower_privsyn.files import expanded, located, read_json_lines
 from flower_privsyn.host.progress import NullProgress, ProgressReporter
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.training.causal import CausalTraining, FineTuning, fine_tune_shown
@@ -386,4 +386,4 @@ def _draw(texts: Sequence[str], most: int, generator: np.random.Generator) -> li
 
 
 def _inside(path: Path, folder: Path) -> bool:
-    return path.expanduser().absolute().resolve().is_relative_to(folder.resolve())
+    return expanded(path).absolute().resolve().is_relative_to(folder.resolve())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.files import expanded
 
 ConfigValue = bool | int | float | str
 """What Flower allows as a setting."""
@@ -51,7 +52,7 @@ def load_app(path: str | Path) -> App:
     Raises:
         ConfigError: There is no such folder, or it holds no Flower app.
     """
-    folder = Path(path).expanduser().absolute()
+    folder = expanded(path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"There is no app folder {path}.")
     file = folder / "pyproject.toml"

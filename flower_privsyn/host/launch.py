@@ -26,7 +26,7 @@ from flower_privsyn.errors import (
     PrivsynError,
     RunDirectoryError,
 )
-from flower_privsyn.files import full_disk, is_disk_full, says_disk_full, write_json
+from flower_privsyn.files import expanded, full_disk, is_disk_full, says_disk_full, write_json
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
@@ -95,7 +95,7 @@ def run_app(
         FederationError: Flower did not start or refused the app.
         MissingExtraError: Flower's simulation is not installed.
     """
-    run_path = run_path.expanduser().absolute()
+    run_path = expanded(run_path).absolute()
     refuse_resume(values, run_path)
     RunDirectory(run_path).refuse_existing()
     launch = {
@@ -141,7 +141,7 @@ def resume_run(
         ConfigError: The app has moved, no longer takes the recorded settings, or a setting is
             malformed or out of range.
     """
-    run_path = run_path.expanduser().absolute()
+    run_path = expanded(run_path).absolute()
     app, launch, begun = _resumption(run_path, settings)
     return _launch(app, run_path, launch, resume=begun, follow=follow)
 

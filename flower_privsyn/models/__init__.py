@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 
 from flower_privsyn.errors import ModelError
+from flower_privsyn.files import expanded
 
 __all__ = ["BUNDLED_FOLDER", "BUNDLED_MODELS", "register_architecture", "resolve_model"]
 
@@ -58,7 +59,7 @@ def resolve_model(name: str | Path) -> str:
     known = ", ".join(BUNDLED_MODELS)
     if not given.strip():
         raise ModelError(f"the model name is empty: give one of {known}, a folder or a hub name")
-    path = Path(given).expanduser()
+    path = expanded(given)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"model folder {given!r} holds no config.json")

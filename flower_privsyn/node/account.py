@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from flower_privsyn import clock
 from flower_privsyn.environment import NODE_LEDGERS
 from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError
+from flower_privsyn.files import expanded
 from flower_privsyn.node.policy import NodePolicy
 from flower_privsyn.privacy import (
     Correlation,
@@ -432,7 +433,7 @@ def ledger_folder() -> Path:
     """  # noqa: D205 - one sentence
     named = os.environ.get(NODE_LEDGERS)
     if named:
-        return Path(named).expanduser()
+        return expanded(named)
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "flower-privsyn" / "ledgers"
 

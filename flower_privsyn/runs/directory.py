@@ -43,6 +43,7 @@ from flower_privsyn import clock
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import (
     append_json_lines,
+    expanded,
     plain,
     read_json_lines,
     replacing,
@@ -123,7 +124,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: The folder holds a run, cannot be written or is locked.
         """
-        run = cls(Path(path).expanduser().absolute())
+        run = cls(expanded(path).absolute())
         if run.path.exists() and not run.path.is_dir():
             raise RunDirectoryError(f"The run directory {run.path} is a file, not a folder.")
         run.refuse_existing()
@@ -162,7 +163,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: The folder does not exist, holds no run or one of another format.
         """
-        run = cls(Path(path).expanduser().absolute())
+        run = cls(expanded(path).absolute())
         if not run.path.exists():
             raise RunDirectoryError(f"There is no run directory {run.path}.")
         if not run.config_file.is_file():

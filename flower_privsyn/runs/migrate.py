@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import LedgerError, RunDirectoryError
-from flower_privsyn.files import leftovers, read_json_lines, replacing, write_json
+from flower_privsyn.files import expanded, leftovers, read_json_lines, replacing, write_json
 from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.privacy.ledger_chain import VERSION, Chain, digest, header, read_chain, split
@@ -62,7 +62,7 @@ def migrate(path: str | Path) -> list[str]:
             be written.
         LedgerError: The ledger is damaged, or lacks the line of a release. Nothing was changed.
     """
-    run = RunDirectory(Path(path).expanduser().absolute())
+    run = RunDirectory(expanded(path).absolute())
     if not run.config_file.is_file():
         raise RunDirectoryError(f"{run.path} is not a run directory: it holds no config.json.")
     document = run.document

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flower_privsyn.environment import RESUME, RUN_DIRECTORY, RUNS_FOLDER
+from flower_privsyn.files import expanded
 
 
 def unnamed_run(app_name: str) -> tuple[Path, bool]:
@@ -30,7 +31,7 @@ def default_run_directory(app_name: str) -> Path:
         app_name: Name of the app; the folder is `<app>-<UTC time>`.
     """
     base = os.environ.get(RUNS_FOLDER)
-    root = Path(base).expanduser() if base else Path.home() / "privsyn-runs"
+    root = expanded(base) if base else Path.home() / "privsyn-runs"
     return new_run_path(root, app_name)
 
 

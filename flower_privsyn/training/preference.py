@@ -29,6 +29,7 @@ import numpy as np
 from flower_privsyn.checks import check_whole
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
+from flower_privsyn.files import expanded
 from flower_privsyn.models import BUNDLED_MODELS, resolve_model
 from flower_privsyn.models.adapters import adapter_digest
 from flower_privsyn.models.pretrained import (
@@ -353,7 +354,7 @@ def _positions(model: Any) -> int | None:
 
 def _public_name(model: str | Path) -> str:
     """The base model's name without the folders of this machine."""
-    path = Path(str(model)).expanduser()
+    path = expanded(str(model))
     return path.resolve().name if path.is_dir() and str(model) not in BUNDLED_MODELS else str(model)
 
 

@@ -128,3 +128,27 @@ def test_help_imports_little() -> None:
     assert not heavy
     assert others <= 20
     assert ours <= 8
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "~nouser/x"],
+        ["run", "~nouser/x"],
+        ["resume", "~nouser/x"],
+        ["report", "~nouser/x"],
+        ["evaluate", "~nouser/x", "--users", "u.csv"],
+        ["data", "describe", "~nouser/x"],
+        ["embed", "--data", "~nouser/x"],
+        ["compare", "--data", "~nouser/x", "--epsilon", "1"],
+        ["new", "quickstart", "~nouser/x"],
+        ["node", "policy", "~nouser/x"],
+    ],
+)
+def test_a_home_that_nobody_has_is_named(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("privsyn: ")
+    assert "~nouser/x: there is no home folder of ~nouser on this machine" in said[-1]

@@ -15,6 +15,7 @@ from flower_privsyn.data.flat_json import entries
 from flower_privsyn.data.formats import format_of
 from flower_privsyn.errors import DataError
 from flower_privsyn.privacy import quarantine
+from flower_privsyn.runs import RunDirectory
 from tests.support.data_cases import BAD, GOOD, ROWS, SECRET, DataCase, content, delimited, locked
 
 OWN_DATA = Path(__file__).parents[2] / "examples" / "own-data"
@@ -182,3 +183,52 @@ def test_large_csv_is_read_in_little_memory(tmp_path: Path) -> None:
     assert len(users.texts) == 8_000
     held = sum(len(text) + 57 for text in users.texts)
     assert most < 3 * held  # the column that is not read is as large as all others twice
+
+
+# ---- other commands -----------------------------------------------------------------------------
+
+#: One case of each kind; all of them go through `privsyn run` above.
+_SOME = [
+    case
+    for case in BAD
+    if case.name
+    in {"no home", "empty u.csv", "not UTF-8 CSV", "a PDF", "locked notes", "numbers CSV"}
+]
+
+
+@pytest.mark.parametrize("case", _SOME, ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["embed", "--data"],
+        ["compare", "--epsilon", "1", "--data"],
+        ["compare", "--epsilon", "1", "--data", "good.csv", "--held-out"],
+        ["evaluate", "run", "--users"],
+        ["evaluate", "run", "--held-out"],
+        ["run", "app", "--set", "data=good.csv", "--set", "held-out-fraction=0.5", "--evaluate"],
+    ],
+    ids=lambda words: " ".join(words[:1] + words[-1:]),
+)
+def test_every_command_names_what_is_bad(
+    words: list[str],
+    case: DataCase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case.make(tmp_path)
+    (tmp_path / "good.csv").write_text(
+        delimited([*ROWS, *({**ROWS[0], "client_id": c} for c in "cdef")])
+    )
+    (tmp_path / "app").symlink_to(OWN_DATA)
+    if words[0] == "evaluate":
+        RunDirectory.create(tmp_path / "run", config={}, strategy="POPri").unlock()
+    before = sorted(tmp_path.rglob("*"))
+    with locked(tmp_path / case.locked if case.locked else None):
+        assert main([*words, case.data]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert case.says.removeprefix("data = ") in said[0]
+    assert SECRET not in said[0]
+    assert sorted(tmp_path.rglob("*")) == before
