@@ -107,8 +107,7 @@ def first_pass(
     for name, value in (("nodes", nodes), ("processes", processes)):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}.")
-    # Before the model, which takes seconds to load.
-    everyone = load_configured(configuration, strict=True)
+    everyone = load_configured(configuration, strict=True)  # before the model, which takes long
     everyone.check_documents(dated=bool(request.newer_than))
     embedder = load_embedder(request.embedding_model, request.embedding_precision)
     cache, store = EmbeddingCache(directory), RecordStore(directory)
