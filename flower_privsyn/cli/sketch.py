@@ -20,7 +20,9 @@ def _sketch() -> None:
     """Keep `show` a command of its own beside those to come."""
 
 
-@sketch.command(cls=PlainCommand, short_help="show the tokens and bigrams that are most their own")
+@sketch.command(
+    cls=PlainCommand, short_help="show what they write more of: topics, tokens, bigrams"
+)
 def show(
     run_dir: RunDir,
     top: Annotated[int, option("N", "items of each kind, at each end")] = 20,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -125,19 +126,19 @@ class PublicRows:
             yield [self.row(index) for index in range(first, min(first + size, len(self)))]
 
     def documents(self, *, most_tokens: int) -> Iterator[IntArray]:
-        """The tokens of documents, in order, until there are so many tokens.
+        """The tokens of documents: all of them, or every so manieth of a larger corpus.
+
+        A corpus may be in the order of its sources, so its beginning does not stand for it.
 
         Args:
-            most_tokens: after which no further document begins.
+            most_tokens: about how many tokens to go through.
         """
-        borders = np.flatnonzero(np.diff(self.ends[:, 2])) + 1
-        start = 0
-        for last in (*borders.tolist(), len(self)):
-            if start >= most_tokens:
-                return
-            end = int(self.ends[last - 1, 0])
+        lasts = np.append(np.flatnonzero(np.diff(self.ends[:, 2])), len(self) - 1)
+        ends = self.ends[lasts, 0]
+        starts = np.concatenate((np.zeros(1, dtype=ends.dtype), ends[:-1]))
+        every = max(1, math.ceil(int(ends[-1]) / most_tokens))
+        for start, end in zip(starts[::every].tolist(), ends[::every].tolist(), strict=True):
             yield np.asarray(self.tokens[start:end], dtype=np.int64)
-            start = end
 
 
 def _token_type(vocabulary: int) -> type[np.unsignedinteger[Any]]:

@@ -1,4 +1,4 @@
-"""The file of a run that says what a joint sketch released of tokens and bigrams."""
+"""The file of a run that says what a joint sketch released of tokens, bigrams and topics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-#: In a run directory: what a release says, a row per token and per bigram.
+#: In a run directory: what a release says, a row per token, per bigram and per topic of
+#: public text.
 SKETCH_FILE: Final = "sketch.parquet"
 
 #: Its columns, in their order.
@@ -22,9 +23,9 @@ def telling_items(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str
         most: items of each kind, at each end.
 
     Returns:
-        By kind, "token" and "bigram", then "more" and "less": lists of text, ratio (private over
-        public), and two standard errors either side of it, low and high. Items whose interval holds
-        1 are left out.
+        By kind, "token", "bigram" and "topic", then "more" and "less": lists of text, ratio
+        (private over public), and two standard errors either side of it, low and high. Items whose
+        interval holds 1 are left out.
     """
     import pyarrow.parquet as pq
 

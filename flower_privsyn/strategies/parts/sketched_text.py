@@ -11,7 +11,11 @@ import numpy.typing as npt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
 from flower_privsyn.private_path.method import Question, RecordSource, Workplace
-from flower_privsyn.strategies.parts.token_sketch import PUBLIC_TOKENS, TokenSketch
+from flower_privsyn.strategies.parts.token_sketch import (
+    PUBLIC_TOKENS,
+    TokenSketch,
+    token_texts,
+)
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
@@ -83,17 +87,20 @@ class SketchedText:
         Args:
             releases: at least one.
         """
-        documents = self.public.documents(most_tokens=PUBLIC_TOKENS)
+        from flower_privsyn.strategies.parts.topics import Topics
+
         with self._place.progress.stage("Read the release", total=None):
+            documents = list(self.public.documents(most_tokens=PUBLIC_TOKENS))
             sketch = TokenSketch.of(
                 self._config.question(),
                 self.question.broadcast,
                 releases,
-                documents=list(documents),
+                documents=documents,
             )
-        if sketch is None:
-            raise RuntimeError("a run that released nothing has no result")
-        sketch.save(self._place.run.path, tokenizer=self.tokenizer)
+            if sketch is None:
+                raise RuntimeError("a run that released nothing has no result")
+            topics = Topics.of(documents, token_texts(self.tokenizer, self.public.vocabulary))
+            sketch.save(self._place.run.path, tokenizer=self.tokenizer, topics=topics)
         return sketch
 
     def select(self, sketch: TokenSketch) -> Selection:

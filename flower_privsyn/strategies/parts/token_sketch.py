@@ -22,6 +22,7 @@ from flower_privsyn.strategies.parts.sketch_reading import (
 
 if TYPE_CHECKING:
     from flower_privsyn.models.bias import LogitBias
+    from flower_privsyn.strategies.parts.topics import Topics
     from flower_privsyn.training.selection import LogRatioScorer, Scorer
 
 #: Public tokens that are put into the hands of pseudo-users: more change the third digit.
@@ -139,20 +140,19 @@ class TokenSketch:
             pairs = Bigrams.of_pairs(first, second, beyond, vocabulary=size)
         return LogitBias(tokens=(ratios + own).astype(np.float32), bigrams=pairs)
 
-    def save(self, folder: Path, *, tokenizer: Any) -> None:
-        """Write `sketch.parquet`: a row per token and per bigram, with what it says.
+    def save(self, folder: Path, *, tokenizer: Any, topics: Topics | None = None) -> None:
+        """Write `sketch.parquet`: a row per token, bigram and topic, with what is said of it.
 
         Args:
             folder: of the run.
             tokenizer: the ``tokenizers.Tokenizer`` whose tokens they are.
+            topics: of the public text.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         size = self.reading.vocabulary
-        words = tokenizer.decode_batch(
-            [[token] for token in range(size)], skip_special_tokens=False
-        )
+        words = token_texts(tokenizer, size)
         tables = []
         for block in (self.reading.tokens, self.reading.bigrams):
             if block is None:
@@ -173,8 +173,31 @@ class TokenSketch:
                 ),
             )
             tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
+        if topics is not None and self.reading.tokens is not None:
+            ratios, errors = topics.log_ratios(self.reading.tokens)
+            values = (topics.share, topics.share * np.exp(ratios), ratios, errors)
+            columns = (
+                pa.array(["topic"] * len(ratios)).dictionary_encode(),
+                pa.array(np.arange(len(ratios))),
+                pa.array(topics.names(words)),
+                *(pa.array(np.asarray(one, dtype=np.float32)) for one in values),
+            )
+            tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
         with replacing(folder / SKETCH_FILE) as temporary:
             pq.write_table(pa.concat_tables(tables), temporary)
+
+
+def token_texts(tokenizer: Any, size: int) -> list[str]:
+    """The text of every token by itself, its blank before it where it has one.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+        size: tokens of it.
+    """
+    texts: list[str] = tokenizer.decode_batch(
+        [[token] for token in range(size)], skip_special_tokens=False
+    )
+    return texts
 
 
 def what_is_lacking(
