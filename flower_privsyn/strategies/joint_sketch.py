@@ -170,7 +170,7 @@ class JointSketchConfig(PrivateSumConfig):
     ] = 0.5
     student_steps: Annotated[int, Ge(1), "steps of the student's training."] = 200
     student_batch_size: Annotated[int, Ge(1), "rows of a step."] = 32
-    student_learning_rate: Annotated[float, Gt(0), "peak rate of AdamW."] = 5e-4
+    student_learning_rate: Annotated[float, Gt(0), "peak rate of AdamW."] = 1e-3
     teacher: Annotated[
         str,
         'causal language model with the student\'s tokens that teaches it on the chosen text; "" '
