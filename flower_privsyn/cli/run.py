@@ -75,12 +75,12 @@ def run(
     host_app.check_settings(loaded, values)
     with quarantine.counting() as tally:
         host_app.check_data(loaded, values)
+    if tally:
+        sys.stderr.write(f"privsyn: warning: {tally}\n")
     runs.RunDirectory(path).refuse_existing()
     own = _own_data(values)
     if evaluate is not None:
         _check_evaluation(evaluate, values, own)
-    if tally:
-        sys.stderr.write(f"privsyn: warning: {tally}\n")
     sys.stderr.write(f"Running {loaded.name} in {path}\n")
     with _following(path) as follow:
         outcome = launch.run_app(loaded, path, values, follow=follow)

@@ -85,6 +85,21 @@ def test_bad_data_is_named_before_flower_starts(
     assert not (tmp_path / "r").exists()
 
 
+def test_what_a_run_leaves_out_of_its_data_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ('"client_id": "a", "text": "x"', '"client_id": "b", "text": 5')
+    (tmp_path / "users.jsonl").write_text("".join(f"{{{row}}}\n" for row in rows))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.json").write_text("{}")
+    app = str(EXAMPLES / "own-data")
+    assert main(["run", app, "--run-dir", "taken", "--set", "data=users.jsonl"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "privsyn: warning: 1 records of 1 users are left out as unusable"
+    assert "already holds a run" in said[1]
+
+
 @pytest.mark.parametrize(
     ("file", "settings", "sentence"),
     [
