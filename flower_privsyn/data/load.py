@@ -75,6 +75,7 @@ def load_users(
     columns = Columns(client_column, text_column, date_column, user_id, strict=strict)
     if data_partitioner and user_id is not None:
         raise ConfigError("data-partitioner makes many users, and user-id one: give one of them.")
+    location = "the data set"
     if isinstance(source, str | os.PathLike):
         location = os.fspath(source)
         try:
@@ -85,7 +86,10 @@ def load_users(
     else:
         users = _from_dataset(source, columns, split, data_partitioner)
     if strict:
-        users.check_documents()
+        try:
+            users.check_documents()
+        except DataError as error:
+            raise DataError(f"{location}: {error}") from None
     return users if cutoff is None else users.newer_than(cutoff)
 
 
@@ -145,13 +149,13 @@ def _from_location(location: str, columns: Columns, split: str, partitioner: str
             return _from_dataset(dataset, columns, split, partitioner, where=str(path))
         if partitioner:
             raise _no_partitions(path)
-        return _grouped(_read_folder(path, columns), columns)
+        return _grouped(_read_folder(path, columns), columns, location)
     if path.exists():
         if partitioner:
             if formats.format_of(path) != "parquet":
                 raise _no_partitions(path)
             return _from_dataset(_parquet_data_set(path), columns, split, partitioner, str(path))
-        return _grouped([_read_file(path, columns)], columns)
+        return _grouped([_read_file(path, columns)], columns, location)
     folder, colon, rest = location.partition(":")
     if colon and expanded(folder).is_dir():
         config, _, named = rest.partition(":")
@@ -194,9 +198,9 @@ def _from_dataset(
 ) -> Users:
     dataset = data_sets.split_of(source, split, where=where)
     if not partitioner:
-        return _grouped([data_sets.rows_of(dataset, columns, where=where)], columns)
+        return _grouped([data_sets.rows_of(dataset, columns, where=where)], columns, where)
     rows = data_sets.partitioned(dataset, partitioner, columns, where=where)
-    return _grouped([rows], columns)
+    return _grouped([rows], columns, where)
 
 
 # ---- what is in it -----------------------------------------------------------------------------
@@ -253,7 +257,7 @@ def _read_parquet(path: Path, columns: Columns) -> Rows:
 # ---- by user -----------------------------------------------------------------------------------
 
 
-def _grouped(parts: list[Rows], columns: Columns) -> Users:
+def _grouped(parts: list[Rows], columns: Columns, where: str) -> Users:
     """Bring the rows of each user together, in order of first appearance."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -276,7 +280,7 @@ def _grouped(parts: list[Rows], columns: Columns) -> Users:
     filled = pc.not_equal(pc.utf8_trim_whitespace(texts), pa.scalar("", pa.large_string()))
     rows = np.flatnonzero(filled.to_numpy())
     order = rows[np.argsort(codes[rows], kind="stable")]  # (n,)
-    dates, undated = None, parts[0].undated
+    dates, undated = None, f"{parts[0].undated} ({where})"
     if any(part.dates is not None for part in parts):
         chunks: list[Any] = []
         for part in parts:

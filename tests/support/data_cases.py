@@ -290,7 +290,7 @@ BAD = [
         "empty texts",
         "notes",
         folder_of({"notes/a.txt": "", "notes/b.txt": " \n"}),
-        "there is no usable text",
+        "notes: there is no usable text",
     ),
     *(
         DataCase(
@@ -360,7 +360,10 @@ BAD = [
         for name, text in (("u.jsonl", lines(_NUMBERS)), ("u.json", json.dumps(_NUMBERS)))
     ),
     DataCase(
-        "numbers CSV", "u.csv", content(delimited(_NUMBERS), "u.csv"), "every text is a number"
+        "numbers CSV",
+        "u.csv",
+        content(delimited(_NUMBERS), "u.csv"),
+        "u.csv: every text is a number",
     ),
     DataCase(
         "numbers Parquet",
@@ -556,14 +559,14 @@ BAD = [
         "a column of dates mistyped, and needed",
         "u.csv",
         content(_GOOD_CSV, "u.csv"),
-        "newer-than needs a date per document, but there is no column 'dat'",
+        "newer-than needs a date per document, but there is no column 'dat' (",
         settings={"newer-than": "2025-01-01", "date-column": "dat"},
     ),
     DataCase(
         "dates of texts",
         "notes",
         folder_of(_FOLDER),
-        "but texts in files have none",
+        "but texts in files have none (",
         settings={"newer-than": "2025-01-01"},
     ),
     DataCase(
