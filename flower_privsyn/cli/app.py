@@ -15,6 +15,7 @@ from flower_privsyn.environment import library_versions
 
 COMMANDS: Final = {
     "new": ("new", "write an example to start from"),
+    "check": ("check", "check a run before it is started; spends and writes nothing"),
     "run": ("run", "run a Flower app on this machine and follow it to its end"),
     "resume": ("run", "continue an interrupted run"),
     "inspect": ("inspect", "show what a run has done and what it has spent"),

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -37,6 +38,15 @@ from flower_privsyn.queries import QUERIES, Query
 from flower_privsyn.queries.known import KnownQuery, known_queries
 
 logger = logging.getLogger("flower_privsyn.client")
+
+
+#: Of each app in this process, from a node's context to its users.
+_RECIPES: WeakKeyDictionary[ClientApp, UserLoader] = WeakKeyDictionary()
+
+
+def recipe_of(app: ClientApp) -> UserLoader | None:
+    """From a node's context to its users, as `add_handlers` was told; None of another app."""
+    return _RECIPES.get(app)
 
 
 def create_client_app(
@@ -98,6 +108,7 @@ def add_handlers(
         trainer=trainer,
     )
     node = _Node(users, known_queries(QUERIES, queries))
+    _RECIPES[app] = load or users_of_node
 
     @app.query("prepare")
     def prepare(message: Message, context: Context) -> Message:

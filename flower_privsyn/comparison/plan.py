@@ -15,16 +15,28 @@ import numpy as np
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data import Users, load_users
+from flower_privsyn.dry_run import Report, Shelf, check_method, check_needs
+from flower_privsyn.dry_run.libraries import require
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.sealed import OPENED, only_sealed, without_sealed
-from flower_privsyn.host.app import App, ConfigValue, check_settings, resolve_config
+from flower_privsyn.host.app import App, ConfigValue, resolve_config, strategies_of
+from flower_privsyn.private_path.needs import ModelKind, NeededModel, Needs
 from flower_privsyn.strategies.by_name import listed_strategies
 from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
 from flower_privsyn.training.causal import CausalTraining
 
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
 APP: Final = Path(__file__).parent / "app"
+
+#: What the figures of every cell are made with.
+_MEASURED_WITH: Final = ("sentence_transformers", "torch", "transformers", "sklearn")
+
+#: Settings that name the models of what asks nobody; what they are is the catalogue's.
+_REFERENCES_USE: Final[Mapping[str, tuple[tuple[str, ModelKind], ...]]] = {
+    "expand-only": (("embedding-model", "embedding"), ("generator", "generator")),
+    "distill-public": (("teacher", "causal"),),
+}
 
 #: Where the users of a comparison are dealt to private and held-out: nobody's seed.
 _SPLIT = b"privsyn split"
@@ -194,12 +206,34 @@ class Plan:
                     f"--set {setting}: {rest if dot else key} is the same for every method of a "
                     "comparison and has its own option"
                 )
+        report, shelf = Report(), Shelf()
+        with report.refusals("figures"):
+            require(_MEASURED_WITH)
         for cell in cells:
-            if self.method(cell).asks_users and cell.seed == self.seeds[0]:
-                try:
-                    check_settings(self.app, self.values(cell, Path("private.jsonl")))
-                except ConfigError as error:
-                    raise ConfigError(f"{cell.method}: {error}") from error
+            if cell.seed == self.seeds[0]:
+                self._check_cell(cell, report, shelf)
+        if not report.ready:
+            stops = (f"{one.topic}: {one.sentence}" for one in report.of_level("stops"))
+            raise ConfigError("; ".join(dict.fromkeys(stops)))
+
+    def _check_cell(self, cell: Cell, report: Report, shelf: Shelf) -> None:
+        """Check settings, libraries and models of a cell, as `privsyn check` does of a run."""
+        with report.refusals(cell.method):
+            values, found = self.values(cell, Path("private.jsonl")), Report()
+            if self.method(cell).asks_users:
+                for settings, strategy in strategies_of(self.app, values):
+                    made: Any = strategy
+                    check_method(made(settings).method, settings, report=found, shelf=shelf)
+            else:
+                used = tuple(
+                    NeededModel(setting=setting, name=str(values[setting]), kind=kind)
+                    for setting, kind in _REFERENCES_USE.get(cell.method, ())
+                    if values.get(setting)
+                )
+                key = str(values.get("generator-api-key-env", ""))
+                check_needs(Needs(models=used), report=found, shelf=shelf, api_key_env=key)
+            for finding in found.of_level("stops"):
+                report.say(cell.method, finding.sentence, level="stops")
 
     def fingerprint(self) -> str:
         """What the figures of every cell depend on besides its own settings."""

@@ -339,21 +339,31 @@ def model_folder(name: str) -> Path:
     Raises:
         ModelError: If there is no such model or it cannot be reached.
     """
+    place = model_place(name)
+    return place if isinstance(place, Path) else _download(place)
+
+
+def model_place(name: str) -> Path | str:
+    """The local folder of a model, or its full name on the hub; nothing is loaded or downloaded.
+
+    Args:
+        name: As for `load_embedder`.
+
+    Raises:
+        ModelError: If it can be neither.
+    """
     path = expanded(name)
     if path.is_dir():
         return path
     if name in _OFFLINE_NAMES:
         offline = _offline_package()
-        if offline is not None:
-            return offline
-        name = _OFFLINE_NAMES[1]
-    elif path.exists():
+        return _OFFLINE_NAMES[1] if offline is None else offline
+    if path.exists():
         raise ModelError(f"Embedding model {name} is a file, not a model folder.")
-    elif not _HUB_NAME.fullmatch(name) or name.startswith("."):
+    if not _HUB_NAME.fullmatch(name) or name.startswith("."):
         raise ModelError(f"Embedding model folder {name} does not exist.")
-    elif "/" not in name:
-        name = f"sentence-transformers/{name}"  # where the library looks for bare names
-    return _download(name)
+    # Where the library looks for bare names.
+    return name if "/" in name else f"sentence-transformers/{name}"
 
 
 def _offline_package() -> Path | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.api_key import (
     API_KEY_VARIABLE,
@@ -57,13 +59,37 @@ def load_generator(
             f"'vllm:<model>', got {name!r}"
         )
     if is_address(name):
-        check_generator(name, api_key_env or API_KEY_VARIABLE)
-        base_url, _, model = name.strip().partition("#")
-        api_key = read_key(api_key_env) if api_key_env else None
-        return OpenAIGenerator(base_url, model or None, api_key=api_key, max_concurrency=batch_size)
+        return _server(name, api_key_env, max_concurrency=batch_size)
     if name.startswith("vllm:"):
         return VLLMGenerator(name.removeprefix("vllm:"), dtype=dtype)
     return TransformersGenerator(name, device=device, dtype=dtype, batch_size=batch_size)
+
+
+def check_server(name: str, *, api_key_env: str, seconds: float) -> None:
+    """Ask a generation server whether it is there and serves its model; nothing is written.
+
+    Args:
+        name: The address, as for `load_generator`.
+        api_key_env: As for `load_generator`.
+        seconds: Longest wait for each of two answers, > 0.
+
+    Raises:
+        ConfigError: As for `load_generator`.
+        GenerationError: It does not answer, or serves other models.
+        MissingExtraError: What the connection needs is not installed.
+    """
+    server = _server(name, api_key_env, timeout=seconds, max_retries=0)
+    try:
+        server.check_served()
+    finally:
+        server.close()
+
+
+def _server(name: str, api_key_env: str, **options: Any) -> OpenAIGenerator:
+    check_generator(name, api_key_env or API_KEY_VARIABLE)
+    base_url, _, model = name.strip().partition("#")
+    api_key = read_key(api_key_env) if api_key_env else None
+    return OpenAIGenerator(base_url, model or None, api_key=api_key, **options)
 
 
 def is_remote(name: str) -> bool:

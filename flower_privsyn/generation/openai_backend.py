@@ -114,6 +114,19 @@ class OpenAIGenerator:
         self._model = self._only_model() if model is None else model
         self.name = f"{self._model} at {self._base_url}"
 
+    def check_served(self) -> None:
+        """Ask the server which models it serves; nothing is written.
+
+        Raises:
+            GenerationError: It does not answer, or serves other models.
+        """
+        served = self._served_models()
+        if self._model not in served:
+            raise GenerationError(
+                f"server {self._base_url} serves {', '.join(served[:8]) or 'nothing'}, not "
+                f"{self._model}"
+            )
+
     def close(self) -> None:
         """Close the connections."""
         self._client.close()

@@ -10,13 +10,24 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded
 
+if TYPE_CHECKING:
+    from flower_privsyn.data import Users
+    from flower_privsyn.private_path.engine import PrivateSumStrategy
+    from flower_privsyn.private_path.settings import PrivateSumConfig
+
 ConfigValue = bool | int | float | str
 """What Flower allows as a setting."""
+
+DATA_IS_EMPTY: Final = (
+    "data is empty: name a file of users, such as --set data=users.jsonl with one "
+    '{"client_id": ..., "text": ...} per line.'
+)
+"""Said where an app has the setting and needs it."""
 
 _READY_CLIENTS = (
     "flower_privsyn.client_apps.default:app",
@@ -81,8 +92,23 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
     """Check the settings of a strategy of this library before Flower is started.
 
     Args:
+        app: The app.
+        values: Settings from `resolve_config`.
+
+    Raises:
+        ConfigError: A value is out of range or contradicts another one.
+    """
+    strategies_of(app, values)
+
+
+def strategies_of(
+    app: App, values: Mapping[str, ConfigValue]
+) -> list[tuple[PrivateSumConfig, type[PrivateSumStrategy]]]:
+    """The settings of every strategy of this library that an app may make of its own.
+
+    Args:
         app: The app; one that declares every key of a strategy is taken to configure it. Where
-            its setting `strategy` names a strategy, that one alone is checked.
+            its setting `strategy` names a strategy, that one alone is meant.
         values: Settings from `resolve_config`.
 
     Raises:
@@ -90,16 +116,18 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
     """
     from flower_privsyn.strategies import CLIENT_KEYS, STRATEGIES, configuration_of
 
-    if values.get("strategy") in STRATEGIES:
-        configuration_of({key: values[key] for key in values if key != "run-dir"})
-        return
-    for config, _ in STRATEGIES.values():
+    if (name := values.get("strategy")) in STRATEGIES:
+        settings = configuration_of({key: values[key] for key in values if key != "run-dir"})
+        return [(settings, STRATEGIES[str(name)][1])]
+    found = []
+    for config, strategy in STRATEGIES.values():
         if config.keys() <= set(app.defaults):
             others = set(values) - config.keys() - CLIENT_KEYS
-            config.from_run_config(values, other_keys=others)
+            found.append((config.from_run_config(values, other_keys=others), strategy))
+    return found
 
 
-def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
+def check_data(app: App, values: Mapping[str, ConfigValue]) -> Users | None:
     """Read the users of a simulation before it starts, so that a bad file is named at once.
 
     Nodes answer with numbered codes, never with sentences. In a simulation the person who types
@@ -110,18 +138,18 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
             the meaning of `data` is known.
         values: Settings from `resolve_config`.
 
+    Returns:
+        Everybody in the data; None where an app reads them in code of its own.
+
     Raises:
         ConfigError: `data` is empty.
         DataError: The file or dataset cannot be read or is one person's, or nobody has a document
             in it, or one with a date where `newer-than` is set.
     """
     if app.client not in _READY_CLIENTS:
-        return
+        return None
     if not values.get("data"):
-        raise ConfigError(
-            "data is empty: name a file of users, such as --set data=users.jsonl with one "
-            '{"client_id": ..., "text": ...} per line.'
-        )
+        raise ConfigError(DATA_IS_EMPTY)
     from flower_privsyn.data import load_configured
 
     users = load_configured(values, strict=True)
@@ -132,6 +160,7 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> None:
             "because nobody can hide among others alone; does client-column = "
             f"{values.get('client-column')} name the column that says whose a text is?"
         )
+    return users
 
 
 def resolve_config(

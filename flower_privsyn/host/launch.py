@@ -215,10 +215,19 @@ def _resumption(run_path: Path, settings: Sequence[str]) -> tuple[App, Mapping[s
     return app, launch, begun
 
 
-def _require_cluster(address: str) -> None:
+def require_cluster(address: str, *, seconds: float = _CLUSTER_SECONDS) -> None:
+    """Refuse an address at which no Ray cluster answers.
+
+    Args:
+        address: host:port of its head.
+        seconds: longest wait for an answer, > 0.
+
+    Raises:
+        FederationError: nobody answers.
+    """
     host, _, port = address.partition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_CLUSTER_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=seconds).close()
     except (OSError, OverflowError) as error:
         raise FederationError(
             f"No Ray cluster answers at ray-address = {address} ({error}); start its head with "
@@ -234,9 +243,9 @@ def _launch(
     resume: bool,
     follow: Follower | None,
 ) -> Outcome:
-    _require_simulation()
+    require_simulation()
     if address := ray_address(launch["run-config"]):
-        _require_cluster(address)
+        require_cluster(address)
     owner = OwnerFolder(run_path)
     try:
         (run_path / LAUNCH_FILE).parent.mkdir(parents=True, exist_ok=True)
@@ -312,7 +321,13 @@ def _forget_start(run_path: Path) -> None:
             folder.rmdir()
 
 
-def _require_simulation() -> None:
+def require_simulation() -> None:
+    """Refuse a machine on which Flower cannot simulate.
+
+    Raises:
+        FederationError: it is no Linux and no macOS.
+        MissingExtraError: ray is not installed.
+    """
     if os.name != "posix":
         raise FederationError("`privsyn run` needs Linux or macOS.")
     if importlib.util.find_spec("ray") is None:

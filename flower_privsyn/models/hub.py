@@ -1,10 +1,11 @@
-"""Can the Hugging Face hub be reached? Asked first, because its client retries for minutes."""
+"""Can the Hugging Face hub be reached, and what of it is here? Its client retries for minutes."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
+from pathlib import Path
 
 
 def hub_unreachable(*variables: str, timeout: float = 5.0) -> str | None:
@@ -36,3 +37,13 @@ def hub_unreachable(*variables: str, timeout: float = 5.0) -> str | None:
     thread.start()
     thread.join(timeout)
     return None if found else f"{host} does not resolve"
+
+
+def folder_in_cache(name: str) -> Path | None:
+    """Where a model of the hub lies on this machine; None where it was not downloaded."""
+    try:
+        import huggingface_hub
+
+        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+    except Exception:  # not there, no such name, or no client of the hub
+        return None

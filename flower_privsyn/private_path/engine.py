@@ -40,8 +40,8 @@ from flower_privsyn.private_path.asked import (
     refuse_off_the_grid,
     refuse_other_question,
 )
-from flower_privsyn.private_path.meeting import data_request
 from flower_privsyn.private_path.method import Method, Question
+from flower_privsyn.private_path.outline import ask_of
 from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
@@ -255,17 +255,13 @@ class PrivateSumStrategy(Strategy):
             correlation=correlation,
             max_nodes_per_user=settings.max_nodes_per_user,
         )
-        ask = wire.Ask(
-            round_number=number,
-            query=question.query,
-            broadcast=question.broadcast,
-            data=data_request(settings, federation.source_of(question.query)),
-            sampling=phase.sampling,
-            sampling_key=bytes(32),
+        ask = ask_of(
+            question,
+            settings,
+            federation.settled,
+            number=number,
             mechanism=mechanism,
-            num_rounds=settings.num_rounds,
-            relation=NeighboringRelation(settings.relation),
-            correlation=correlation,
+            source=federation.source_of(question.query),
         )
         self._asked = AskedRound(
             number=number,

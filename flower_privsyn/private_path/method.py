@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flower_privsyn.privacy import Phase, Plan
+from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.queries.query import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
@@ -57,6 +58,21 @@ class RecordSource:
     def suits(self, query: Query) -> bool:
         """Whether these records are what a question is about."""
         return query.trains if self.trains is not None else query.reads == self.reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """What the rounds of a run ask, in the shape that they will have.
+
+    Attributes:
+        sources: what makes the records; their fingerprints are empty.
+        question: from the number of a round to its question, whose arrays may hold anything.
+        at_most: whether the run may send less, as where a response cannot be used.
+    """
+
+    sources: tuple[RecordSource, ...]
+    question: Callable[[int], Question]
+    at_most: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +184,21 @@ class Method(ABC):
             all_released: whether no round is left to ask.
         """
         return self.changeable | (self.changeable_once_released if all_released else frozenset())
+
+    def needs(self) -> Needs:
+        """What `prepare` and `finish` will use; nothing of it is loaded, and nothing by default."""
+        return Needs()
+
+    def outline(self, look: Look) -> Outline | None:
+        """What the rounds will ask, made without loading a model; None where nobody can say.
+
+        Args:
+            look: what the files of models say of their sizes.
+
+        Raises:
+            ModelError: a model is not on this machine.
+        """
+        return None
 
     def describe(self, plan: Plan) -> Sequence[str]:
         """Further sentences for the log, on what the run is about to spend.

@@ -88,7 +88,7 @@ def plan_of(method: Method, settings: PrivateSumConfig, *, population: int) -> P
     return plan
 
 
-def settle(plan: Plan, *, epsilon: float | None, run: RunDirectory) -> SettledPlan:
+def settle(plan: Plan, *, epsilon: float | None, run: RunDirectory | None) -> SettledPlan:
     """Settle the correlation and the noise of every phase.
 
     Formal guarantee:
@@ -99,13 +99,16 @@ def settle(plan: Plan, *, epsilon: float | None, run: RunDirectory) -> SettledPl
     Args:
         plan: some phases perhaps open.
         epsilon: the budget; None where every phase states its noise.
-        run: its directory: what was begun there goes on with the correlation and noise it has.
+        run: its directory: what was begun there goes on with the correlation and noise it has. None
+            of a run that is not started.
 
     Raises:
         BudgetExceededError: no noise makes the rounds that are left fit.
         ConfigError: a phase has no noise and there is no budget, or the phases exceed it.
     """
-    ledger = PrivacyLedger.read(run.ledger_file) if run.ledger_file.exists() else None
+    ledger = None
+    if run is not None and run.ledger_file.exists():
+        ledger = PrivacyLedger.read(run.ledger_file)
     begun = (
         {} if ledger is None else {c.first_round: (c, m) for c, m in ledger.correlations.items()}
     )
@@ -137,7 +140,7 @@ def settle(plan: Plan, *, epsilon: float | None, run: RunDirectory) -> SettledPl
 
 
 def _with_noise(
-    plan: Plan, epsilon: float | None, run: RunDirectory, ledger: PrivacyLedger | None
+    plan: Plan, epsilon: float | None, run: RunDirectory | None, ledger: PrivacyLedger | None
 ) -> Plan:
     if plan.open and epsilon is None:
         raise ConfigError(
@@ -146,7 +149,7 @@ def _with_noise(
         )
     if plan.open and epsilon is not None:
         multiplier = plan.calibrated_multiplier(epsilon)
-        if ledger is not None:
+        if run is not None and ledger is not None:
             multiplier = _for_the_rest(plan, multiplier, run=run, ledger=ledger)
         return plan.with_multiplier(multiplier)
     if epsilon is not None and plan.epsilon() > epsilon * (1.0 + _ROUNDING):

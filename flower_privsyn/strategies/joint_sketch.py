@@ -29,13 +29,16 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.queries import Query
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
+from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
 from flower_privsyn.strategies.parts.sketched_text import SketchedText
 from flower_privsyn.strategies.parts.token_sketch import (
     TokenSketch,
@@ -255,7 +258,6 @@ class JointSketchConfig(PrivateSumConfig):
 
     def distillation(self) -> Distillation | None:
         """What the student is taught by; None for nothing but the text."""
-        from flower_privsyn.files import located
         from flower_privsyn.training.distillation import Distillation
 
         if not (self.teacher and self.teacher_weight):
@@ -356,6 +358,24 @@ class AskedOnce(AskedAgain):
         """The counts."""
         return (self.config.question(),)
 
+    def needs(self) -> Needs:
+        """The student, its teacher, public text; and what writes."""
+        config = self.config
+        return sketch_needs(
+            model=config.model,
+            teacher=config.teacher if config.teacher_weight else "",
+            generator=config.generator if config.synthesis == "written" else "",
+            public_text=config.public_text,
+            prompt=config.prompt,
+        )
+
+    def outline(self, look: Look) -> Outline:
+        """The counts, in every round."""
+        config = self.config
+        return about_tokens(
+            config.question(), num_bigrams=config.num_bigrams, model=config.model, look=look
+        )
+
     def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
         """With the releases made, what is made of them is free until it has begun."""
         free = super().free_settings(run, all_released=all_released)
@@ -367,7 +387,6 @@ class AskedOnce(AskedAgain):
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load tokenizers, check models and read the public text."""
-        from flower_privsyn.files import located
         from flower_privsyn.training.distillation import check_same_tokens
 
         config, self._place = self.config, place
@@ -405,7 +424,6 @@ class AskedOnce(AskedAgain):
         return figures
 
     def _train(self, texts: list[str], selection: Selection, sketch: TokenSketch) -> dict[str, Any]:
-        from flower_privsyn.files import located
         from flower_privsyn.training.bias import save_biased
         from flower_privsyn.training.causal import fine_tune_shown
 
@@ -463,7 +481,6 @@ class AskedOnce(AskedAgain):
     def _written(
         self, texts: list[str], selection: Selection, sketch: TokenSketch
     ) -> dict[str, Any]:
-        from flower_privsyn.files import located
         from flower_privsyn.generation import SamplingParameters, load_prompt
         from flower_privsyn.strategies.parts.synthesis import write_after
 
@@ -488,7 +505,6 @@ class AskedOnce(AskedAgain):
 
     def _writer(self, selection: Selection, sketch: TokenSketch) -> TextGenerator:
         """The generator, with what it lacks in its logits where it has the sketch's tokens."""
-        from flower_privsyn.files import located
         from flower_privsyn.generation import load_generator
         from flower_privsyn.strategies.parts.synthesis import biased_generator
 
@@ -507,7 +523,6 @@ class AskedOnce(AskedAgain):
 
     def _load_generator(self) -> TextGenerator:
         if self._generator is None:
-            from flower_privsyn.files import located
             from flower_privsyn.generation import load_generator
 
             self._generator = load_generator(

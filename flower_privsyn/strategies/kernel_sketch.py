@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
@@ -27,8 +27,9 @@ import numpy.typing as npt
 from flower_privsyn.checks import NonNegativeInt, PositiveInt
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Question, RecordSource, Workplace
-from flower_privsyn.queries import KernelMean, Query
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.needs import Look, NeededModel, Needs
+from flower_privsyn.queries import Query
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.runs.rounds import Rounds
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
@@ -43,7 +44,7 @@ from flower_privsyn.strategies.parts.preferences import (
     PreferenceTrainer,
 )
 from flower_privsyn.strategies.parts.public_side import PublicSide
-from flower_privsyn.strategies.parts.sketch import Sketch, sketch_query
+from flower_privsyn.strategies.parts.sketch import Sketch, kernel_of, sketch_query
 from flower_privsyn.strategies.parts.variation import MaskFraction, mask_filling
 
 if TYPE_CHECKING:
@@ -200,16 +201,27 @@ class SketchRefinement(AskedAgain):
         self._public: PublicSide | None = None
         self._rounds: PreferenceRounds | None = None
         self._validation: Sketch | None = None
-        self._kernel = KernelMean(
-            num_features=config.num_features,
-            bandwidth=config.bandwidth or 1.0,
-            max_samples=config.max_samples,
-        )
+        self._kernel = kernel_of(config, bandwidth=config.bandwidth or 1.0)
 
     @property
     def queries(self) -> tuple[Query, ...]:
         """The kernel mean; its bandwidth is settled by `prepare`."""
         return (self._kernel,)
+
+    def needs(self) -> Needs:
+        """Models and public text, and what trains adapters or varies texts."""
+        needs = PublicSide.needs(self.config)
+        if self.config.refine != "evolution":
+            return needs
+        name = self.config.variation_model
+        variation = NeededModel(setting="variation-model", name=name, kind="masked")
+        return replace(needs, models=(*needs.models, variation))
+
+    def outline(self, look: Look) -> Outline:
+        """The kernel mean in every round."""
+        source = RecordSource(fingerprint="", dimension=look.dimension(self.config.embedding_model))
+        question = Question(self._kernel, self._kernel.broadcast(source.dimension))
+        return Outline(sources=(source,), question=lambda _: question)
 
     @property
     def stamp(self) -> str | None:

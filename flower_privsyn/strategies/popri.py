@@ -29,7 +29,8 @@ import numpy.typing as npt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Method, Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import (
     KernelMean,
@@ -57,7 +58,7 @@ from flower_privsyn.strategies.parts.selected_text import (
     SketchModel,
     check_initial_text,
 )
-from flower_privsyn.strategies.parts.sketch import Sketch, sketch_query
+from flower_privsyn.strategies.parts.sketch import Sketch, kernel_of, sketch_query
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -303,6 +304,9 @@ class PreferencesByScores(Method):
         self._rounds: PreferenceRounds | None = None
         self._similarity = config.similarity()
         self._kernel: KernelMean | None = None
+        if config.checkpoint == "sketch-mmd":
+            # Its bandwidth, where it follows from public text, is settled by `prepare`.
+            self._kernel = kernel_of(config, bandwidth=config.bandwidth or 1.0)
         self._validation: Sketch | None = None
         self._selected: SelectedText | None = None
         if config.initial_text == "selected":
@@ -319,6 +323,30 @@ class PreferencesByScores(Method):
         chosen = () if self._selected is None else (self._selected.query,)
         kernel = () if self._kernel is None else (self._kernel,)
         return (*chosen, *kernel, self._similarity)
+
+    def needs(self) -> Needs:
+        """Models and public text, and what trains adapters."""
+        needs = PublicSide.needs(self.config)
+        return needs if self._selected is None else self._selected.needs_with(needs)
+
+    def outline(self, look: Look) -> Outline:
+        """The kernel mean where one is released, then scores of all responses."""
+        config = self.config
+        source = RecordSource(fingerprint="", dimension=look.dimension(config.embedding_model))
+        responses = config.num_prompts * config.responses_per_prompt
+        scores = self._about(
+            np.zeros((responses, source.dimension), dtype=np.float32),
+            np.repeat(np.arange(config.num_prompts), config.responses_per_prompt),
+        )
+        first = scores
+        if self._kernel is not None:
+            first = Question(self._kernel, self._kernel.broadcast(source.dimension))
+        outline = Outline(
+            sources=(source,),
+            question=lambda number: first if number == 1 else scores,
+            at_most=True,
+        )
+        return outline if self._selected is None else self._selected.before(outline, look)
 
     @property
     def stamp(self) -> str | None:
@@ -396,9 +424,18 @@ class PreferencesByScores(Method):
     def _preferences(self, number: int) -> Question:
         """A round of preferences: its candidates, and which prompt each answers."""
         candidates = self.rounds.candidates(number)
-        broadcast: dict[str, npt.NDArray[Any]] = {"candidates": candidates.embeddings}
+        return self._about(candidates.embeddings, candidates.group)
+
+    def _about(self, embeddings: npt.NDArray[np.float32], group: npt.NDArray[np.int64]) -> Question:
+        """The question about responses.
+
+        Args:
+            embeddings: (m, d) of the responses.
+            group: (m,) the prompt that each of them answers.
+        """
+        broadcast: dict[str, npt.NDArray[Any]] = {"candidates": embeddings}
         if self.config.centre == "prompt":
-            broadcast["prompt"] = candidates.group
+            broadcast["prompt"] = group
         return Question(self._similarity, broadcast)
 
     # ------------------------------------------------------------------ a round

@@ -36,12 +36,14 @@ from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Method, Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.strategies.parts.outlines import about_candidates, evolution_needs
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.strategies.parts.selected_text import (
     SKETCH_MODEL,
@@ -281,6 +283,18 @@ class EvolutionByVotes(Method):
         """Nearest-neighbour votes, after a joint sketch where one chooses what they begin with."""
         first = () if self._selected is None else (self._selected.query,)
         return (*first, self._query)
+
+    def needs(self) -> Needs:
+        """Embedder, mask-filling model, public text; and what expands the survivors."""
+        writes = self.config.output != "survivors"
+        needs = evolution_needs(self.config, generator=self.config.generator if writes else "")
+        return needs if self._selected is None else self._selected.needs_with(needs)
+
+    def outline(self, look: Look) -> Outline:
+        """Votes for as many candidates in every round."""
+        dimension, m = look.dimension(self.config.embedding_model), self.config.num_candidates
+        outline = about_candidates(self._query, candidates=m, dimension=dimension)
+        return outline if self._selected is None else self._selected.before(outline, look)
 
     @property
     def run(self) -> RunDirectory:

@@ -118,6 +118,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        name="a release that was lost stands in the metrics",
+        file=ROUNDS,
+        function="RoundEnds._settle_lines",
+        before='        if line.get("released") and not is_stored(self.run, number):\n',
+        after="        if False:\n",
+        tests=("tests/private_path/test_engine.py::TestResume",),
+    ),
+    Mutation(
         name="a round is open before it is taken back",
         file=ROUNDS,
         function="RoundEnds._take_back",

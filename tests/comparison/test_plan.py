@@ -10,6 +10,7 @@ from flower_privsyn.comparison.plan import joined, split_users
 from flower_privsyn.comparison.summary import document_of
 from flower_privsyn.comparison.table import markdown
 from flower_privsyn.data import Users
+from flower_privsyn.dry_run import libraries
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.sealed import sealed
@@ -208,3 +209,37 @@ class TestSettings:
     def test_an_unknown_method_is_named(self, data: str) -> None:
         with pytest.raises(ConfigError, match=r"no method 'gpt'; .* has public-only, expand-only"):
             plan_of(data, methods=["gpt"])
+
+
+class TestCheckedBeforeTheFirstCell:
+    """What would stop a run after the others have taken their time."""
+
+    def test_a_library_that_one_method_needs(
+        self, data: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(libraries, "is_installed", lambda name: name != "peft")
+        with pytest.raises(ConfigError) as caught:
+            plan_of(data)
+        said = str(caught.value).split("; ")
+        missing = "peft is not installed: pip install 'flower-privsyn[training]'"
+        assert f"dp-fedavg: {missing}" in said
+        assert f"popri: {missing}" in said
+        assert not any(sentence.startswith("pre-text") for sentence in said)
+        assert len(plan_of(data, methods=["pre-text"]).methods) == 1
+
+    def test_a_library_of_the_figures(self, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(libraries, "is_installed", lambda name: name != "sklearn")
+        with pytest.raises(ConfigError, match=r"figures: sklearn is not .*-privsyn\[evaluation\]"):
+            plan_of(data, methods=["public-only"])
+
+    def test_a_model_that_is_not_there(self, data: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            plan_of(data, settings=["generator=privsyn-ml", "distill-public.teacher=./no"])
+        said = str(caught.value).split("; ")
+        assert len(said) == len({sentence.partition(":")[0] for sentence in said}) > 4
+        assert said[0].startswith("expand-only: generator: model 'privsyn-ml' does not exist")
+        assert said[1].startswith("distill-public: teacher: model './no' does not exist")
+
+    def test_a_file_of_public_text_that_is_not_there(self, data: str) -> None:
+        with pytest.raises(ConfigError, match='pre-text: public-text = "no.jsonl": there is no'):
+            plan_of(data, settings=["pre-text.public-text=no.jsonl"])

@@ -47,6 +47,7 @@ from flower_privsyn.testing import (
 from tests.support.federation import make_users
 from tests.support.paper_sizes import DISTILGPT2_PARAMETERS
 from tests.support.runs import Runs
+from tests.support.traffic import check_planned
 
 Builder = Callable[..., Any]
 VOTES = "query.nearest_neighbor_histogram"
@@ -135,12 +136,13 @@ def clip_norm_of(request: Message) -> float:
     return wire.unpack_ask(request, QUERIES[kind]).query.clip_norm
 
 
-def check(grid: LoopbackGrid, strategy: Any, expected: Communication) -> None:
+def check(grid: LoopbackGrid, strategy: Any, expected: Communication, *, size: int = 32) -> None:
     """What was counted is what was sent, and what the method says by its definition.
 
     A node has some users, and what is counted is for one of them alone.
     """
     costs = run_costs(strategy.run)
+    check_planned(strategy, size=size)
     assert costs.rounds == expected.rounds
     assert costs.floats_down == expected.rounds * expected.floats_down
     assert costs.floats_up == expected.rounds * expected.floats_up
@@ -196,7 +198,7 @@ class TestCountedInARun:
         assert parameters > 5000
         expected = communication("dp-fedavg", {**strategy.run.config, "num-parameters": parameters})
         assert expected.floats_up == parameters + adaptive
-        check(grid, strategy, expected)
+        check(grid, strategy, expected, size=parameters)
 
     def test_seconds_are_those_of_the_whole_run_and_the_owner_s(
         self, runs: Runs, settings: Builder, evolution: Builder, tmp_path: Path

@@ -40,6 +40,7 @@ from tests.support.correlated import worst_deviation
 from tests.support.federation import asked, make_users, silent_users, training_nodes
 from tests.support.probe import GROUPS, ROUNDS, CorrelatedProbe, Killed, Probe
 from tests.support.run_files import lines, release, releases
+from tests.support.traffic import check_planned
 
 Builder = Callable[..., Any]
 
@@ -378,6 +379,7 @@ class TestTraining:
         strategy = DPFTRL(config(epsilon=3.0))
         strategy.start(training_nodes(people))
         assert strategy.run.status == "finished"
+        check_planned(strategy, size=strategy.method.model.dimension)
         charged = releases(strategy.run.path)
         assert len(charged) == 6
         assert charged[-1]["epsilon_release"] == pytest.approx(3.0, rel=1e-6)

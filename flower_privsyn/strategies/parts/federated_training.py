@@ -23,7 +23,8 @@ from annotated_types import Ge, Le
 from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
-from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Method, Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import ModelDelta, Query, TrainableModel
@@ -161,6 +162,25 @@ class FederatedTraining(Method):
     def queries(self) -> tuple[Query, ...]:
         """Updates, clipped to the first clip norm."""
         return (self.training_config.question(self.training_config.clip_norm),)
+
+    def needs(self) -> Needs:
+        """The model that is trained."""
+        config = self.training_config
+        adapters = ("peft",) if config.trainable == "lora" else ()
+        return Needs(
+            models=(NeededModel(setting="model", name=config.model, kind="causal"),),
+            libraries=("torch", "transformers", *adapters),
+        )
+
+    def outline(self, look: Look) -> Outline:
+        """Updates of all that is trained, in every round."""
+        spec = self.training_config.trained_model()
+        source = RecordSource(
+            fingerprint="", dimension=look.parameters(spec), reads="tokens", trains=spec
+        )
+        zeros = np.zeros(source.dimension, dtype=np.float32)
+        question = Question(self.queries[0], {"parameters": zeros})
+        return Outline(sources=(source,), question=lambda _: question)
 
     @property
     def run(self) -> RunDirectory:

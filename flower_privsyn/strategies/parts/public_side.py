@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located
 from flower_privsyn.private_path.method import RecordSource
+from flower_privsyn.private_path.needs import NeededModel, Needs
 from flower_privsyn.strategies.parts.preferences import PreferenceConfig
 
 if TYPE_CHECKING:
@@ -100,6 +101,25 @@ class PublicSide:
                 f"{NUM_EXAMPLES} different ones"
             )
         return cls(embedder=embedder, generator=generator, prompt=prompt, seeds=tuple(seeds))
+
+    @staticmethod
+    def needs(config: PreferenceConfig) -> Needs:
+        """What `load` will load, and what training needs."""
+        models = [
+            NeededModel(setting="embedding-model", name=config.embedding_model, kind="embedding"),
+            NeededModel(setting="generator", name=config.generator, kind="generator"),
+        ]
+        libraries = ["sentence_transformers", "torch", "transformers"]
+        if config.needs_training:
+            setting = "training-model" if config.training_model else "generator"
+            models.append(NeededModel(setting=setting, name=config.model_to_train, kind="causal"))
+            libraries += ["trl", "peft"]
+        return Needs(
+            models=tuple(models),
+            libraries=tuple(libraries),
+            public_text=config.public_text,
+            prompt=config.prompt,
+        )
 
     @property
     def source(self) -> RecordSource:

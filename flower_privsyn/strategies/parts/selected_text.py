@@ -8,15 +8,18 @@ would: among it the first candidates are drawn, or the examples in prompts.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import append_json_lines, read_json_lines, replacing
-from flower_privsyn.private_path.method import Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Query
 from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.strategies.parts.outlines import about_tokens
 
 if TYPE_CHECKING:
     from flower_privsyn.strategies.joint_sketch import JointSketchConfig
@@ -101,6 +104,39 @@ class SelectedText:
     def query(self) -> Query:
         """The counts that are asked for first."""
         return self._settings.question()
+
+    def needs_with(self, needs: Needs) -> Needs:
+        """What the method needs, and the tokenizer whose tokens are counted.
+
+        Args:
+            needs: of the method without this.
+        """
+        name = self._settings.model
+        counted = NeededModel(setting="sketch-model", name=name, kind="causal")
+        return replace(
+            needs,
+            models=(*needs.models, counted),
+            libraries=(*needs.libraries, "tokenizers"),
+        )
+
+    def before(self, outline: Outline, look: Look) -> Outline:
+        """What the method asks, one round later, after this.
+
+        Args:
+            outline: of the method without this.
+            look: what the files of models say of their sizes.
+        """
+        settings = self._settings
+        asked = about_tokens(
+            settings.question(), num_bigrams=settings.num_bigrams, model=settings.model, look=look
+        )
+        return Outline(
+            sources=(*asked.sources, *outline.sources),
+            question=lambda number: (
+                asked.question(1) if number == 1 else outline.question(number - 1)
+            ),
+            at_most=asked.at_most or outline.at_most,
+        )
 
     def prepare(self, place: Workplace) -> RecordSource:
         """Load the tokenizer and the public text.

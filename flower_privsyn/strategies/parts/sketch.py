@@ -182,15 +182,25 @@ def sketch_query(
         texts = [public.seeds[index] for index in np.sort(drawn)]
         with progress.stage("Kernel bandwidth from public text", len(texts)) as stage:
             bandwidth = median_bandwidth(public.embedder.embed(texts, progress=stage.update))
-    query = KernelMean(
+    query = kernel_of(config, bandwidth=bandwidth)
+    write_json(file, query.to_wire())
+    return query
+
+
+def kernel_of(config: PreferenceConfig, *, bandwidth: float) -> KernelMean:
+    """The query of a run at a bandwidth.
+
+    Args:
+        config: number of features, weight of the embedding, cap on records, seed.
+        bandwidth: of the kernel, > 0.
+    """
+    return KernelMean(
         num_features=config.num_features,
         bandwidth=bandwidth,
         feature_seed=derive_seed(config.seed, "features"),
         embedding_weight=config.embedding_weight,
         max_samples=config.max_samples,
     )
-    write_json(file, query.to_wire())
-    return query
 
 
 def _kernel(parameters: dict[str, Any]) -> KernelMean:

@@ -1,0 +1,67 @@
+"""`privsyn check`: what a run would meet, spend, send and compute, without starting it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flower_privsyn.cli.options import Config, Json, option
+from flower_privsyn.cli.output import REFUSED
+
+if TYPE_CHECKING:
+    from flower_privsyn.dry_run import Report
+
+_MARKS = {"fine": "", "warning": "warning", "stops": "STOPS"}
+
+
+def check(
+    context: typer.Context,
+    app: Annotated[str, typer.Argument(metavar="APP", hidden=True)],
+    config: Config = None,
+    settings: Annotated[
+        list[str] | None,
+        option(
+            "KEY=VALUE", "one setting; may be given several times, and wins over --config", "--set"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Check a run before it is started: nothing is spent, and nothing is written.
+
+    APP is the folder of the app. Settings and data are read as `privsyn run` reads them. The exit
+    status is 0 where the run can start, 2 where something stops it.
+    """
+    from flower_privsyn.dry_run import check_app
+    from flower_privsyn.host.app import load_app, resolve_config
+
+    loaded = load_app(app)
+    report = check_app(loaded, resolve_config(loaded, config_name=config, settings=settings or ()))
+    if as_json:
+        print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
+    else:
+        typed = [word for word in context.obj if word != "--json"]
+        _show(report, command=shlex.join(["privsyn", "run", *typed[1:]]))
+    return 0 if report.ready else REFUSED
+
+
+def _show(report: Report, *, command: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text  # plain: a path may look like markup
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    last = ""
+    for finding in report.findings:
+        topic = "" if finding.topic == last else finding.topic
+        table.add_row(topic, _MARKS[finding.level], Text(finding.sentence))
+        last = finding.topic
+    console = Console()
+    console.print(table)
+    end = f"{report.verdict}: {command}" if report.ready else report.verdict
+    console.print(end, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,409 @@
+"""Everything a run meets before it asks anybody, and what it will spend, send and compute.
+
+Read by the code that a run reads it by: settings, data, models, noise and traffic. Nothing is
+spent, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from typing import Final
+
+from flower_privsyn.data import Cut
+from flower_privsyn.dry_run import cpu_time
+from flower_privsyn.dry_run.language import scripts_of, scripts_of_tokens, unknown_scripts
+from flower_privsyn.dry_run.libraries import is_installed, require
+from flower_privsyn.dry_run.people import People, read_people
+from flower_privsyn.dry_run.report import Report
+from flower_privsyn.dry_run.shelf import NotHereError, Shelf
+from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryError
+from flower_privsyn.files import expanded, located, user_path
+from flower_privsyn.generation import load_prompt
+from flower_privsyn.generation.api_key import is_address, shown_address
+from flower_privsyn.generation.generators import check_server, is_remote
+from flower_privsyn.host.app import App, ConfigValue, federation_of, ray_address, strategies_of
+from flower_privsyn.host.launch import refuse_resume, require_cluster, require_simulation
+from flower_privsyn.privacy import accounting
+from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.method import Method
+from flower_privsyn.private_path.needs import NeededModel, Needs
+from flower_privsyn.private_path.noise_check import NoiseAgainstUsers
+from flower_privsyn.private_path.outline import planned_traffic
+from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.private_path.settling import SettledPlan, plan_of, settle
+from flower_privsyn.runs import RunDirectory
+
+#: How many standard deviations of the noise stand out.
+_SEEN: Final = 3.0
+
+#: Free bytes below which a disk is worth a word.
+_LEAST_FREE: Final = 10**9
+
+#: Longest wait for each answer of a server, in seconds.
+_SERVER_SECONDS: Final = 2.0
+
+
+def check_app(app: App, values: Mapping[str, ConfigValue]) -> Report:
+    """Check a run of an app on this machine.
+
+    Args:
+        app: the app.
+        values: settings from `flower_privsyn.host.app.resolve_config`.
+
+    Returns:
+        What was found, in words and figures.
+    """
+    report, shelf = Report(), Shelf()
+    with report.refusals("machine"):
+        require_simulation()
+        if address := ray_address(values):
+            require_cluster(address, seconds=_SERVER_SECONDS)
+        federation_of(app, values)
+    _place(values, report)
+    settings, method = _settings_of(app, values, report)
+    people = None
+    if settings is not None:
+        people = _read(app, values, settings, report)
+    if settings is None or method is None:
+        return report
+    check_method(method, settings, report=report, shelf=shelf)
+    plan = _plan(method, settings, people, report)
+    if plan is not None:
+        _traffic(method, settings, plan, people, report, shelf)
+    if people is not None and people.users:
+        _languages(method.needs(), people, report, shelf)
+        if plan is not None:
+            _cpu(method, settings, plan, people, report, shelf)
+    return report
+
+
+def check_method(
+    method: Method, settings: PrivateSumConfig, *, report: Report, shelf: Shelf | None = None
+) -> None:
+    """Check what a method needs at the server: libraries, models, generation servers, files.
+
+    Args:
+        method: of the run.
+        settings: of the run.
+        report: takes what is found.
+        shelf: where models are; one for several methods looks at each model once.
+    """
+    check_needs(
+        method.needs(),
+        report=report,
+        shelf=shelf or Shelf(),
+        api_key_env=str(getattr(settings, "generator_api_key_env", "")),
+    )
+
+
+def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str) -> None:
+    """Check that libraries, models, generation servers and files are there.
+
+    Args:
+        needs: what a run uses.
+        report: takes what is found.
+        shelf: where models are.
+        api_key_env: the environment variable with a generation server's key.
+    """
+    with report.refusals("libraries"):
+        require(needs.libraries)
+        if needs.libraries:
+            report.say("libraries", f"{', '.join(needs.libraries)} are installed")
+    for model in needs.models:
+        with report.refusals("models"):
+            _model(model, report, shelf, api_key_env=api_key_env)
+    with report.refusals("settings"):
+        if needs.prompt:
+            load_prompt(located(needs.prompt))
+    if needs.public_text not in ("", "bundled"):
+        path = expanded(located(needs.public_text))
+        if not path.is_file():
+            said = f'public-text = "{needs.public_text}": there is no file {path}'
+            report.say("models", said, level="stops")
+
+
+# ---- one after the other -----------------------------------------------------------------------
+
+
+def _place(values: Mapping[str, ConfigValue], report: Report) -> None:
+    """Whether the run directory, and all that is written beside it, has a place."""
+    named = str(values.get("run-dir", ""))
+    path = user_path(named or "runs").absolute()
+    with report.refusals("run directory"):
+        refuse_resume(values, path)
+        if named:
+            RunDirectory(path).refuse_existing()
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not os.access(there, os.W_OK):
+            raise RunDirectoryError(f"{there}, where the run is to be written, cannot be written")
+        free = shutil.disk_usage(there).free
+        report.figures["bytes_free"] = free
+        if free < _LEAST_FREE:
+            said = f"{_bytes(free)} are free on the disk of {there}"
+            report.say("run directory", said, level="warning")
+
+
+def _settings_of(
+    app: App, values: Mapping[str, ConfigValue], report: Report
+) -> tuple[PrivateSumConfig | None, Method | None]:
+    """The strategy's settings and its method; None of one that is not known from outside."""
+    with report.refusals("settings"):
+        found = strategies_of(app, values)
+        if len(found) != 1:
+            several = "several strategies" if found else "its strategy's settings"
+            report.say(
+                "settings",
+                f"{app.name} chooses {several} in its code: what it will ask is not known here",
+                level="warning",
+            )
+            return None, None
+        settings, strategy = found[0]
+        built: PrivateSumStrategy = strategy(settings)  # type: ignore[call-arg]
+        rounds = f"{settings.num_rounds} round{'s' if settings.num_rounds > 1 else ''}"
+        report.say("settings", f"{strategy.__name__}, {rounds}, on {settings.num_nodes} nodes")
+        return settings, built.method
+    return None, None
+
+
+def _read(
+    app: App, values: Mapping[str, ConfigValue], settings: PrivateSumConfig, report: Report
+) -> People | None:
+    with report.refusals("data"):
+        people = read_people(
+            app,
+            values,
+            cut=_cut(settings),
+            nodes=settings.num_nodes,
+            most_nodes=settings.max_nodes_per_user,
+        )
+        if people is None:
+            said = f"{app.name} reads its users without this package: nothing is known of them"
+            report.say("data", said, level="warning")
+            return None
+        report.figures |= {"users": people.users, "documents": people.documents}
+        of = "" if people.all_read else f" of the first {people.nodes_read} of {people.nodes} nodes"
+        held = f"; {people.held_out:,} more are held out" if people.held_out else ""
+        said = f"{people.users:,} users{of} take part with {people.documents:,} texts{held}"
+        report.say("data", said)
+        if not people.documents:
+            report.say("data", "nobody has any text", level="stops")
+        elif people.all_read and people.users < max(settings.num_users, settings.min_users or 0):
+            planned = max(settings.num_users, settings.min_users or 0)
+            said = f"{people.users:,} users take part, {planned:,} were planned (num-users)"
+            report.say("data", said, level="stops")
+        if people.users and settings.delta >= 1 / people.users:
+            report.say(
+                "privacy",
+                f"delta = {settings.delta:g} is not below 1 / {people.users:,} users: even "
+                "publishing one random user's text would count as private",
+                level="warning",
+            )
+        return people
+    return None
+
+
+def _cut(settings: PrivateSumConfig) -> Cut:
+    return Cut.of(settings.to_dict())
+
+
+def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str) -> None:
+    if is_address(model.name):
+        require(("httpx",))
+        check_server(model.name, api_key_env=api_key_env, seconds=_SERVER_SECONDS)
+        report.say("models", f"{model.setting}: {shown_address(model.name)} answers")
+        return
+    name = model.name.removeprefix("vllm:")
+    if is_remote(model.name) and not is_installed("vllm"):
+        raise MissingExtraError(f"{model.setting} = {model.name} needs vllm: pip install vllm")
+    try:
+        folder = shelf.folder(name, embeds=model.kind == "embedding")
+    except NotHereError as error:
+        report.say("models", f"{model.setting}: {error}", level="warning")
+    except ModelError as error:
+        raise ModelError(f"{model.setting}: {error}") from error
+    else:
+        if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+            raise ModelError(f"{model.setting}: {folder} holds no weights")
+        report.say("models", f"{model.setting} = {name}: {folder}")
+
+
+def _plan(
+    method: Method, settings: PrivateSumConfig, people: People | None, report: Report
+) -> SettledPlan | None:
+    """The noise of every phase by the planner of a run, both epsilons, and what the noise hides."""
+    known = people is not None and people.all_read and people.users > 0
+    population = people.users if known and people is not None else max(1, settings.num_users)
+    with report.refusals("privacy"):
+        plan = settle(
+            plan_of(method, settings, population=population),
+            epsilon=settings.epsilon,
+            run=None,
+        )
+        released = plan.plan.released()
+        epsilon = plan.plan.epsilon()
+        cohorts = accounting.known_cohorts_epsilon(
+            released, delta=settings.delta, accountant=settings.accountant
+        )
+        report.figures |= {
+            "epsilon_release": epsilon if math.isfinite(epsilon) else None,
+            "epsilon_known_cohorts": cohorts if math.isfinite(cohorts) else None,
+            "noise_multipliers": [phase.noise_multiplier for phase in plan.plan.phases],
+        }
+        if not math.isfinite(epsilon):
+            report.say("privacy", "not private: no sufficient noise", level="warning")
+        else:
+            report.say(
+                "privacy",
+                f"epsilon {epsilon:.4g} towards everyone who does not know who took part, "
+                f"{cohorts:.4g} towards one who does; delta {settings.delta:g}",
+            )
+        if known or settings.num_users:
+            _noise(plan, settings, report)
+        return plan
+    return None
+
+
+def _noise(plan: SettledPlan, settings: PrivateSumConfig, report: Report) -> None:
+    for phase in plan.plan.phases:
+        settings.required_users(phase.sampling)  # refuses more than there will be
+        multiplier = (phase.noise_multiplier or 0.0) * settings.max_nodes_per_user
+        users = phase.sampling.expected_users
+        against = NoiseAgainstUsers(users=users, noise_multiplier=multiplier)
+        if not settings.accept_noise:
+            with report.refusals("noise"):
+                against.refuse(phase.asks)
+        if multiplier == 0 or not report.ready:
+            continue
+        seen = math.ceil(_SEEN * multiplier)
+        share = 100.0 / against.signal
+        report.figures |= {"noise_share": 1.0 / against.signal, "users_to_be_seen": seen}
+        report.say(
+            "noise",
+            f"its standard deviation is {share:.2g} % of what the {users:,.0f} users of a round "
+            f"can add up to; about {seen:,} of them must agree on something for it to be seen",
+            level="fine" if seen <= users / 3 else "warning",
+        )
+
+
+def _traffic(
+    method: Method,
+    settings: PrivateSumConfig,
+    plan: SettledPlan,
+    people: People | None,
+    report: Report,
+    shelf: Shelf,
+) -> None:
+    try:
+        outline = method.outline(shelf)
+    except (ModelError, MissingExtraError):
+        outline = None  # which model is missing was said
+    if outline is None:
+        report.say("traffic", "not known: a model it depends on is not here", level="warning")
+        return
+    if people is not None:
+        plan = plan.for_population(max(1, people.users))
+    rounds = planned_traffic(outline, settings, plan)
+    down, up = sum(one.bytes_down for one in rounds), sum(one.bytes_up for one in rounds)
+    report.figures |= {
+        "bytes_down": down,
+        "bytes_up": up,
+        "bytes_down_by_round": [one.bytes_down for one in rounds],
+        "bytes_up_by_round": [one.bytes_up for one in rounds],
+    }
+    most = "at most " if outline.at_most else ""
+    report.say(
+        "traffic",
+        f"a node that is asked in every round receives {most}{_bytes(down)} and sends "
+        f"{most}{_bytes(up)} in {len(rounds)} round{'s' if len(rounds) > 1 else ''}",
+    )
+
+
+def _languages(needs: Needs, people: People, report: Report, shelf: Shelf) -> None:
+    """Warn where text is in a script that a model has hardly any tokens of."""
+    text = scripts_of(people.sample.texts)
+    report.figures["scripts"] = {name: round(share, 3) for name, share in text.items() if share}
+    seen: set[str] = set()
+    for model in needs.models:
+        name = model.name
+        if is_remote(name) or name in seen:
+            continue
+        seen.add(name)
+        try:
+            tokens = scripts_of_tokens(shelf.tokenizer(name))
+        except (ModelError, MissingExtraError):
+            continue  # said where models are
+        for script in unknown_scripts(text, tokens):
+            report.say(
+                "language",
+                f"{text[script]:.0%} of the letters are {_script_in_words(script)}, of which "
+                f"{model.setting} = {name} has hardly any tokens: it will make little of such "
+                "text",
+                level="warning",
+            )
+
+
+def _cpu(
+    method: Method,
+    settings: PrivateSumConfig,
+    plan: SettledPlan,
+    people: People,
+    report: Report,
+    shelf: Shelf,
+) -> None:
+    try:
+        outline = method.outline(shelf)
+        model = str(getattr(settings, "embedding_model", ""))
+        if outline is not None and outline.sources[-1].reads == "tokens":
+            source = outline.sources[-1]
+            model = source.model or (source.trains.name if source.trains else model)
+        samples = _cut(settings).samples(people.sample, tokenizer=shelf.tokenizer(model))
+        lengths = [len(text) for text in samples.texts]
+        # Four letters make about one token of English.
+        tokens = min(float(settings.max_tokens), sum(lengths) / max(1, len(lengths)) / 4.0)
+        amount = cpu_time.Amount(
+            records=len(samples) / max(1, len(people.sample)) * people.users,
+            tokens=max(1.0, tokens),
+            users=people.users,
+            users_a_round=plan.plan.phases[-1].sampling.expected_users,
+            shelf=shelf,
+        )
+        work = cpu_time.work_of(settings, amount)
+    except (ModelError, MissingExtraError, NotImplementedError):
+        report.say("CPU time", "not estimated: a model, or what a method does, is not known here")
+        return
+    speed = cpu_time.speed()
+    seconds = cpu_time.cpu_seconds(work, speed=speed)
+    report.figures |= {f"cpu_seconds_{where}": value for where, value in seconds.items()}
+    report.say(
+        "CPU time",
+        f"roughly {_time(seconds['server'])} at the server and {_time(seconds['nodes'])} on all "
+        f"nodes together, counted in operations at the {speed / 1e9:.0f} GFLOP/s of a core here; "
+        "right to a factor of two or three",
+        level="warning" if sum(seconds.values()) > 3600 else "fine",
+    )
+
+
+# ---- words -------------------------------------------------------------------------------------
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:,.3g} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1.0, seconds):.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:,.0f} h"
+
+
+def _script_in_words(script: str) -> str:
+    return {"CJK": "Chinese characters"}.get(script, script.capitalize())

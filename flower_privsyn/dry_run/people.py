@@ -1,0 +1,188 @@
+"""The users of a run, read as the nodes will read them."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_privsyn.client_apps.handlers import recipe_of
+from flower_privsyn.client_apps.node_users import UserLoader
+from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS
+from flower_privsyn.data import Cut, Users
+from flower_privsyn.errors import ConfigError, DataError, PrivsynError
+from flower_privsyn.host.app import DATA_IS_EMPTY, App, ConfigValue, check_data
+from flower_privsyn.node import simulated
+
+#: Users whose text is looked at for its scripts and its length.
+_SAMPLE: Final = 200
+
+#: After so long no further node is asked.
+_READING_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class People:
+    """Who a run will ask.
+
+    Attributes:
+        users: who take part, on the nodes that were read.
+        held_out: who do not, because the settings hold them out.
+        documents: of those who take part.
+        nodes_read: nodes whose users these are.
+        nodes: of the run.
+        sample: some of those who take part, evenly among all.
+    """
+
+    users: int
+    held_out: int
+    documents: int
+    nodes_read: int
+    nodes: int
+    sample: Users
+
+    @property
+    def all_read(self) -> bool:
+        """Whether every node was read."""
+        return self.nodes_read == self.nodes
+
+
+def read_people(
+    app: App, values: Mapping[str, ConfigValue], *, cut: Cut, nodes: int, most_nodes: int
+) -> People | None:
+    """Read the users of a simulation by the code that its nodes will run.
+
+    Args:
+        app: the app; its ClientApp is imported unless it is one of this package.
+        values: the run's configuration.
+        cut: who is asked and what of their text counts.
+        nodes: of the simulation.
+        most_nodes: on how many of them one user may be.
+
+    Returns:
+        The users; None where the app reads them without this package.
+
+    Raises:
+        PrivsynError: `data` is empty or unreadable, or the app's own code fails.
+    """
+    everybody = check_data(app, values)
+    if everybody is not None:
+        return _people([everybody], cut=cut, nodes_read=nodes, nodes=nodes)
+    with _imported(app) as client:
+        recipe = recipe_of(client)
+        if recipe is None:
+            return None
+        parts = _by_node(recipe, values, nodes=nodes)
+    copies = Counter(user for part in parts for user in part.user_ids)
+    most = max(copies.values(), default=0)
+    if most > most_nodes:
+        raise DataError(
+            f"the app's recipe puts users on {most} nodes, where max-nodes-per-user = "
+            f"{most_nodes}: give every node users of its own, or set max-nodes-per-user, for more "
+            "noise"
+        )
+    return _people(parts, cut=cut, nodes_read=len(parts), nodes=nodes)
+
+
+def _by_node(recipe: UserLoader, values: Mapping[str, ConfigValue], *, nodes: int) -> list[Users]:
+    """The users of one node after the other, as far as time allows."""
+    parts: list[Users] = []
+    run_id = DRAWN_RUN_IDS + secrets.randbits(62)
+    begun = time.monotonic()
+    for node in range(nodes):
+        context = Context(
+            run_id=run_id,
+            node_id=node + 1,
+            node_config={"partition-id": node, "num-partitions": nodes},
+            state=RecordDict(),
+            run_config=dict(values),
+        )
+        try:
+            with simulated():
+                parts.append(recipe(context))
+        except PrivsynError as error:
+            if values.get("data") == "":  # and there is no sample of the app's own
+                raise ConfigError(DATA_IS_EMPTY) from error
+            raise
+        except Exception as error:
+            # As on a node: the text of an error may quote what somebody wrote.
+            raise DataError(
+                f"the app's own code fails on node {node} of {nodes} with {type(error).__name__}"
+            ) from error
+        if time.monotonic() - begun > _READING_SECONDS:
+            break
+    return parts
+
+
+def _people(parts: list[Users], *, cut: Cut, nodes_read: int, nodes: int) -> People:
+    asked = [cut.asked(part) for part in parts]
+    users = sum(map(len, asked))
+    chosen: list[Users] = []
+    for part in asked:
+        share = max(1, round(_SAMPLE * len(part) / max(1, users)))
+        mask = np.zeros(len(part), dtype=np.bool_)
+        mask[np.linspace(0, max(0, len(part) - 1), min(share, len(part))).astype(int)] = True
+        chosen.append(part.select(mask))
+    return People(
+        users=users,
+        held_out=sum(map(len, parts)) - users,
+        documents=sum(len(part.texts) for part in asked),
+        nodes_read=nodes_read,
+        nodes=nodes,
+        sample=_joined(chosen),
+    )
+
+
+def _joined(parts: list[Users]) -> Users:
+    """The users of several nodes as one; who is on two of them stands twice."""
+    texts = [text for part in parts for text in part.texts]
+    before = np.cumsum([0, *(len(part) for part in parts[:-1])])
+    owners = [part.owners + start for part, start in zip(parts, before, strict=True)]
+    return Users(
+        user_ids=tuple(str(number) for number in range(sum(map(len, parts)))),
+        texts=texts,
+        owners=np.concatenate(owners) if owners else np.zeros(0, dtype=np.int64),
+    )
+
+
+@contextmanager
+def _imported(app: App) -> Iterator[ClientApp]:
+    """The ClientApp of an app, its modules known only as long as it is needed."""
+    module, _, name = app.client.partition(":")
+    before, writes = set(sys.modules), sys.dont_write_bytecode
+    sys.path.insert(0, str(app.path))
+    sys.dont_write_bytecode = True  # nothing is written, in the app's folder either
+    try:
+        try:
+            found = getattr(importlib.import_module(module), name or "app", None)
+        except Exception as error:  # whatever the app's own modules may raise
+            kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+            raise ConfigError(
+                f"{app.client} of {app.name} cannot be imported: {kind}{error}"
+            ) from error
+        if not isinstance(found, ClientApp):
+            raise ConfigError(f"{app.client} of {app.name} is no ClientApp")
+        yield found
+    finally:
+        sys.dont_write_bytecode = writes
+        sys.path.remove(str(app.path))
+        # Another app may call its modules by the same names.
+        for known in set(sys.modules) - before:
+            if _lies_in(app.path, sys.modules[known]):
+                del sys.modules[known]
+
+
+def _lies_in(folder: Path, module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).is_relative_to(folder)

@@ -1,0 +1,58 @@
+"""What a method needs at the server, said without loading any of it, for a check before a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from flower_privsyn.queries import TrainableModel
+
+ModelKind = Literal["embedding", "masked", "causal", "generator"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeededModel:
+    """A model that a run loads or asks.
+
+    Attributes:
+        setting: the key that names it.
+        name: as the setting has it.
+        kind: what it is used as; a "generator" may also be a server.
+    """
+
+    setting: str
+    name: str
+    kind: ModelKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a run uses at the server besides the nodes.
+
+    Attributes:
+        models: that are loaded or asked.
+        libraries: names under which they are imported.
+        public_text: the setting `public-text`; "" where none is read.
+        prompt: the setting `prompt`; "" where none is read.
+    """
+
+    models: tuple[NeededModel, ...] = ()
+    libraries: tuple[str, ...] = ()
+    public_text: str = ""
+    prompt: str = ""
+
+
+class Look(Protocol):
+    """What the files of models say of their sizes.
+
+    Each raises a `ModelError` where the model is not on this machine.
+    """
+
+    def dimension(self, embedder: str) -> int:
+        """Numbers in an embedding."""
+
+    def vocabulary(self, model: str) -> int:
+        """Tokens of a model's tokenizer."""
+
+    def parameters(self, model: TrainableModel) -> int:
+        """Parameters that are trained."""

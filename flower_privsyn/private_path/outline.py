@@ -1,0 +1,81 @@
+"""What a round asks, in full; and what a run will send, counted before it begins."""
+
+from __future__ import annotations
+
+from flwr.app import ArrayRecord
+
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import GaussianMechanism, NeighboringRelation
+from flower_privsyn.private_path.meeting import data_request
+from flower_privsyn.private_path.method import Outline, Question, RecordSource
+from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.private_path.settling import SettledPlan
+
+
+def ask_of(
+    question: Question,
+    settings: PrivateSumConfig,
+    plan: SettledPlan,
+    *,
+    number: int,
+    mechanism: GaussianMechanism,
+    source: RecordSource,
+) -> wire.Ask:
+    """What a round asks, as a node that answers for all of its users gets it.
+
+    Args:
+        question: with the broadcast as it travels.
+        settings: of the run.
+        plan: settled.
+        number: of the round, 1-based.
+        mechanism: the noise on the question's sum.
+        source: what makes the records.
+    """
+    return wire.Ask(
+        round_number=number,
+        query=question.query,
+        broadcast=question.broadcast,
+        data=data_request(settings, source),
+        sampling=plan.plan.at(number).sampling,
+        sampling_key=bytes(32),
+        mechanism=mechanism,
+        num_rounds=settings.num_rounds,
+        relation=NeighboringRelation(settings.relation),
+        correlation=plan.correlation_at(number),
+    )
+
+
+def planned_traffic(
+    outline: Outline, settings: PrivateSumConfig, plan: SettledPlan
+) -> list[wire.Traffic]:
+    """What every round will carry to a node and back, counted as a run counts it.
+
+    Args:
+        outline: of the method.
+        settings: of the run.
+        plan: settled, for the population there is.
+    """
+    found: list[wire.Traffic] = []
+    counted: dict[tuple[object, ...], wire.Traffic] = {}
+    packed: tuple[Question, ArrayRecord] | None = None
+    for number in range(1, settings.num_rounds + 1):
+        question, phase = outline.question(number), plan.plan.at(number)
+        # Rounds differ in nothing but their number, which takes more room the longer it is.
+        alike = (id(question), phase.name, len(str(number)), -(-number.bit_length() // 7))
+        if alike not in counted:
+            if packed is None or packed[0] is not question:
+                arrays = wire.broadcast_record(
+                    question.broadcast, precision=settings.broadcast_precision
+                )
+                packed = question, arrays
+            mechanism = GaussianMechanism(
+                noise_multiplier=phase.noise_multiplier or 0.0,
+                l2_sensitivity=settings.max_nodes_per_user * question.query.clip_norm,
+            )
+            source = next(one for one in outline.sources if one.suits(question.query))
+            ask = ask_of(
+                question, settings, plan, number=number, mechanism=mechanism, source=source
+            )
+            counted[alike] = wire.traffic(ask, packed[1])
+        found.append(counted[alike])
+    return found

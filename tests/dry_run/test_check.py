@@ -1,0 +1,376 @@
+"""What `privsyn check` says of a run before it is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.comparison import APP
+from flower_privsyn.data import Cut
+from flower_privsyn.dry_run import Report, Shelf, check_app, libraries
+from flower_privsyn.dry_run.check import _place, check_needs
+from flower_privsyn.dry_run.language import scripts_of, scripts_of_tokens, unknown_scripts
+from flower_privsyn.dry_run.people import read_people
+from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.errors import ModelError, PrivsynError
+from flower_privsyn.host.app import load_app, resolve_config
+from flower_privsyn.privacy import quarantine
+from flower_privsyn.private_path.needs import NeededModel, Needs
+from flower_privsyn.private_path.outline import planned_traffic
+from flower_privsyn.private_path.settling import plan_of, settle
+from flower_privsyn.strategies.catalogue import entries
+from tests.support.data_cases import BAD, GOOD, SECRET, DataCase, locked
+from tests.support.generation_server import Server
+from tests.support.simulation import free_port
+from tests.support.traffic import Sizes
+
+ROOT = Path(__file__).parents[2]
+OWN_DATA = ROOT / "examples" / "own-data"
+
+Check = Callable[..., Report]
+
+
+def users_file(folder: Path, *, users: int = 60, text: str = "The court ruled on the tax.") -> Path:
+    path = folder / "users.jsonl"
+    rows = ({"client_id": f"u{n}", "text": f"{text} {n}"} for n in range(users))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    """Check own-data with some settings, on a file of 60 users unless they name another."""
+
+    def run(*settings: str, app: Path = OWN_DATA, config: str | None = None) -> Report:
+        if not any(setting.startswith("data=") for setting in settings):
+            settings = (*settings, f"data={users_file(tmp_path)}")
+        loaded = load_app(app)
+        values = resolve_config(loaded, config_name=config, settings=settings)
+        return check_app(loaded, values)
+
+    return run
+
+
+def stops(report: Report) -> dict[str, str]:
+    return {finding.topic: finding.sentence for finding in report.of_level("stops")}
+
+
+def test_a_run_that_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("PRIVSYN_CACHE", "PRIVSYN_RUNS", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    data = users_file(tmp_path)
+    words = ["check", str(OWN_DATA), "--set", "data=users.jsonl", "--set", "epsilon=8"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ready"]
+    assert found["verdict"] == "Ready"
+    topics = [finding["topic"] for finding in found["findings"]]
+    assert list(dict.fromkeys(topics)) == [
+        *("settings", "data", "libraries", "models", "privacy", "noise", "traffic", "CPU time"),
+    ]  # fmt: skip
+    figures = found["figures"]
+    assert (figures["users"], figures["documents"]) == (60, 60)
+    assert figures["epsilon_release"] == pytest.approx(8, rel=1e-4)
+    assert figures["epsilon_known_cohorts"] == pytest.approx(8, rel=1e-4)
+    assert figures["noise_share"] == pytest.approx(figures["noise_multipliers"][0] / 60)
+    assert len(figures["bytes_down_by_round"]) == 11
+    # A half precision number for each of 384 dimensions of 512 candidates, and a header.
+    assert 0 < figures["bytes_down_by_round"][0] - 2 * 384 * 512 < 2000
+    assert figures["cpu_seconds_server"] > figures["cpu_seconds_nodes"] > 0
+    # Nothing was written: no cache, no run, no byte code.
+    assert [path for path in tmp_path.rglob("*") if path != data] == []
+
+
+def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = users_file(tmp_path)
+    words = ["check", str(OWN_DATA), "--set", f"data={data}"]
+    assert main([*words, "--set", "num-users=70", "--set", "epsilon=8"]) == 2
+    shown = capsys.readouterr().out
+    assert "60 users take part, 70 were planned (num-users)" in " ".join(shown.split())
+    assert shown.endswith("Not ready: 1 thing stops the run\n")
+    assert main([*words, "--set", "epsilonn=8"]) == 2
+    assert "did you mean 'epsilon'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "topic", "sentence"),
+    [
+        (["epsilon=-1"], "settings", "give either epsilon or noise-multiplier"),
+        (["sampling=fixed-size", "sample-size=61"], "privacy", "more than the 60 users"),
+        (["epsilon=0.05"], "noise", "the result is noise whatever they wrote"),
+    ],
+)
+def test_what_stops_a_run_is_named(
+    check: Check, settings: list[str], topic: str, sentence: str
+) -> None:
+    found = stops(check("epsilon=8", *settings))
+    assert list(found) == [topic]
+    assert sentence in found[topic]
+
+
+def test_where_the_run_is_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**values: Any) -> Report:
+        report = Report()
+        _place(values, report)
+        return report
+
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "config.json").touch()
+    assert found(**{"run-dir": str(tmp_path / "new")}).findings == []
+    said = stops(found(**{"run-dir": str(taken)}))["run directory"]
+    assert said.startswith(f"{taken} already holds a run")
+    said = stops(found(**{"run-dir": str(taken), "resume": True}))["run directory"]
+    assert said.startswith("resume = true continues nothing here")
+    usage = shutil.disk_usage(tmp_path)._replace(free=5 * 10**6)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    (finding,) = found().findings
+    assert finding.level == "warning"
+    assert finding.sentence.startswith("5 MB are free on the disk of ")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "where the run is to be written, cannot be written" in stops(found())["run directory"]
+
+
+def test_all_that_stops_a_run_is_named_at_once(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "is_installed", lambda name: name != "transformers")
+    report = check(
+        *("data=", "generator=privsyn-ml", "embedding-model=./no", "variation-model=owner/name"),
+        *("public-text=no.jsonl", "prompt=poem", f"ray-address=127.0.0.1:{free_port()}"),
+    )
+    said = [f"{finding.topic}: {finding.sentence}" for finding in report.of_level("stops")]
+    expected = [
+        "machine: No Ray cluster answers at ray-address = 127.0.0.1:",
+        "data: data is empty: name a file of users",
+        "libraries: transformers is not installed: pip install 'flower-privsyn[server]'",
+        "models: embedding-model: Embedding model folder ./no does not exist",
+        "models: variation-model: model 'owner/name' is neither bundled nor a folder here nor in",
+        "models: generator: model 'privsyn-ml' does not exist",
+        "settings: prompt 'poem' is not known",
+        'models: public-text = "no.jsonl": there is no file',
+    ]
+    assert len(said) == len(expected)
+    for sentence, begins in zip(said, expected, strict=True):
+        assert sentence.startswith(begins)
+    assert report.verdict == "Not ready: 8 things stop the run"
+
+
+def test_a_generation_server_is_asked(server: Server) -> None:
+    def found(address: str) -> dict[str, str]:
+        report = Report()
+        needs = Needs(models=(NeededModel(setting="generator", name=address, kind="generator"),))
+        check_needs(needs, report=report, shelf=Shelf(), api_key_env="")
+        return stops(report)
+
+    assert found(f"{server.url}#tiny") == {}
+    assert found(server.url) == {}
+    assert "serves tiny, not other" in found(f"{server.url}#other")["models"]
+    dead = f"http://127.0.0.1:{free_port()}/v1#tiny"
+    assert "cannot be reached" in found(dead)["models"]
+    server.misbehave = lambda path, body, number: (500, {"error": "broken"})
+    assert "status 500" in found(server.url)["models"]
+    # Asked what it serves, and for nothing else.
+    assert {path for path, _, _ in server.requests} == {"/v1/models"}
+
+
+def test_text_in_a_script_that_a_model_does_not_know(check: Check, tmp_path: Path) -> None:
+    chinese = users_file(tmp_path, text="自然语言处理是人工智能的一个重要方向。")
+    report = check("epsilon=8", f"data={chinese}")
+    said = [finding for finding in report.of_level("warning") if finding.topic == "language"]
+    assert [finding.sentence.partition("which ")[2].partition(" = ")[0] for finding in said] == [
+        *("embedding-model", "variation-model", "generator"),
+    ]  # fmt: skip
+    assert all("% of the letters are Chinese characters" in finding.sentence for finding in said)
+    assert report.verdict == "It will run, with 3 warnings"
+
+
+def test_scripts() -> None:
+    text = scripts_of(["Das ist Текст", "123 ..."])
+    assert list(text) == ["LATIN", "CYRILLIC"]
+    assert sum(text.values()) == pytest.approx(1)
+    tokens = scripts_of_tokens(load_tokenizer("all-MiniLM-L6-v2")[0])
+    assert unknown_scripts(text, tokens) == ["CYRILLIC"]
+    # A word of another script is no reason for a warning.
+    assert (
+        unknown_scripts(
+            scripts_of(["The word идея is Russian, and nothing else in here is"]), tokens
+        )
+        == []
+    )
+    assert scripts_of([]) == {}
+
+
+@pytest.mark.parametrize("case", [*GOOD, *BAD], ids=str)
+def test_data_are_read_as_a_run_reads_them(
+    case: DataCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case.make(tmp_path)
+    loaded = load_app(OWN_DATA)
+    given = [f"{key}={value}" for key, value in {"data": case.data, **case.settings}.items()]
+    values = resolve_config(loaded, settings=given)
+    said, found = "", None
+    with locked(tmp_path / case.locked if case.locked else None):
+        try:
+            with quarantine.counting():
+                found = read_people(loaded, values, cut=Cut.of(values), nodes=2, most_nodes=1)
+        except PrivsynError as error:
+            said = str(error)
+    assert case.says in said
+    assert SECRET not in said
+    if not case.says:
+        assert found is not None
+        assert found.users == 2
+
+
+def test_every_method(check: Check, tmp_path: Path) -> None:
+    """Its models are found, its budget planned, its traffic and its time estimated."""
+    for name in entries():
+        named = "pre-text" if name == "private-evolution" else name
+        report = check("epsilon=8", f"strategy={name}", app=APP, config=f"cpu/{named}")
+        assert report.ready, (name, report.of_level("stops"))
+        assert report.figures["epsilon_release"] <= 8.0001
+        assert report.figures["bytes_up"] > 0
+        assert report.figures["cpu_seconds_nodes"] > 0, name
+
+
+@pytest.mark.parametrize(
+    ("app", "users"),
+    [
+        ("examples/quickstart", 495),
+        ("examples/ask-once", 487),
+        ("examples/existing-federation/after", 90),
+        ("examples/existing-federation/before", None),
+    ],
+)
+def test_users_that_an_app_reads_in_its_own_code(app: str, users: int | None) -> None:
+    folder = ROOT / app
+    before = {path: path.stat().st_mtime for path in folder.rglob("*")}
+    loaded = load_app(folder)
+    values = resolve_config(loaded)
+    cut = Cut(held_out_fraction=float(values.get("held-out-fraction", 0.0)))
+    found = read_people(loaded, values, cut=cut, nodes=2, most_nodes=1)
+    assert (None if found is None else found.users) == users
+    if found is not None:
+        assert found.all_read
+        assert 0 < len(found.sample) <= 220
+    assert {path: path.stat().st_mtime for path in folder.rglob("*")} == before
+
+
+def test_what_an_app_s_own_code_does_wrong(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    (app / "own").mkdir(parents=True)
+    project = (OWN_DATA / "pyproject.toml").read_text()
+    client = "flower_privsyn.client_apps.default:app"
+    (app / "pyproject.toml").write_text(project.replace(client, "own.client_app:app"))
+    code = (
+        "from flower_privsyn import create_client_app\n"
+        "from flower_privsyn.data import Users\n"
+        "def load(context):\n    {}\n"
+        "app = create_client_app(load)\n"
+    )
+
+    def said(body: str, head: str = "") -> str:
+        (app / "own" / "client_app.py").write_text(head + code.format(body))
+        loaded = load_app(app)
+        values = resolve_config(loaded, settings=["data=x"])
+        with pytest.raises(PrivsynError) as caught:
+            read_people(loaded, values, cut=Cut.of(values), nodes=2, most_nodes=1)
+        return str(caught.value)
+
+    secret = "my private words"
+    failing = f"raise ValueError({secret!r})"
+    assert said(failing) == "the app's own code fails on node 0 of 2 with ValueError"
+    everywhere = "return Users.from_rows([('ann', 'a text')])"
+    assert "puts users on 2 nodes, where max-nodes-per-user = 1" in said(everywhere)
+    assert "cannot be imported: No module named 'nowhere'" in said("pass", "import nowhere\n")
+
+
+def test_a_model_of_the_hub_that_is_not_here_is_downloaded_by_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flower_privsyn.dry_run import shelf
+
+    monkeypatch.setattr(shelf, "hub_unreachable", lambda **_: None)
+    report = Report()
+    needs = Needs(models=(NeededModel(setting="model", name="owner/name", kind="causal"),))
+    check_needs(needs, report=report, shelf=Shelf(), api_key_env="")
+    assert report.ready
+    (finding,) = report.findings
+    assert "model: model 'owner/name' is not on this machine: the run downloads" in finding.sentence
+
+
+def test_sizes_are_read_from_files() -> None:
+    from flower_privsyn.queries import TrainableModel
+
+    shelf = Shelf()
+    assert shelf.dimension("all-MiniLM-L6-v2") == 384
+    assert shelf.vocabulary("privsyn-tiny") == 8192
+    assert shelf.weights("privsyn-tiny") // 2 < shelf.parameters(
+        TrainableModel(name="privsyn-tiny")
+    )
+    with pytest.raises(ModelError, match="does not exist"):
+        shelf.dimension("./no")
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def _amount(**changes: Any) -> Any:
+    from flower_privsyn.dry_run.cpu_time import Amount
+
+    values = {"records": 100.0, "tokens": 40.0, "users": 10.0, "users_a_round": 10.0}
+    return Amount(shelf=Shelf(), **{**values, **changes})
+
+
+def test_cpu_time_grows_with_what_is_computed() -> None:
+    from flower_privsyn.dry_run.cpu_time import cpu_seconds, work_of
+    from flower_privsyn.private_path.settings import PrivateSumConfig
+    from flower_privsyn.strategies import PrivateEvolutionConfig
+
+    def seconds(amount: Any, **changes: Any) -> dict[Any, float]:
+        config = PrivateEvolutionConfig(epsilon=1.0, **changes)
+        return cpu_seconds(work_of(config, amount), speed=1e11)
+
+    one, two = seconds(_amount()), seconds(_amount(records=200.0))
+    assert two["nodes"] == pytest.approx(2 * one["nodes"])
+    assert two["server"] == one["server"]
+    more = seconds(_amount(), expand_samples=4000)["server"]
+    assert more > one["server"]
+    # What a server of its own writes costs nothing here.
+    elsewhere = "http://127.0.0.1:9/v1#m"
+    far = seconds(_amount(), generator=elsewhere, expand_samples=4000)["server"]
+    assert far == seconds(_amount(), generator=elsewhere)["server"] < one["server"]
+    with pytest.raises(NotImplementedError):
+        work_of(PrivateSumConfig(epsilon=1.0), _amount())
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_a_first_release_that_chooses_text_is_counted(kernel: bool) -> None:
+    from flower_privsyn.strategies import POPri, POPriConfig
+
+    checkpoint = "sketch-mmd" if kernel else "last"
+    config = POPriConfig(
+        epsilon=1.0, num_rounds=4, num_prompts=6, initial_text="selected", checkpoint=checkpoint
+    )
+    method = POPri(config).method
+    outline = method.outline(Sizes(32))
+    assert outline is not None
+    asked = [outline.question(number).query.name for number in range(1, 5)]
+    second = "kernel_mean" if kernel else "mean_similarity"
+    assert asked == ["joint_sketch", second, "mean_similarity", "mean_similarity"]
+    assert {query.name for query in method.queries} == set(asked)
+    assert [source.reads for source in outline.sources] == ["tokens", "embeddings"]
+    assert "sketch-model" in {model.setting for model in method.needs().models}
+    plan = settle(plan_of(method, config, population=50), epsilon=1.0, run=None)
+    traffic = planned_traffic(outline, config, plan)
+    assert len({one.bytes_up for one in traffic}) == (3 if kernel else 2)

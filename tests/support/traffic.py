@@ -1,0 +1,57 @@
+"""What a run was planned to send, beside what it counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flower_privsyn.evaluation.costs import roster_size, run_costs
+from flower_privsyn.private_path.outline import planned_traffic
+from flower_privsyn.private_path.settling import plan_of, settle
+from flower_privsyn.queries import TrainableModel
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Every model is of this size; a `flower_privsyn.private_path.needs.Look`."""
+
+    size: int
+
+    def dimension(self, embedder: str) -> int:
+        return self.size
+
+    def vocabulary(self, model: str) -> int:
+        return self.size
+
+    def parameters(self, model: TrainableModel) -> int:
+        return self.size
+
+
+def check_planned(strategy: Any, *, size: int) -> None:
+    """What a finished run counted is what was said before it, round by round and to the byte.
+
+    Args:
+        strategy: of the run.
+        size: of its records.
+    """
+    settings, run = strategy.config, strategy.run
+    # As `privsyn check` makes it, from the settings alone.
+    method = type(strategy)(settings).method
+    outline = method.outline(Sizes(size))
+    population = roster_size(run)
+    plan = settle(
+        plan_of(method, settings, population=population),
+        epsilon=settings.epsilon,
+        run=None,
+    )
+    keys = ("floats_down", "floats_up", "bytes_down", "bytes_up")
+    planned = [
+        tuple(getattr(one, key) for key in keys)
+        for one in planned_traffic(outline, settings, plan.for_population(population))
+    ]
+    counted = [tuple(one[key] for key in keys) for one in run_costs(run).per_round]
+    if outline.at_most:
+        for more, less in zip(planned, counted, strict=True):
+            assert all(a >= b for a, b in zip(more, less, strict=True))
+    else:
+        assert planned == counted
