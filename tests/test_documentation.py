@@ -8,11 +8,13 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
 import flower_privsyn
+from flower_privsyn.strategies import STRATEGIES
 from flower_privsyn.strategies.catalogue import compared
 
 ROOT = Path(__file__).parents[1]
@@ -142,6 +144,48 @@ def test_the_list_of_what_methods_need_names_each_once() -> None:
     assert sorted(methods) == sorted(name for name, m in compared().items() if m.asks_users)
     extras = {row[0] for row in table(DOCS / "installing.md", "extra")}
     assert {cell.split()[0].strip(";") for row in rows for cell in row[1:]} <= extras
+
+
+def brought_by(extra: str) -> set[str]:
+    """Names of the packages that an extra brings, with the extras inside it."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found: set[str] = set()
+    for line in declared["optional-dependencies"][extra]:
+        requirement = Requirement(line)
+        if requirement.name != declared["name"]:
+            found.add(requirement.name.replace("-", "_"))
+        for inside in requirement.extras if requirement.name == declared["name"] else ():
+            found |= brought_by(inside)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "extra"),
+    [
+        ("private-evolution", {}, "server"),
+        ("popri", {}, "training"),
+        ("kernel-sketch", {}, "training"),
+        ("kernel-sketch", {"refine": "evolution"}, "server"),
+        ("joint-sketch", {}, "server"),
+        ("dp-fedavg", {}, "server"),
+        ("dp-fedavg", {"trainable": "lora"}, "training"),
+        ("dp-ftrl", {}, "server"),
+        ("dp-ftrl", {"trainable": "lora"}, "training"),
+    ],
+)
+def test_what_a_method_needs_is_in_the_extra_that_the_list_names(
+    method: str, settings: dict[str, Any], extra: str
+) -> None:
+    config, strategy = STRATEGIES[method]
+    needed = set(strategy(config(epsilon=1.0, **settings)).method.needs().libraries)
+    needed -= {"tokenizers"}  # comes with transformers
+    assert needed <= brought_by(extra)
+    assert extra == "server" or not needed <= brought_by("server")
+    (row,) = (row for row in table(DOCS / "installing.md", "method") if f"`{method}`" in row[0])
+    named = next((part for part in row[1].split("; ") if "with" in part), "")
+    given = all(f'{key} = "{value}"' in named for key, value in settings.items())
+    cell = named if settings and given else row[1].split("; ")[0]
+    assert cell.startswith(f"`{extra}`")
 
 
 def test_guarantees_are_spelled_one_way_and_docstrings_have_no_roles() -> None:
