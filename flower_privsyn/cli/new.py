@@ -17,7 +17,7 @@ EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 
 NEXT_STEPS: Final = {
     "quickstart": ("privsyn run {app}",),
-    "own-data": ("privsyn run {app} --set data=FILE",),
+    "own-data": ("privsyn check {app} --set data=FILE", "privsyn run {app} --set data=FILE"),
     "existing-federation": ("privsyn run {app}/before", "privsyn run {app}/after"),
     "ask-once": ("privsyn run {app}",),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,10 @@ def test_an_example_is_written_whole_and_can_be_run(
     assert files(Path("my apps/first")) == files(EXAMPLES / example)
     shown = capsys.readouterr().out
     assert "my apps/first/README.md" in shown
-    commands = [line.strip() for line in shown.splitlines() if line.startswith("    privsyn run ")]
+    commands = [shlex.split(line) for line in shown.splitlines() if line.startswith("    ")]
     assert len(commands) == len(NEXT_STEPS[example])
-    for command in commands:
-        assert command.startswith("privsyn run 'my apps/first'")
-        folder = command.removeprefix("privsyn run ").split(" --set")[0].replace("'", "")
+    for program, command, folder, *_ in commands:
+        assert (program, command in ("check", "run")) == ("privsyn", True)
         app = load_app(folder)
         assert resolve_config(app) == app.defaults
         assert app.path.is_relative_to(tmp_path)
