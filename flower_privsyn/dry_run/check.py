@@ -26,7 +26,7 @@ from flower_privsyn.generation.api_key import is_address, shown_address
 from flower_privsyn.generation.generators import check_server, is_remote
 from flower_privsyn.host.app import App, ConfigValue, federation_of, ray_address, strategies_of
 from flower_privsyn.host.launch import refuse_resume, require_cluster, require_simulation
-from flower_privsyn.privacy import accounting
+from flower_privsyn.privacy import accounting, quarantine
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.needs import NeededModel, Needs
@@ -172,13 +172,16 @@ def _read(
     app: App, values: Mapping[str, ConfigValue], settings: PrivateSumConfig, report: Report
 ) -> People | None:
     with report.refusals("data"):
-        people = read_people(
-            app,
-            values,
-            cut=_cut(settings),
-            nodes=settings.num_nodes,
-            most_nodes=settings.max_nodes_per_user,
-        )
+        with quarantine.counting() as tally:
+            people = read_people(
+                app,
+                values,
+                cut=_cut(settings),
+                nodes=settings.num_nodes,
+                most_nodes=settings.max_nodes_per_user,
+            )
+        if tally:
+            report.say("data", str(tally), level="warning")
         if people is None:
             said = f"{app.name} reads its users without this package: nothing is known of them"
             report.say("data", said, level="warning")

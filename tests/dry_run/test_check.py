@@ -195,6 +195,15 @@ def test_text_in_a_script_that_a_model_does_not_know(check: Check, tmp_path: Pat
     assert report.verdict == "It will run, with 3 warnings"
 
 
+def test_what_is_left_out_of_the_data(check: Check, tmp_path: Path) -> None:
+    data = users_file(tmp_path)
+    with data.open("a") as file:
+        file.write('{"client_id": "u1", "text": null}\n')
+    (finding,) = check("epsilon=8", f"data={data}").of_level("warning")
+    assert finding.topic == "data"
+    assert finding.sentence.startswith("1 ")
+
+
 def test_scripts() -> None:
     text = scripts_of(["Das ist Текст", "123 ..."])
     assert list(text) == ["LATIN", "CYRILLIC"]
