@@ -123,6 +123,8 @@ def _spread(values: Spread) -> list[str]:
 
 def _rows(found: DataDescription) -> list[tuple[str, str]]:
     """The figures with their names, in words."""
+    from flower_privsyn.data.scripts import in_words
+
     texts = f"{found.texts:,}"
     if found.left_out:
         texts += f"; {found.left_out:,} rows left out as unusable or beyond the limits of one user"
@@ -135,7 +137,10 @@ def _rows(found: DataDescription) -> list[tuple[str, str]]:
             f"{found.repeated:,} texts are equal to one before; {found.shared:,} distinct texts "
             "are of more than one user",
         ),
-        ("scripts", ", ".join(f"{name} {share:.1%}" for name, share in found.scripts.items())),
+        (
+            "scripts",
+            ", ".join(f"{in_words(name)} {share:.1%}" for name, share in found.scripts.items()),
+        ),
         ("dates", _dates(found)),
     ]
     if (tokens := found.tokens) is None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from flower_privsyn.data import Cut
+from flower_privsyn.data.scripts import in_words, scripts_of, scripts_of_tokens, unknown_scripts
 from flower_privsyn.dry_run import cpu_time
-from flower_privsyn.dry_run.language import scripts_of, scripts_of_tokens, unknown_scripts
 from flower_privsyn.dry_run.libraries import is_installed, require
 from flower_privsyn.dry_run.people import People, read_people
 from flower_privsyn.dry_run.report import Report
@@ -341,7 +341,7 @@ def _languages(needs: Needs, people: People, report: Report, shelf: Shelf) -> No
         for script in unknown_scripts(text, tokens):
             report.say(
                 "language",
-                f"{text[script]:.0%} of the letters are {_script_in_words(script)}, of which "
+                f"{text[script]:.0%} of the letters are {in_words(script)}, of which "
                 f"{model.setting} = {name} has hardly any tokens: it will make little of such "
                 "text",
                 level="warning",
@@ -406,7 +406,3 @@ def _time(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:,.0f} h"
-
-
-def _script_in_words(script: str) -> str:
-    return {"CJK": "Chinese characters"}.get(script, script.capitalize())

@@ -6,8 +6,6 @@ of a run, and nothing of it is written or sent.
 
 from __future__ import annotations
 
-import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +15,7 @@ import numpy.typing as npt
 
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.cut import token_ids
+from flower_privsyn.data.scripts import scripts_of
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.privacy import quarantine
 
@@ -26,9 +25,8 @@ Counts = npt.NDArray[np.int64]
 _BATCH: Final = 1024
 
 _QUANTILES: Final = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95}
-# Words of Unicode names that are no scripts, and one that is called otherwise.
-_WIDTHS: Final = ("FULLWIDTH", "HALFWIDTH", "MODIFIER", "MATHEMATICAL")
-_SCRIPTS: Final = {"CJK": "Han"}
+# Share of letters below which a script is not worth a word.
+_SCRIPT: Final = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +166,7 @@ def describe(
         shared=len(shared),
         texts_per_user=Spread.of(texts),
         characters_per_user=Spread.of(_per_user(users, lengths)),
-        scripts=scripts(users.texts),
+        scripts={name: x for name, x in scripts_of(users.texts).items() if x >= _SCRIPT},
         first_date=min(days).isoformat() if days else None,
         last_date=max(days).isoformat() if days else None,
         undated=None if users.dates is None else len(users.dates) - len(days),
@@ -186,26 +184,6 @@ def _per_user(users: Users, counts: Counts) -> Counts:
 def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     for start in range(0, len(texts), _BATCH):
         yield texts[start : start + _BATCH]
-
-
-def scripts(texts: Sequence[str]) -> dict[str, float]:
-    """Share of letters by script, the most frequent first, those below 0.1 % left out.
-
-    Args:
-        texts: of anybody.
-    """
-    characters: Counter[str] = Counter()
-    for batch in _batches(texts):
-        for text in batch:
-            characters.update(text)
-    found: Counter[str] = Counter()
-    for character, count in characters.items():
-        if character.isalpha():
-            words = unicodedata.name(character, "OTHER").replace("-", " ").split()
-            name = next((word for word in words if word not in _WIDTHS), "OTHER")
-            found[_SCRIPTS.get(name, name.capitalize())] += count
-    letters = found.total()
-    return {name: n / letters for name, n in found.most_common() if n >= letters / 1000}
 
 
 def _tokens(users: Users, cut: Cut, tokenizer: Any, name: str) -> Tokens:

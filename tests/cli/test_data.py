@@ -80,7 +80,7 @@ def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         "u.jsonl, JSON lines",
         "users 3, 1 of them without text",
         "texts 10; 1 rows left out as unusable",
-        "scripts Latin 98.8%, Han 1.2%",
+        "scripts Latin 98.8%, Chinese characters 1.2%",
         "dates 2025-03-18 to 2025-03-18; 1 texts without",
         "max-samples = 4 (4 of each user) takes 5 and leaves 5 of 1 users",
         "texts 0 0 0 1 9 9 9 3.3",

@@ -16,9 +16,7 @@ from flower_privsyn.comparison import APP
 from flower_privsyn.data import Cut
 from flower_privsyn.dry_run import Report, Shelf, check_app, libraries
 from flower_privsyn.dry_run.check import _place, check_needs
-from flower_privsyn.dry_run.language import scripts_of, scripts_of_tokens, unknown_scripts
 from flower_privsyn.dry_run.people import read_people
-from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ModelError, PrivsynError
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import quarantine
@@ -202,22 +200,6 @@ def test_what_is_left_out_of_the_data(check: Check, tmp_path: Path) -> None:
     (finding,) = check("epsilon=8", f"data={data}").of_level("warning")
     assert finding.topic == "data"
     assert finding.sentence.startswith("1 ")
-
-
-def test_scripts() -> None:
-    text = scripts_of(["Das ist Текст", "123 ..."])
-    assert list(text) == ["LATIN", "CYRILLIC"]
-    assert sum(text.values()) == pytest.approx(1)
-    tokens = scripts_of_tokens(load_tokenizer("all-MiniLM-L6-v2")[0])
-    assert unknown_scripts(text, tokens) == ["CYRILLIC"]
-    # A word of another script is no reason for a warning.
-    assert (
-        unknown_scripts(
-            scripts_of(["The word идея is Russian, and nothing else in here is"]), tokens
-        )
-        == []
-    )
-    assert scripts_of([]) == {}
 
 
 @pytest.mark.parametrize("case", [*GOOD, *BAD], ids=str)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import date
 
 import numpy as np
-import pytest
 
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.embedding import load_tokenizer
-from flower_privsyn.evaluation.description import Spread, describe, scripts
+from flower_privsyn.evaluation.description import Spread, describe
 from flower_privsyn.evaluation.result import STAMP
 
 
@@ -61,24 +60,6 @@ def test_what_counts_is_what_a_run_would_count() -> None:
     found = describe(users, source="u", format_="", cut=Cut(newer_than="2024-06-01"))
     assert (found.texts, found.left_out) == (2, 1)
     assert found.tokens is None
-
-
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        (["abc \u00fc", "123 !"], {"Latin": 1.0}),
-        (["\u4eca\u5929\u5929", "a"], {"Han": 0.75, "Latin": 0.25}),
-        (["\u043f\u0440\u03b1\uff41"], {"Cyrillic": 0.5, "Greek": 0.25, "Latin": 0.25}),
-        (
-            ["\u3042\u30a2\ud55c\u0905"],
-            dict.fromkeys(("Hiragana", "Katakana", "Hangul", "Devanagari"), 0.25),
-        ),
-        (["a" * 2000 + "\u03b1"], {"Latin": 2000 / 2001}),
-        (["1 2 3"], {}),
-    ],
-)
-def test_scripts(texts: list[str], expected: dict[str, float]) -> None:
-    assert scripts(texts) == expected
 
 
 def test_text_of_another_script_is_unknown_to_the_tokenizer() -> None:

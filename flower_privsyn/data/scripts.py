@@ -5,7 +5,6 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any, Final
 
 #: Share of a text's letters from which on a script counts.
@@ -15,13 +14,24 @@ _IN_TEXT: Final = 0.1
 #: English, has 1.6 % of its tokens in Chinese characters; models of many languages have more.
 _IN_TOKENS: Final = 0.02
 
+# First words of letters' names that say how they look, and not of which script they are.
+_LOOKS: Final = ("FULLWIDTH", "HALFWIDTH", "MODIFIER", "MATHEMATICAL")
+_WORDS: Final = {"CJK": "Chinese characters"}
+
 
 def scripts_of(texts: Iterable[str]) -> dict[str, float]:
     """The share of letters that each script has, the most frequent first.
 
-    A script is the first word of its letters' names in Unicode: "LATIN", "CJK", "CYRILLIC".
+    A script is a word of its letters' names in Unicode: "LATIN", "CJK", "CYRILLIC". It is no
+    language: French and English are not told apart.
     """
-    letters = Counter(_script(letter) for text in texts for letter in text if letter.isalpha())
+    characters: Counter[str] = Counter()
+    for text in texts:
+        characters.update(text)
+    letters: Counter[str] = Counter()
+    for character, count in characters.items():
+        if character.isalpha():
+            letters[_script(character)] += count
     return {script: count / letters.total() for script, count in letters.most_common()}
 
 
@@ -53,6 +63,11 @@ def unknown_scripts(text: Mapping[str, float], tokens: Mapping[str, float]) -> l
     ]
 
 
-@lru_cache(maxsize=2**16)
+def in_words(script: str) -> str:
+    """A script's name for people."""
+    return _WORDS.get(script, script.capitalize())
+
+
 def _script(letter: str) -> str:
-    return unicodedata.name(letter, "UNKNOWN").split()[0].split("-")[0]
+    words = unicodedata.name(letter, "UNKNOWN").replace("-", " ").split()
+    return next((word for word in words if word not in _LOOKS), words[0])
