@@ -87,10 +87,11 @@ class Flower:
         for path in (self.home, self.folder, self.keys):
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True, mode=0o700)
-        # Ray needs a short path for its sockets, so this cannot be inside the run directory.
-        self.temporary = Path(tempfile.mkdtemp(prefix="privsyn-", dir=_short_folder()))
         superlink.write_keys(self.keys)
         superlink.write_secret(self.keys / _RAY_TOKEN, secrets.token_hex(32))
+        # Ray needs a short path for its sockets, so this cannot be inside the run directory. After
+        # what may fail: nobody would remove it.
+        self.temporary = Path(tempfile.mkdtemp(prefix="privsyn-", dir=_short_folder()))
         self.mark = secrets.token_hex(16)
         self.guard: subprocess.Popen[bytes] | None = None
         self.logs: subprocess.Popen[bytes] | None = None

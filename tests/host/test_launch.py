@@ -24,7 +24,7 @@ from flower_privsyn.errors import (
     ModelError,
     RunDirectoryError,
 )
-from flower_privsyn.host import launch, superlink
+from flower_privsyn.host import flower, launch, superlink
 from flower_privsyn.host.app import App, load_app, resolve_config
 from flower_privsyn.host.flower import Flower, FlowerStatus
 from flower_privsyn.host.launch import Outcome
@@ -231,9 +231,11 @@ def test_nothing_is_left_of_a_start_without_room(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(superlink, "write_keys", no_room)
+    monkeypatch.setattr(flower, "_short_folder", lambda: str(tmp_path))
     with pytest.raises(RunDirectoryError, match="disk is full: make room"):
         launch.run_app(app, tmp_path / "run", resolve_config(app))
     assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.glob("privsyn-*"))
 
 
 def test_a_superlink_that_finds_no_room_says_so(
