@@ -1,11 +1,12 @@
 """What is around this package: its environment variables, and the libraries that are installed.
 
-Each variable is named once, with what it means. The first nine are for people (docs/simulation.md
+Each variable is named once, with what it means. The first ten are for people (docs/simulation.md
 lists them); the rest are set by `privsyn run` for the processes it starts.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 CACHE: Final = "PRIVSYN_CACHE"
@@ -14,6 +15,10 @@ CACHE: Final = "PRIVSYN_CACHE"
 
 RECORDS_GIB: Final = "PRIVSYN_RECORDS_GIB"
 """Most GiB of records a node keeps on its disk; 32 by default, 0 for none."""
+
+THREADS: Final = "PRIVSYN_THREADS"
+"""Most threads that compute at a time in a process, and most processes that answer for nodes under
+`privsyn run`; the cores there are by default."""
 
 RUNS_FOLDER: Final = "PRIVSYN_RUNS"
 """Folder of runs that were given no run directory; `~/privsyn-runs` by default."""
@@ -53,6 +58,17 @@ SUPERVISOR_STARTED: Final = "PRIVSYN_SUPERVISOR_STARTED"
 
 RUN_MARK: Final = "PRIVSYN_RUN_MARK"
 """A random mark that every process of one run carries."""
+
+
+def let_threads_sleep() -> None:
+    """Have OpenMP's threads sleep while they wait for one another, unless the user says otherwise.
+
+    By default they spin, which on a machine whose cores are busy takes the time of the thread that
+    is waited for. Only libraries that are loaded later take notice, in this process and in those it
+    starts.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # GNU, as PyTorch's and scikit-learn's
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel and LLVM
 
 
 def library_versions(*names: str) -> dict[str, str]:

@@ -110,6 +110,10 @@ class PrivateEvolutionKeywords(PrivateSumKeywords, total=False):
     variation_model: str
     mask_fraction: float
     mask_steps: int
+    mask_unit: Literal["token", "word"]
+    whole_sentences: bool
+    likelihood_quantile: float
+    likelihood_model: str
     generator: str
     generator_api_key_env: str
     prompt: str
@@ -118,6 +122,8 @@ class PrivateEvolutionKeywords(PrivateSumKeywords, total=False):
     temperature: float
     top_p: float
     survivor_weights: Literal["distinct", "counted"]
+    opening_words: int
+    refuse_repetition: bool
     output: Literal["expanded", "survivors", "both"]
 
 

@@ -14,6 +14,10 @@ _LOST = ("interrupted", "discarded")
 """Outcomes of a round that gave no release to work with."""
 
 
+#: Texts that are shown of a run.
+_SAMPLES = 5
+
+
 def inspect_run(path: str | Path) -> dict[str, Any]:
     """What is known about a run, from its files alone.
 
@@ -47,7 +51,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     count = 0
     for record in read_json_lines(run.synthetic_jsonl):
         count += 1
-        if len(samples) < 3:
+        if len(samples) < _SAMPLES:
             samples.append(str(record.get("text", "")))
     launch = run.document.get("launch") or {}
     return {

@@ -24,3 +24,14 @@ def complain(sentence: str, status: int) -> int:
 def number(value: float | None, *, none: str = "none") -> str:
     """A figure with four digits; `none` where there is none."""
     return none if value is None else f"{value:.4g}"
+
+
+def plain_line(text: str, *, most: int = 400) -> str:
+    """A text that somebody else wrote as one line for a terminal, without control characters.
+
+    Args:
+        text: such as a generator's.
+        most: characters that are shown.
+    """
+    line = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    return line if len(line) <= most else f"{line[:most]} ..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
+from flower_privsyn import environment
 from flower_privsyn.cli.evaluate import evaluate as evaluate_command
 from flower_privsyn.cli.inspect import epsilons, inspect_run
 from flower_privsyn.cli.options import Config, RunDir, option
-from flower_privsyn.cli.output import FAILED, REFUSED, complain
+from flower_privsyn.cli.output import FAILED, REFUSED, complain, plain_line
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
@@ -50,6 +52,7 @@ def run(
     from flower_privsyn import runs
     from flower_privsyn.host import app as host_app
     from flower_privsyn.host import launch
+    from flower_privsyn.models.threads import most_threads
     from flower_privsyn.privacy import quarantine
 
     loaded = host_app.load_app(app)
@@ -81,7 +84,10 @@ def run(
     own = _own_data(values)
     if evaluate is not None:
         _check_evaluation(evaluate, values, own)
-    sys.stderr.write(f"Running {loaded.name} in {path}\n")
+    sys.stderr.write(
+        f"Running {loaded.name} in {path}, with at most {most_threads()} threads "
+        f"({environment.THREADS})\n"
+    )
     with _following(path) as follow:
         outcome = launch.run_app(loaded, path, values, follow=follow)
     status = show_outcome(outcome)
@@ -182,4 +188,17 @@ def show_outcome(outcome: Outcome) -> int:
             print(f"Synthetic texts: {outcome.path / name} ({facts['synthetic_texts']:,})")
     if (trained := outcome.path / "models" / "final").is_dir():
         print(f"Trained model: {trained}")
+    for place, sample in enumerate(facts["samples"], start=1):
+        print(f"  {place}. {plain_line(sample)}")
+    print(f"Next: {_next_command(outcome.path, texts=bool(facts['samples']))}")
     return 0
+
+
+def _next_command(run_path: Path, *, texts: bool) -> str:
+    """What somebody who has just seen a run end may want to type."""
+    from flower_privsyn.runs import RunDirectory
+
+    place = shlex.quote(str(run_path))
+    if texts and RunDirectory.open(run_path).config.get("generator"):
+        return f"privsyn expand {place} --samples 2000 (more text, at no privacy cost)"
+    return f"privsyn inspect {place}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.checks import Settings
 from flower_privsyn.data.limits import ranked, within_limits
+from flower_privsyn.data.sentences import sentence_ends
 from flower_privsyn.data.users import Users, parse_cutoff, seed_key
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import quarantine
@@ -161,24 +163,33 @@ class Cut(Settings):
             owner_array = owner_array[keep]
         return Samples(texts=texts, owners=owner_array, num_users=len(users))
 
-    def pieces(self, texts: Sequence[str], *, tokenizer: Any) -> list[list[str]]:
+    def pieces(
+        self, texts: Sequence[str], *, tokenizer: Any, at_sentences: bool = False
+    ) -> list[list[str]]:
         """The pieces of each text, in order: nobody's text, so that no cap applies.
 
         Args:
             texts: The n texts, public or written by a generator.
             tokenizer: As for `samples`.
+            at_sentences: Cut only where a sentence ends, and leave out a sentence that alone is
+                longer than a piece; a text without ends of sentences is cut as usual.
 
         Returns:
             n lists; empty for a text that is blank or that the tokenizer fails on.
         """
-        found = list(self._pieces(texts, tokenizer, None))
+        found = list(self._pieces(texts, tokenizer, None, at_sentences=at_sentences))
         failed = [number for number, pieces in enumerate(found) if pieces is None]
         if failed:
             quarantine.note(failed, records=len(failed))
         return [pieces or [] for pieces in found]
 
     def _pieces(
-        self, texts: Sequence[str], tokenizer: Any, progress: Callable[[int], None] | None
+        self,
+        texts: Sequence[str],
+        tokenizer: Any,
+        progress: Callable[[int], None] | None,
+        *,
+        at_sentences: bool = False,
     ) -> Iterator[list[str] | None]:
         """The pieces of each text; None where the tokenizer fails."""
         for start in range(0, len(texts), _BATCH):
@@ -186,7 +197,9 @@ class Cut(Settings):
             if self.max_tokens is None:
                 yield from ([text] for text in part)
             else:
-                cut = functools.partial(_cut, tokenizer, max_tokens=self.max_tokens)
+                cut = functools.partial(
+                    _cut, tokenizer, max_tokens=self.max_tokens, at_sentences=at_sentences
+                )
                 yield from quarantine.salvage(part, cut, probe=quarantine.PROBE)
             if progress is not None:
                 progress(len(part))
@@ -205,11 +218,14 @@ def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return [list(encoding.ids) for encoding in _encode(tokenizer, list(texts))]
 
 
-def _cut(tokenizer: Any, documents: Sequence[str], max_tokens: int) -> list[list[str]]:
+def _cut(
+    tokenizer: Any, documents: Sequence[str], max_tokens: int, at_sentences: bool = False
+) -> list[list[str]]:
     """The samples of each document, in order."""
     encodings = _encode(tokenizer, list(documents))
+    cut = _sentence_pieces if at_sentences else _pieces
     return [
-        list(_pieces(text, encoding, max_tokens))
+        list(cut(text, encoding, max_tokens))
         for text, encoding in zip(documents, encodings, strict=True)
     ]
 
@@ -257,6 +273,27 @@ def _pieces(text: str, encoding: Any, max_tokens: int) -> Iterator[str]:
             if piece:
                 yield piece
         start = end
+
+
+def _sentence_pieces(text: str, encoding: Any, max_tokens: int) -> Iterator[str]:
+    """Pieces of whole sentences of one document, in order, each as long as it may be."""
+    ends = sentence_ends(text)
+    if not ends or len(encoding) <= max_tokens:
+        yield from _pieces(text, encoding, max_tokens)
+        return
+    firsts = [encoding.token_to_chars(token)[0] for token in range(len(encoding))]
+    start = reached = 0
+    for end in ends:
+        # Tokens of the text between two places, by where they begin.
+        if bisect_left(firsts, end) - bisect_left(firsts, start) <= max_tokens:
+            reached = end
+            continue
+        if reached > start:
+            yield text[start:reached].strip()
+        one_alone = bisect_left(firsts, end) - bisect_left(firsts, reached) <= max_tokens
+        start, reached = (reached, end) if one_alone else (end, end)
+    if reached > start:
+        yield text[start:reached].strip()
 
 
 def _border(text: str, span: Callable[[int], tuple[int, int]], start: int, end: int) -> int:

@@ -17,7 +17,12 @@ BUNDLED = Path(__file__).parent / "passages" / "passages.jsonl.gz"
 
 
 def public_texts(
-    source: str = "bundled", *, tokenizer: Any, max_tokens: int = 64, setting: str = "public-text"
+    source: str = "bundled",
+    *,
+    tokenizer: Any,
+    max_tokens: int = 64,
+    at_sentences: bool = False,
+    setting: str = "public-text",
 ) -> list[str]:
     """Read public texts of at most `max_tokens` tokens, without duplicates, in file order.
 
@@ -27,6 +32,7 @@ def public_texts(
             cut into pieces.
         tokenizer: the embedding model's.
         max_tokens: length of a piece, >= 1.
+        at_sentences: cut longer texts only where a sentence ends (`Cut.pieces`).
         setting: what named the file, for the sentence that says it cannot be read.
 
     Raises:
@@ -44,7 +50,9 @@ def public_texts(
     texts: list[str] = []
     for number, line in bounded.lines(content):
         texts.append(text_of_line(path, number, line))
-    pieces = Cut(max_tokens=max_tokens).pieces(texts, tokenizer=tokenizer)
+    pieces = Cut(max_tokens=max_tokens).pieces(
+        texts, tokenizer=tokenizer, at_sentences=at_sentences
+    )
     return list(dict.fromkeys(itertools.chain.from_iterable(pieces)))
 
 

@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
@@ -21,6 +20,7 @@ from flower_privsyn.embedding.trust import own_code, refuse_code
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
 from flower_privsyn.files import expanded
 from flower_privsyn.models.hub import hub_unreachable
+from flower_privsyn.models.threads import one_thread, side_by_side
 
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS: Final = ("float32", "bfloat16")
@@ -244,21 +244,11 @@ class SentenceTransformerEmbedder:
 
     def _run(self, work: Sequence[tuple[list[_Row], int]]) -> Iterator[NDArray[np.float32]]:
         """The vectors of every pass, in order; each pass is computed by one thread."""
-        import torch
-
-        threads = torch.get_num_threads()
-        try:
-            if threads == 1 or len(work) < 2 or self._model.device.type != "cpu":
-                torch.set_num_threads(1)
-                yield from map(self._forward, work)
-                return
-            pool = ThreadPoolExecutor(min(threads, len(work)), initializer=_compute_alone)
-            try:
-                yield from pool.map(self._forward, work)
-            finally:
-                pool.shutdown(cancel_futures=True)
-        finally:
-            torch.set_num_threads(threads)
+        if self._model.device.type == "cpu":
+            yield from side_by_side(self._forward, work)
+            return
+        with one_thread():
+            yield from map(self._forward, work)
 
     def _forward(self, work: tuple[list[_Row], int]) -> NDArray[np.float32]:
         """One pass of `ROWS` rows, padded to a width; the vectors of the rows that are given."""
@@ -277,15 +267,6 @@ class SentenceTransformerEmbedder:
                 features["token_embeddings"] = features["token_embeddings"].float()
         vectors: NDArray[np.float32] = features["sentence_embedding"].float().cpu().numpy()
         return vectors[: len(rows)]
-
-
-def _compute_alone() -> None:
-    """One thread for whatever this thread computes."""
-    import torch
-
-    # Asked first, because a thread takes over the process's number when it first computes.
-    torch.get_num_threads()
-    torch.set_num_threads(1)
 
 
 def load_embedder(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.data.sentences import is_whole, whole_sentences
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
@@ -22,6 +23,9 @@ from flower_privsyn.generation.rehearsal import rehearse
 BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]]], None]
 """Called with the texts just kept and, for each, the indices of the seeds in its prompt."""
 
+#: Whole sentences of fewer words besides the opening ones are dropped as fragments.
+_LEAST_WORDS = 8
+
 DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
 
 
@@ -33,9 +37,11 @@ class ExpandResult:
         texts: The kept texts, in the order they were kept.
         parents: For each text the indices (into the seeds as given) that stood in its prompt.
         dropped: How many continuations were dropped, by reason: ``"empty"``,
-            ``"broken-character"`` (tokens that make up no whole character), ``"duplicate"`` (of
-            a text kept before, white space aside), ``"copy-of-example"`` (of a seed in its own
-            prompt) and ``"surplus"`` (generated in the last batch, but no longer wanted).
+            ``"broken-character"`` (tokens that make up no whole character), ``"duplicate"`` (of a
+            text kept before, white space aside), ``"copy-of-example"`` (of a seed in its own
+            prompt), ``"surplus"`` (generated in the last batch, but no longer wanted) and, where
+            that was asked for, ``"no-sentence"`` (it begins in the middle of one, ends none or is
+            a fragment) and ``"repetition"``.
         num_generated: Continuations generated: kept and dropped ones.
         num_requested: How many texts were asked for.
     """
@@ -71,6 +77,9 @@ class Expand:
         prompt: Prompt | str | Path = "pre-text",
         num_examples: int = 3,
         sampling: SamplingParameters | None = None,
+        opening_words: int = 0,
+        whole_sentences: bool = False,
+        refuse_repetition: bool = False,
         batch_size: int = 64,
         max_attempts_per_sample: float = 4.0,
     ) -> None:
@@ -82,6 +91,11 @@ class Expand:
             num_examples: Seeds per prompt, >= 1 and fewer than the prompt announces.
             sampling: How continuations are drawn; None takes the paper's settings. Its seed is
                 replaced by the one of `run`, its stop strings are joined by the prompt's.
+            opening_words: Words of one more seed that the new text begins with, >= 0. A small
+                model begins in the middle of a sentence unless it is shown a beginning.
+            whole_sentences: Cut every text at the end of its last sentence, and drop what has
+                none, or fewer than eight words besides the opening ones.
+            refuse_repetition: Drop a text that says the same three words twice.
             batch_size: Continuations asked of the generator at a time, >= 1; after each such
                 batch the kept texts are handed out. A server with a GPU is kept busy by more.
             max_attempts_per_sample: Generate at most this many continuations per text asked
@@ -95,9 +109,15 @@ class Expand:
         check_whole(
             "generation setting num_examples", num_examples, ge=1, le=self._prompt.num_samples - 1
         )
+        check_whole("generation setting opening_words", opening_words, ge=0)
         check_whole("generation setting batch_size", batch_size, ge=1)
         check_number("generation setting max_attempts_per_sample", max_attempts_per_sample, ge=1)
         self._num_examples = num_examples
+        self._opening_words = opening_words
+        self._drops = _Drops(
+            least_words=opening_words + _LEAST_WORDS if whole_sentences else 0,
+            repetition=refuse_repetition,
+        )
         self._batch_size = batch_size
         self._max_attempts_per_sample = max_attempts_per_sample
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
@@ -153,15 +173,12 @@ class Expand:
         check_whole("generation setting num_samples", num_samples, ge=0)
         check_whole("generation setting seed", seed, ge=0, le=2**64 - 1)
         flat = [_normalise(text) for text in seeds]
-        pool = [index for index, text in enumerate(flat) if text]
-        if not pool:
-            raise GenerationError(
-                "expansion needs at least one seed that is not empty, got "
-                f"{len(seeds)} without text"
-            )
-        num_examples = min(self._num_examples, len({flat[index] for index in pool}))
+        pool = _not_empty(flat)
+        num_chosen = min(
+            self._num_examples + bool(self._opening_words), len({flat[index] for index in pool})
+        )
         max_attempts = int(num_samples * self._max_attempts_per_sample)
-        kept = _Kept(num_samples)
+        kept = _Kept(num_samples, self._drops)
         attempts = 0
         while kept.missing and attempts < max_attempts:
             size = min(
@@ -170,10 +187,15 @@ class Expand:
                 max_attempts - attempts,
             )
             chosen = [
-                _choose(pool, flat, num_examples, seed, attempts + number) for number in range(size)
+                _choose(pool, flat, num_chosen, seed, attempts + number) for number in range(size)
             ]
+            openings = [self._opening(flat, group) for group in chosen]
             continuations = self._generator.generate(
-                [self._prompt.render([seeds[index] for index in group]) for group in chosen],
+                [
+                    self._prompt.render([seeds[index] for index in group[: self._num_examples]])
+                    + opening
+                    for group, opening in zip(chosen, openings, strict=True)
+                ],
                 sampling=replace(
                     self._sampling, seed=streams.derive_seed(seed, "continuation", attempts)
                 ),
@@ -181,9 +203,9 @@ class Expand:
             )
             attempts += size
             first = len(kept.texts)
-            for group, (continuation,) in zip(chosen, continuations, strict=True):
+            for group, opening, (text,) in zip(chosen, openings, continuations, strict=True):
                 examples = {flat[index] for index in group}
-                kept.take(self._prompt.parse(continuation), group, examples)
+                kept.take(self._prompt.parse(opening + text), group, examples)
             if len(kept.texts) > first:
                 if on_batch is not None:
                     on_batch(kept.texts[first:], kept.parents[first:])
@@ -197,6 +219,12 @@ class Expand:
             num_requested=num_samples,
         )
 
+    def _opening(self, flat: Sequence[str], group: Sequence[int]) -> str:
+        """The words that the text after a prompt begins with: of the last text that was chosen."""
+        if not self._opening_words:
+            return ""
+        return " ".join(flat[group[-1]].split()[: self._opening_words])
+
     @staticmethod
     def _attempts_for(missing: int, attempts: int, kept: int) -> int:
         """Ask for as many as will probably be missing, given the share kept so far."""
@@ -206,19 +234,54 @@ class Expand:
         return max(1, round(missing / share))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Drops:
+    """What is dropped besides empty texts, broken characters, copies and duplicates.
+
+    Args:
+        least_words: a text of fewer whole sentences' words; 0 keeps every text, whole or not.
+        repetition: a text that says the same three words twice.
+    """
+
+    least_words: int
+    repetition: bool
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What is said of them."""
+        whole = ("no-sentence",) if self.least_words else ()
+        return whole + (("repetition",) if self.repetition else ())
+
+    def cut(self, text: str) -> str:
+        """The part of a text that may be kept."""
+        return whole_sentences(text) if self.least_words else text
+
+    def reason(self, text: str) -> str | None:
+        """Why a text that was cut is dropped; None where it is not."""
+        words = text.split()
+        if self.least_words and (len(words) < self.least_words or not is_whole(text)):
+            return "no-sentence"
+        triples = list(zip(words, words[1:], words[2:], strict=False))
+        if self.repetition and len(set(triples)) < len(triples):
+            return "repetition"
+        return None
+
+
 class _Kept:
     """The texts of an expansion so far, and why others were dropped.
 
     Args:
         wanted: how many texts are wanted.
+        drops: what else is dropped.
     """
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, drops: _Drops) -> None:
         self._wanted = wanted
+        self._drops = drops
         self._known: set[str] = set()
         self.texts: list[str] = []
         self.parents: list[tuple[int, ...]] = []
-        self.dropped: Counter[str] = Counter(dict.fromkeys(DROP_REASONS, 0))
+        self.dropped: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, *drops.reasons), 0))
 
     @property
     def missing(self) -> int:
@@ -233,12 +296,12 @@ class _Kept:
             parents: places of the seeds in its prompt.
             examples: those seeds, normalised.
         """
-        normalised = _normalise(text)
-        reason = self._reason(normalised, examples) if self.missing else "surplus"
+        reason = self._reason(text, examples) if self.missing else "surplus"
         if reason is not None:
             self.dropped[reason] += 1
             return
-        self._known.add(normalised)
+        text = self._drops.cut(text)
+        self._known.add(_normalise(text))
         self.texts.append(text)
         self.parents.append(parents)
 
@@ -247,11 +310,27 @@ class _Kept:
             return "empty"
         if "\ufffd" in text:
             return "broken-character"
-        if text in examples:
+        cut = self._drops.cut(text)
+        normalised = _normalise(cut)
+        if normalised in examples:
             return "copy-of-example"
-        if text in self._known:
+        if normalised in self._known:
             return "duplicate"
-        return None
+        return self._drops.reason(cut)
+
+
+def _not_empty(flat: Sequence[str]) -> list[int]:
+    """The places of the texts that are not empty.
+
+    Raises:
+        GenerationError: There is none.
+    """
+    pool = [index for index, text in enumerate(flat) if text]
+    if not pool:
+        raise GenerationError(
+            f"expansion needs at least one seed that is not empty, got {len(flat)} without text"
+        )
+    return pool
 
 
 def _choose(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from flower_privsyn.generation.backends import (
 )
 from flower_privsyn.models.adapters import AdapterSwitch
 from flower_privsyn.models.pretrained import Precision, accepted_arguments, load_pretrained
+from flower_privsyn.models.threads import computing, is_small, side_by_side
 
 if TYPE_CHECKING:
     import torch
@@ -80,17 +82,22 @@ class TransformersGenerator:
         self._adapters = AdapterSwitch(self._model, self.name)
         self._end_tokens = self._find_end_tokens()
         self._banned = self._find_banned_tokens()
+        self._is_small = is_small(self._model)
         accepted = accepted_arguments(self._model)
         self._own_loop = {"position_ids", "past_key_values"} <= accepted
         self._keeps_last_logits = "logits_to_keep" in accepted
         # For one query at a time PyTorch's fused bfloat16 attention takes 4 times as long on a
-        # CPU as two plain matrix products; for a whole prompt it is the faster one.
-        self._switches_attention = (
+        # CPU as two plain matrix products; for a whole prompt it is the faster one. The model
+        # cannot be switched while several threads use it: a small one is left with the products.
+        wants_products = (
             self._model.device.type == "cpu"
             and self._model.dtype.is_floating_point
             and self._model.dtype.itemsize == 2
             and self._model.config._attn_implementation == "sdpa"
         )
+        self._switches_attention = wants_products and not self._is_small
+        if wants_products and self._is_small and self._own_loop:
+            self._model.set_attn_implementation("eager")
 
     def generate(
         self,
@@ -126,24 +133,34 @@ class TransformersGenerator:
         self._adapters.activate(adapter)
         results: list[list[str]] = [[""] * num_samples for _ in prompts]
         prompt_seeds = streams.text_seeds(sampling.seed, prompts)
-        per_pass = min(num_samples, self._batch_size)
-        for batch in streams.batches([len(row) for row in rows], self._batch_size // per_pass):
-            for first in range(0, num_samples, per_pass):
-                samples = range(first, min(first + per_pass, num_samples))
-                seeds = [
-                    streams.derive_seed(prompt_seeds[index], sample)
-                    for index in batch
-                    for sample in samples
-                ]
-                written = self._continue(
-                    [rows[index] for index in batch], len(samples), seeds, sampling
-                )
-                for place, index in enumerate(batch):
-                    for offset, sample in enumerate(samples):
-                        tokens = written[place * len(samples) + offset]
-                        results[index][sample] = self._decode(rows[index], tokens, sampling.stop)
-                if progress is not None:
-                    progress(len(seeds))
+        size = self._batch_size
+        if self._is_small:
+            # So that every thread has some of them.
+            size = max(1, min(size, math.ceil(len(rows) * num_samples / computing())))
+        per_pass = min(num_samples, size)
+        passes = [
+            (batch, range(first, min(first + per_pass, num_samples)))
+            for batch in streams.batches([len(row) for row in rows], size // per_pass)
+            for first in range(0, num_samples, per_pass)
+        ]
+
+        def write(work: tuple[list[int], range]) -> list[list[int]]:
+            batch, samples = work
+            seeds = [
+                streams.derive_seed(prompt_seeds[index], sample)
+                for index in batch
+                for sample in samples
+            ]
+            return self._continue([rows[index] for index in batch], len(samples), seeds, sampling)
+
+        found = side_by_side(write, passes) if self._is_small else map(write, passes)
+        for (batch, samples), written in zip(passes, found, strict=True):
+            for place, index in enumerate(batch):
+                for offset, sample in enumerate(samples):
+                    tokens = written[place * len(samples) + offset]
+                    results[index][sample] = self._decode(rows[index], tokens, sampling.stop)
+            if progress is not None:
+                progress(len(batch) * len(samples))
         return results
 
     def _tokenize(self, prompts: Sequence[str], sampling: SamplingParameters) -> list[list[int]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.checks import check_choice, check_number, check_whole
 from flower_privsyn.errors import GenerationError, ModelError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
@@ -19,9 +20,16 @@ from flower_privsyn.generation.backends import (
     check_texts,
 )
 from flower_privsyn.models.pretrained import Precision, load_pretrained
+from flower_privsyn.models.threads import is_small, side_by_side
 
 if TYPE_CHECKING:
     import torch
+
+MaskUnit = Literal["token", "word"]
+"""What is masked as one."""
+
+#: How vocabularies write the blank before a word.
+_BLANKS = ("Ġ", "▁")
 
 _RESERVED = re.compile(r"\[unused\d+\]|madeupword\d+|<\|?(?:unused|reserved)[^>]*>")
 
@@ -77,6 +85,7 @@ class MaskFill:
         *,
         mask_fraction: float = 0.3,
         num_steps: int = 2,
+        unit: MaskUnit = "token",
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_tokens: int = 64,
@@ -92,6 +101,9 @@ class MaskFill:
             mask_fraction: In (0, 1]: the share of a text's tokens masked in one step, rounded to
                 the nearest number of tokens, at least 1.
             num_steps: How often tokens are masked and filled, >= 1.
+            unit: ``"token"``, as in the paper; or ``"word"``: only words that are one token, after
+                a blank, are masked and drawn, so that no word is torn and punctuation stays. The
+                share is then that of such words.
             temperature: >= 0; 0 always fills in the most likely token.
             top_p: In (0, 1].
             max_tokens: Longer texts are cut to this many tokens (special ones not counted), >= 1.
@@ -104,6 +116,7 @@ class MaskFill:
             ModelError: The model cannot be found or is no masked language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """
+        check_choice("generation setting unit", unit, get_args(MaskUnit))
         check_number("generation setting mask_fraction", mask_fraction, gt=0, le=1)
         check_whole("generation setting num_steps", num_steps, ge=1)
         check_whole("generation setting max_tokens", max_tokens, ge=1)
@@ -123,6 +136,12 @@ class MaskFill:
             raise ModelError(f"model {str(model)!r} has no mask token in its tokenizer")
         self._max_tokens = self._fit_to_model(max_tokens, str(model))
         self._banned = self._find_banned_tokens()
+        self._words: _Words | None = None
+        if unit == "word":
+            self._words = _Words.of(self._tokenizer)
+            self._banned = self._ban_all_but_words(self._words)
+        self._is_small = is_small(self._model)
+        self._places = threading.local()
         self._gathers_before_head = self._probe_head()
 
     def vary(
@@ -148,14 +167,21 @@ class MaskFill:
         check_texts("texts", texts)
         rows = self._tokenize(texts, streams.text_seeds(seed, texts))
         varied = list(texts)
-        fillable = [index for index, row in enumerate(rows) if row.content.size]
+        fillable = [index for index, row in enumerate(rows) if row.units]
         if progress is not None and len(fillable) < len(texts):
             progress(len(texts) - len(fillable))
         lengths = [rows[index].tokens.size for index in fillable]
-        for batch in streams.batches(lengths, self._batch_size):
-            chosen = [fillable[place] for place in batch]
+        batches = [
+            [fillable[place] for place in batch]
+            for batch in streams.batches(lengths, self._batch_size)
+        ]
+
+        def fill(chosen: list[int]) -> list[int]:
             for _ in range(self._num_steps):
                 self._fill([rows[index] for index in chosen])
+            return chosen
+
+        for chosen in side_by_side(fill, batches) if self._is_small else map(fill, batches):
             decoded = self._tokenizer.batch_decode(
                 [rows[index].tokens[rows[index].content] for index in chosen],
                 skip_special_tokens=True,
@@ -196,11 +222,15 @@ class MaskFill:
                 for place, token in enumerate(tokens)
                 if not special[place] and token not in special_ids
             ]
+            if self._words is None:
+                units = _group_by_character([offsets[place] for place in content])
+            else:
+                units = self._words.places([tokens[place] for place in content])
             rows.append(
                 _Row(
                     tokens=np.array(tokens, dtype=np.int64),
                     content=np.array(content, dtype=np.int64),
-                    units=_group_by_character([offsets[place] for place in content]),
+                    units=units,
                     stream=streams.stream(seed),
                 )
             )
@@ -261,19 +291,23 @@ class MaskFill:
             gathered: torch.Tensor = full[where_row, where_place].float()
             return gathered
 
-        def gather(_module: Any, _inputs: Any, output: Any) -> Any:
-            states = output[0][where_row, where_place][None]  # (1, k, d)
-            if isinstance(output, tuple):
-                return (states, *output[1:])
-            output["last_hidden_state"] = states
-            return output
-
-        handle = self._model.base_model.register_forward_hook(gather)
+        self._places.masked = where_row, where_place
         try:
             logits: torch.Tensor = self._model(input_ids=tokens, attention_mask=attention).logits
         finally:
-            handle.remove()
+            self._places.masked = None
         return logits[0].float()
+
+    def _gather(self, _module: Any, _inputs: Any, output: Any) -> Any:
+        """Keep of the encoder's states those that this thread asks for: (1, k, d)."""
+        masked = getattr(self._places, "masked", None)
+        if masked is None:
+            return output
+        states = output[0][masked][None]
+        if isinstance(output, tuple):
+            return (states, *output[1:])
+        output["last_hidden_state"] = states
+        return output
 
     def _probe_head(self) -> bool:
         """Check on a small input that gathering before the head gives the model's own logits."""
@@ -291,13 +325,18 @@ class MaskFill:
         with torch.inference_mode():
             expected = self._model(input_ids=tokens, attention_mask=attention).logits.float()
             self._gathers_before_head = True
+            hook = self._model.base_model.register_forward_hook(self._gather)
             try:
                 found = self._logits(tokens, attention, where_row, where_place)
             except (RuntimeError, TypeError, ValueError, IndexError, KeyError):
+                hook.remove()
                 return False
         expected = expected[where_row, where_place]
         tolerance = 0.05 * float(expected.abs().max()) + 1e-3
-        return found.shape == expected.shape and bool((found - expected).abs().max() <= tolerance)
+        if found.shape == expected.shape and (found - expected).abs().max() <= tolerance:
+            return True
+        hook.remove()
+        return False
 
     def _find_banned_tokens(self) -> torch.Tensor:
         """Collect the token numbers that are never drawn.
@@ -326,6 +365,14 @@ class MaskFill:
             raise ModelError(f"{self.name}: its tokenizer holds no token that may be drawn")
         return torch.tensor(banned, device=self._model.device)
 
+    def _ban_all_but_words(self, words: _Words) -> torch.Tensor:
+        import torch
+
+        allowed = set(np.flatnonzero(words.whole).tolist()) - set(self._banned.tolist())
+        output_size = int(self._model.get_output_embeddings().weight.shape[0])
+        banned = [number for number in range(output_size) if number not in allowed]
+        return torch.tensor(banned, device=self._model.device)
+
     def _fit_to_model(self, max_tokens: int, model: str) -> int:
         special = self._tokenizer.num_special_tokens_to_add()
         positions = getattr(self._model.config, "max_position_embeddings", None)
@@ -350,8 +397,8 @@ class _Row:
     Attributes:
         tokens: (t,) int64, the special tokens at the edges included.
         content: (n,) int64: the places in ``tokens`` that are the text's own.
-        units: The places in ``content`` that are masked together: one, unless tokens share a
-            character.
+        units: The places in ``content`` that may be masked, and which of them together: one by
+            one, unless tokens share a character.
         stream: The text's random numbers.
     """
 
@@ -362,7 +409,7 @@ class _Row:
 
     def choose(self, fraction: float) -> np.ndarray:
         """Draw the places to mask in this step: (k,) int64, increasing."""
-        wanted = max(1, round(fraction * self.content.size))
+        wanted = max(1, round(fraction * sum(map(len, self.units))))
         chosen: list[int] = []
         kept: list[list[int]] = []
         for unit in self.stream.permutation(len(self.units)).tolist():
@@ -374,6 +421,56 @@ class _Row:
         self.units = sorted(kept + [[place] for place in chosen])
         masked: np.ndarray = self.content[np.sort(np.array(chosen, dtype=np.int64))]
         return masked
+
+
+@dataclass(frozen=True)
+class _Words:
+    """Which tokens of a vocabulary are words, and which go on with the one before.
+
+    Attributes:
+        whole: (v,) letters after a blank.
+        joins: (v,) begins, without a blank, with what belongs to the word before.
+    """
+
+    whole: np.ndarray
+    joins: np.ndarray
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> _Words:
+        """Read a tokenizer's vocabulary.
+
+        Raises:
+            ModelError: Its tokens do not tell where a word begins.
+        """
+        names = [str(name) for name in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+        blank = next((sign for sign in _BLANKS if any(n.startswith(sign) for n in names)), "")
+        goes_on = any(name.startswith("##") for name in names)
+        if not blank and not goes_on:
+            raise ModelError("the tokens of the variation model do not tell where a word begins")
+        begins = [name.startswith(blank) if blank else not name.startswith("##") for name in names]
+        bare = [name.removeprefix(blank).removeprefix("##") for name in names]
+        return cls(
+            whole=np.array(
+                [
+                    first and piece.isascii() and piece.isalpha()
+                    for first, piece in zip(begins, bare, strict=True)
+                ]
+            ),
+            joins=np.array(
+                [not first and _continues(piece) for first, piece in zip(begins, bare, strict=True)]
+            ),
+        )
+
+    def places(self, tokens: Sequence[int]) -> list[list[int]]:
+        """The places of whole words among a text's tokens, each a unit of its own."""
+        numbers = np.asarray(tokens, dtype=np.int64)
+        followed = np.append(self.joins[numbers[1:]], False)
+        return [[place] for place in np.flatnonzero(self.whole[numbers] & ~followed).tolist()]
+
+
+def _continues(piece: str) -> bool:
+    # The last is the first byte of a curved apostrophe, as byte-level vocabularies write it.
+    return piece[:1].isalnum() or piece[:1] in {"'", "-", "_", "\u2019", "\u00e2"}
 
 
 def _group_by_character(offsets: Sequence[tuple[int, int]]) -> list[list[int]]:

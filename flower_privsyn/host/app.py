@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded
+from flower_privsyn.models.threads import most_threads
 
 if TYPE_CHECKING:
     from flower_privsyn.data import Users
@@ -287,7 +287,7 @@ def federation_of(app: App, values: Mapping[str, ConfigValue]) -> dict[str, int 
     # them loads the embedding model.
     federation: dict[str, int | bool] = {"num-supernodes": nodes, "client-resources-num-cpus": 1}
     if not ray_address(values):
-        federation["init-args-num-cpus"] = min(_cpu_count(), nodes)
+        federation["init-args-num-cpus"] = min(most_threads(), nodes)
     if not app.uses_run_directory:
         # A ServerApp that calls sys.exit counts as completed in Flower's status; its debug log
         # is the only trace.
@@ -310,9 +310,3 @@ def ray_address(values: Mapping[str, Any]) -> str:
             "cluster, such as 10.0.0.1:6379, or empty for a simulation on this machine alone."
         )
     return address
-
-
-def _cpu_count() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1

@@ -294,19 +294,27 @@ def _follow(
     if "resume" in values:
         values["resume"] = resume
 
-    def show(extra: Mapping[str, Any]) -> None:
-        if follow is not None:
-            follow([extra, *read_progress(run_path / "progress.json")])
-
+    # What the ServerApp says itself begins once it has its libraries and its models.
     starting: dict[str, Any] = {"name": "start Flower", "finished": False}
-    show(starting)
+    loading: dict[str, Any] = {"name": "start the app and load its models", "finished": False}
+
+    def show() -> None:
+        if follow is None:
+            return
+        stages = read_progress(run_path / "progress.json")
+        loading["finished"] = loading["finished"] or bool(stages)
+        follow([starting, *([loading] if starting["finished"] else []), *stages])
+
+    show()
     with _flower(run_path, launch) as flower:
         flower.submit(app, values, launch["federation-config"])
         starting["finished"] = True
-        status = flower.wait(run_path, lambda: show(starting))
+        status = flower.wait(run_path, show)
         # Before Flower's own files are deleted, which makes room.
         log, full = flower.read_log(), flower.full_disk()
-    show(starting)
+    # Nothing was said where it ended before it had anything to report.
+    loading |= {"failed": not loading["finished"], "finished": True}
+    show()
     return _judge(app, run_path, status, log, full=full)
 
 

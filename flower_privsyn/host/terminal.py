@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Stages = Sequence[Mapping[str, Any]]
 
+#: After so long without a line, one says how far the running stage is.
+_SILENCE_SECONDS = 15.0
+
 
 class _Watch:
     """How long stages take, by when they are first seen and when they are seen to have ended.
@@ -39,7 +42,10 @@ class _Watch:
 
 
 class Lines:
-    """One line per stage when it ends, and one for every tenth of it on the way.
+    """One line per stage when it ends, and one now and then while nothing else is said.
+
+    A stage without a known number of steps, which may take a while without a word, has one when it
+    begins.
 
     Args:
         stream: Where to write; standard error by default.
@@ -47,7 +53,8 @@ class Lines:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
-        self._tenths: dict[int, int] = {}
+        self._said: set[tuple[int, str]] = set()
+        self._spoken = clock.seconds()
         self._watch = _Watch()
 
     def __enter__(self) -> Lines:
@@ -64,20 +71,29 @@ class Lines:
     def __call__(self, stages: Stages) -> None:
         """Show what is new; the stages of earlier calls come first, in the same order."""
         self._watch.look(stages)
+        running = None
         for number, stage in enumerate(stages):
-            shown = self._tenths.get(number, 0)
-            if shown > 10:
-                continue
-            tenths = 11 if stage.get("finished") else _tenths(stage)
-            if tenths > shown:
-                self._tenths[number] = tenths
-                self._stream.write(describe(stage, self._watch.seconds(number)) + "\n")
-                self._stream.flush()
+            seconds = self._watch.seconds(number)
+            if stage.get("finished"):
+                self._once(number, "end", describe(stage, seconds))
+            else:
+                running = number, stage
+                if not stage.get("total"):
+                    self._once(number, "begin", f"{stage['name']} ...")
+        if running is not None and clock.seconds() - self._spoken >= _SILENCE_SECONDS:
+            number, stage = running
+            seconds = self._watch.seconds(number) or 0.0
+            self._say(f"{describe(stage)}, {seconds:.0f} s so far")
 
+    def _once(self, number: int, event: str, words: str) -> None:
+        if (number, event) not in self._said:
+            self._said.add((number, event))
+            self._say(words)
 
-def _tenths(stage: Mapping[str, Any]) -> int:
-    total = stage.get("total")
-    return min(10, 10 * int(stage.get("done", 0)) // total) if total else 0
+    def _say(self, words: str) -> None:
+        self._stream.write(words + "\n")
+        self._stream.flush()
+        self._spoken = clock.seconds()
 
 
 class Bars:
@@ -87,8 +103,9 @@ class Bars:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
-            MofNCompleteColumn,
+            ProgressColumn,
             SpinnerColumn,
+            Task,
             TextColumn,
             TimeElapsedColumn,
             TimeRemainingColumn,
@@ -96,12 +113,20 @@ class Bars:
         from rich.progress import (
             Progress as RichProgress,
         )
+        from rich.text import Text
+
+        class Steps(ProgressColumn):
+            """How many steps are done, and of how many where that is known."""
+
+            def render(self, task: Task) -> Text:
+                """The words beside the bar."""
+                return Text(steps_of(int(task.completed), task.total))
 
         self._progress: Progress = RichProgress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            Steps(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=Console(stderr=True),
@@ -141,6 +166,13 @@ class Bars:
                 self._progress.console.print(
                     describe(stage, self._watch.seconds(number)), markup=False, highlight=False
                 )
+
+
+def steps_of(done: int, total: float | None) -> str:
+    """The steps of a stage in a few characters; nothing where none is done and none is known."""
+    if total is not None:
+        return f"{done:,}/{int(total):,}"
+    return f"{done:,}" if done else ""
 
 
 def follower() -> Lines | Bars:

@@ -43,8 +43,14 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.strategies.parts.likelihood import (
+    LikelihoodModel,
+    LikelihoodQuantile,
+    WholeSentences,
+    hold_to_public_text,
+)
 from flower_privsyn.strategies.parts.outlines import about_candidates, evolution_needs
-from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.strategies.parts.population import Population, survivors
 from flower_privsyn.strategies.parts.selected_text import (
     SKETCH_MODEL,
     InitialText,
@@ -52,7 +58,7 @@ from flower_privsyn.strategies.parts.selected_text import (
     SketchModel,
     check_initial_text,
 )
-from flower_privsyn.strategies.parts.variation import MaskFraction, mask_filling
+from flower_privsyn.strategies.parts.variation import MaskFraction, MaskUnitSetting, mask_filling
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -115,6 +121,10 @@ class PrivateEvolutionConfig(PrivateSumConfig):
         MaskFraction, "share of a text's tokens masked in one step; 0.3 in PrE-Text."
     ] = 0.3
     mask_steps: Annotated[PositiveInt, "how often a text is masked and filled; 2 in PrE-Text."] = 2
+    mask_unit: MaskUnitSetting = "token"
+    whole_sentences: WholeSentences = False
+    likelihood_quantile: LikelihoodQuantile = 0.0
+    likelihood_model: LikelihoodModel = "privsyn-lm"
     generator: Annotated[
         str,
         "causal language model that expands the survivors; a name, a path, or "
@@ -133,6 +143,16 @@ class PrivateEvolutionConfig(PrivateSumConfig):
         '"distinct": a text that survived in several rounds is one seed; "counted": it is as many '
         "seeds, as in the authors' code.",
     ] = "distinct"
+    opening_words: Annotated[
+        NonNegativeInt,
+        "words of a survivor that an expanded text begins with: a small model begins in the middle "
+        "of a sentence by itself. 0 in PrE-Text.",
+    ] = 0
+    refuse_repetition: Annotated[
+        bool,
+        "drop an expanded text that says the same three words twice, as small models do; PrE-Text "
+        "keeps it.",
+    ] = False
     output: Annotated[
         Literal["expanded", "survivors", "both"],
         'what `synthetic.jsonl` holds: "expanded" texts (PrE-Text), "survivors", or "both".',
@@ -252,6 +272,8 @@ class EvolutionByVotes(Method):
             "prompt",
             "expand-samples",
             "max-new-tokens",
+            "opening-words",
+            "refuse-repetition",
             "output",
             "survivor-weights",
         }
@@ -273,6 +295,7 @@ class EvolutionByVotes(Method):
         self._generator = generator
         self._place: Workplace | None = None
         self._population: Population | None = None
+        self._careful: Variation | None = None
         self._seeds: list[str] = []
         self._selected: SelectedText | None = None
         if config.initial_text == "selected":
@@ -326,7 +349,7 @@ class EvolutionByVotes(Method):
             )
         require_company(self._embedder, default_cache_directory())
         if self._variation is None:
-            self._variation = mask_filling(config)
+            self._variation = mask_filling(config, unit=config.mask_unit)
         if config.output != "survivors" and self._generator is None:
             self._generator = load_generator(
                 located(config.generator), api_key_env=config.generator_api_key_env
@@ -335,12 +358,17 @@ class EvolutionByVotes(Method):
             located(config.public_text),
             tokenizer=self._embedder.tokenizer,
             max_tokens=config.max_tokens,
+            at_sentences=config.whole_sentences,
+        )
+        self._seeds, self._careful = hold_to_public_text(
+            self._seeds, self._variation, config, progress=self.progress
         )
         if len(self._seeds) < config.num_candidates:
             raise ConfigError(
                 f"num-candidates = {config.num_candidates} is more than the {len(self._seeds)} "
                 f"public texts of at most {config.max_tokens} tokens in public-text = "
                 f'"{config.public_text}"'
+                + (" that are likely enough" if config.likelihood_quantile > 0 else "")
             )
         if config.output != "survivors":
             # The generator is needed after the last release: it must not be missing then.
@@ -392,7 +420,7 @@ class EvolutionByVotes(Method):
             return None
         chosen = np.repeat(np.arange(len(population)), counts)
         parents = population.take(chosen)
-        variation = _need(self._variation)
+        variation = _need(self._careful)
         with self.progress.stage(f"Round {number}: vary survivors", len(parents)) as stage:
             texts = variation.vary(
                 parents.texts, seed=self._seed_of(number, 0), progress=stage.update
@@ -540,6 +568,9 @@ class EvolutionByVotes(Method):
         return Expand(
             _need(self._generator),
             prompt=load_prompt(located(config.prompt)),
+            opening_words=config.opening_words,
+            whole_sentences=config.whole_sentences,
+            refuse_repetition=config.refuse_repetition,
             sampling=SamplingParameters(
                 seed=self._seed_of(0, 1),
                 max_new_tokens=config.max_new_tokens,
@@ -555,29 +586,11 @@ class EvolutionByVotes(Method):
 
     def _all_survivors(self) -> Population:
         """The union of the survivors of all rounds."""
-        import pyarrow.parquet as pq
-
-        texts: list[str] = []
-        ids: list[str] = []
-        parents: list[tuple[str, ...]] = []
-        seen: set[str] = set()
-        for number in filter(self._has_candidates, self.run.rounds_with_outcome("released")):
-            table = pq.read_table(
-                self._population_file(number), columns=["id", "text", "parent", "survived"]
-            )
-            for row in table.to_pylist():
-                if not row["survived"]:
-                    continue
-                if self.config.survivor_weights == "distinct" and row["text"] in seen:
-                    continue
-                seen.add(row["text"])
-                texts.append(row["text"])
-                ids.append(row["id"])
-                parents.append(tuple(row["parent"]))
-        if self._selected is not None and not texts:
+        found = survivors(self.run, counted=self.config.survivor_weights == "counted")
+        if self._selected is not None and not len(found):
             logger.warning("no votes were released: what the joint sketch chose is expanded")
             return self._drawn(self.config.num_rounds)
-        return Population(tuple(texts), tuple(ids), tuple(parents), ("survivor",) * len(texts))
+        return found
 
     # ------------------------------------------------------------------ small things
 

@@ -29,7 +29,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a pass computes with all threads",
-        file=EMBEDDER,
+        file="flower_privsyn/models/threads.py",
         function="_compute_alone",
         before="    torch.get_num_threads()\n    torch.set_num_threads(1)\n",
         after="    torch.get_num_threads()\n",

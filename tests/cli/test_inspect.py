@@ -27,7 +27,7 @@ def test_inspect_reads_everything_from_the_files(
     assert (facts["epsilon_release"], facts["epsilon_known_cohorts"]) == (2.5, 5.0)
     assert (facts["delta"], facts["epsilon_budget"]) == (3e-6, 7.58)
     assert facts["synthetic_texts"] == 5
-    assert facts["samples"] == ["[b]text 0[/b]", "[b]text 1[/b]", "[b]text 2[/b]"]
+    assert facts["samples"] == [f"[b]text {n}[/b]" for n in range(5)]
     assert set(facts["files"]) == {
         *("config.json", "ledger.jsonl", "state.json", "synthetic.jsonl", "synthetic.parquet"),
         *(f"rounds/000{number}/state.json" for number in (0, 1, 2)),

@@ -26,6 +26,27 @@ def test_the_end_of_a_run_names_the_epsilons_and_the_files(
     assert "delta = 3e-06, 2 releases" in shown
     assert f"Synthetic texts: {run.path / 'synthetic.jsonl'} (5)" in shown
     assert f"Synthetic texts: {run.path / 'synthetic.parquet'} (5)" in shown
+    assert [line for line in shown.splitlines() if line.startswith("  ")] == [
+        f"  {place}. [b]text {place - 1}[/b]" for place in range(1, 6)
+    ]
+    assert shown.splitlines()[-1] == f"Next: privsyn inspect {run.path}"
+
+
+def test_the_end_of_a_run_with_a_generator_names_the_command_for_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory.create(tmp_path / "a run", config={"generator": "x"}, strategy="POPri")
+    run.write_synthetic(
+        [{"text": "one\ntext \x1b[31m " + "a" * 900, "round": 1, "parent": [], "source": "x"}]
+    )
+    run.mark_running()
+    run.mark_finished()
+    run.unlock()
+    assert show_outcome(launch.Outcome(path=run.path, error=None)) == 0
+    *_, text, following = capsys.readouterr().out.splitlines()
+    assert text.startswith("  1. one text [31m aaa")
+    assert len(text) < 420
+    assert following.startswith(f"Next: privsyn expand '{run.path}' --samples 2000")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import flower_privsyn
 from flower_privsyn.data import Cut, Samples, Users
+from flower_privsyn.data.cut import token_ids
+from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 
@@ -301,3 +303,35 @@ def test_the_cut_of_a_run_is_the_cut_of_its_requests() -> None:
     assert Cut.of(settings) == request.cut
     assert request.cut.max_samples is None
     assert Cut.of({"max-tokens": 64, "max-samples": 0, "seed": 0}) == Cut()
+
+
+class TestAtSentences:
+    """Public text is cut where a sentence ends."""
+
+    def cut(self, text: str, max_tokens: int) -> list[str]:
+        (pieces,) = Cut(max_tokens=max_tokens).pieces(
+            [text], tokenizer=wordpiece(), at_sentences=True
+        )
+        return pieces
+
+    def test_pieces_hold_as_many_sentences_as_fit(self) -> None:
+        text = "One two three. Four five six. Seven eight nine. Ten"
+        assert self.cut(text, 8) == ["One two three. Four five six.", "Seven eight nine."]
+        assert self.cut(text, 4) == ["One two three.", "Four five six.", "Seven eight nine."]
+
+    def test_a_sentence_too_long_is_left_out(self) -> None:
+        assert self.cut("One two. Three four five six seven eight. Nine ten.", 4) == [
+            "One two.",
+            "Nine ten.",
+        ]
+
+    def test_text_that_fits_or_has_no_sentences_is_cut_as_ever(self) -> None:
+        for text in ("One two. Three", "one two three four five six seven eight nine ten"):
+            (usual,) = Cut(max_tokens=5).pieces([text], tokenizer=wordpiece())
+            assert self.cut(text, 5) == usual
+
+    def test_nothing_of_the_passages_is_torn_or_too_long(self) -> None:
+        pieces = [piece for text in passages() for piece in self.cut(text, 64)]
+        assert len(pieces) > len(passages())
+        assert all(is_whole(piece) for piece in pieces)
+        assert max(len(ids) for ids in token_ids(wordpiece(), pieces)) <= 64

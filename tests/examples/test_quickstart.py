@@ -31,14 +31,14 @@ def test_survivors_come_nearer_to_held_out_text(tmp_path: Path) -> None:
 
     ledger = [json.loads(line) for line in run.ledger_file.read_text().splitlines()]
     releases = [line for line in ledger if line["event"] == "release"]
-    assert len(releases) == 11
+    assert len(releases) == 8
     # Recomputed with the library alone, from the lines alone.
     together = sum(line["noise_multiplier"] ** -2 for line in releases) ** -0.5
     epsilon = dp_accounting.get_epsilon_gaussian(together, releases[-1]["delta"])
     assert epsilon == pytest.approx(7.58, abs=5e-3)
     assert releases[-1]["epsilon_release"] == pytest.approx(epsilon, abs=5e-3)
     assert releases[-1]["epsilon_known_cohorts"] == pytest.approx(epsilon, abs=5e-3)
-    assert len(run.synthetic_jsonl.read_text().splitlines()) == 400
+    assert len(run.synthetic_jsonl.read_text().splitlines()) == 200
 
 
 @pytest.mark.slow

@@ -257,3 +257,45 @@ def test_with_the_bundled_model():
         [prompt.render(seeds[:3])], num_samples=16, sampling=SamplingParameters(seed=0)
     )[0]
     assert sum(prompt.is_complete(text) for text in written) >= 3
+
+
+class TestCarefulTexts:
+    """A beginning to go on from, whole sentences, and no repetition."""
+
+    SEEDS = tuple(f"Here is the seed with the number {number}." for number in range(20))
+
+    def test_a_text_begins_with_words_of_one_more_seed(self) -> None:
+        end = "\nOriginal Text Sample 5"
+        generator = Scripted(
+            lambda _, number: f" goes on and on and ends as text number {number}.{end}"
+        )
+        expand = Expand(generator, opening_words=3, whole_sentences=True)
+        result = expand.run(self.SEEDS, num_samples=30, seed=1)
+        assert all(text.startswith("Here is the goes on and on and") for text in result.texts)
+        prompt = load_prompt("pre-text")
+        for rendered, parents in zip(generator.prompts, result.parents, strict=True):
+            assert len(set(parents)) == 4
+            examples = [self.SEEDS[index] for index in parents[:3]]
+            assert rendered == prompt.render(examples) + "Here is the"
+
+    def test_only_whole_sentences_of_some_length_are_kept(self) -> None:
+        texts = [
+            "All of these nine words make one whole sentence. And this",
+            "in the middle of something that ends with a stop.",
+            "Too short.",
+            "No end of a sentence in all of these many words",
+        ]
+        generator = Scripted(lambda _, number: texts[number % 4])
+        result = Expand(generator, whole_sentences=True).run(self.SEEDS, num_samples=1, seed=0)
+        assert result.texts == ("All of these nine words make one whole sentence.",)
+        again = Expand(Scripted(lambda _, number: texts[1 + number % 3]), whole_sentences=True)
+        result = again.run(self.SEEDS, num_samples=3, seed=0)
+        assert result.texts == ()
+        assert result.dropped["no-sentence"] == result.num_generated == 12
+
+    def test_repetition_is_dropped_where_that_is_asked_for(self) -> None:
+        generator = Scripted(lambda _, number: f"of the people and {number} of the people")
+        assert len(Expand(generator).run(self.SEEDS, num_samples=2, seed=0).texts) == 2
+        result = Expand(generator, refuse_repetition=True).run(self.SEEDS, num_samples=2, seed=0)
+        assert result.dropped["repetition"] == result.num_generated
+        assert "no-sentence" not in result.dropped

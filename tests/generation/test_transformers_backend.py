@@ -16,6 +16,7 @@ from scipy import stats
 
 from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError, ModelError
 from flower_privsyn.generation import SamplingParameters, TextGenerator, TransformersGenerator
+from flower_privsyn.models import threads
 
 GREEDY = SamplingParameters(seed=0, max_new_tokens=24, temperature=0)
 SAMPLED = SamplingParameters(seed=3, max_new_tokens=24)
@@ -302,12 +303,30 @@ def test_an_empty_prompt_begins_with_the_begin_token(generator: TransformersGene
     assert generator.generate([""], sampling=GREEDY)[0][0]
 
 
-def test_reduced_precision_switches_attention_and_back(llama: Path):
+def test_reduced_precision_switches_attention_and_back(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(threads, "SMALL", 1)
     generator = TransformersGenerator(llama, dtype="bfloat16")
     assert generator._switches_attention
     first = generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED)
     assert generator._model.config._attn_implementation == "sdpa"
     assert generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED) == first
+
+
+def test_a_small_model_writes_the_same_with_any_number_of_threads(llama: Path):
+    generator = TransformersGenerator(llama, dtype="float32")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED)
+        torch.set_num_threads(3)
+        assert generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED) == alone
+    finally:
+        torch.set_num_threads(before)
+    half = TransformersGenerator(llama, dtype="bfloat16")
+    assert not half._switches_attention
+    assert half._model.config._attn_implementation == "eager"
 
 
 def test_the_attention_for_single_queries_computes_the_same(

@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
+from flower_privsyn.strategies.parts.likelihood import Likelihood
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.testing import HashEmbedder
 from tests.support.federation import is_rehearsal, make_users
@@ -134,6 +136,54 @@ class TestWholeRun:
         first = pq.read_table(strategy.run.path / "rounds/0001/population.parquet").to_pylist()
         start = float((embedder.embed([row["text"] for row in first]) @ private.T).mean())
         assert similarity(3) > start + 0.1
+
+
+class TestCarefulText:
+    """Settings that PrE-Text does not have."""
+
+    SENTENCES = (
+        "The court heard the appeal in the spring.",
+        "A river runs through the valley to the sea.",
+        "Protein and enzyme act together in the cell.",
+        "Congress voted on the budget of the senate again.",
+    )
+
+    def test_candidates_are_whole_and_as_likely_as_public_text(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        public = tmp_path / "sentences.jsonl"
+        texts = [f"{text[:-1]} number {n}." for n in range(20) for text in self.SENTENCES]
+        texts += [f"of of {n} the salad enzyme xq zzkw the the." for n in range(20)]
+        texts += ["in the middle of something."]
+        public.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        config = settings(
+            public_text=str(public),
+            whole_sentences=True,
+            likelihood_quantile=0.3,
+            likelihood_model="privsyn-tiny",
+            num_rounds=2,
+            expand_samples=0,
+            output="survivors",
+        )
+        strategy = evolution(config)
+        strategy.start(federation())
+        judge = Likelihood("privsyn-tiny")
+        populations = [
+            pq.read_table(strategy.run.path / "rounds" / f"{n:04d}" / "population.parquet")
+            .column("text")
+            .to_pylist()
+            for n in (1, 2)
+        ]
+        assert not any("salad" in text for text in populations[0])
+        least = judge.per_token([t for t in texts if "salad" not in t]).min()
+        for population in populations:
+            assert all(is_whole(text) for text in population)
+            assert judge.per_token(population).min() >= least - 0.05
+
+    def test_settings_out_of_range_are_refused(self, settings: Builder) -> None:
+        for changes in ({"likelihood_quantile": 1.0}, {"mask_unit": "letter"}):
+            with pytest.raises(ConfigError, match=next(iter(changes)).replace("_", "-")):
+                settings(**changes)
 
 
 class TestExpansionThatFails:

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.files import replacing
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.rounds import RoundFiles
 
 
 @dataclass(frozen=True)
@@ -111,3 +113,34 @@ class Population:
             source=tuple(table.column("source").to_pylist()),
             embeddings=embeddings,
         )
+
+
+def survivors(run: RunDirectory, *, counted: bool = False) -> Population:
+    """The union of the survivors of all released rounds of a run.
+
+    Args:
+        run: its directory.
+        counted: take a text that survived in several rounds several times.
+
+    Returns:
+        The survivors; none of a run whose rounds choose no texts.
+    """
+    import pyarrow.parquet as pq
+
+    texts: list[str] = []
+    ids: list[str] = []
+    parents: list[tuple[str, ...]] = []
+    seen: set[str] = set()
+    for number in run.rounds_with_outcome("released"):
+        file = RoundFiles(run.round_path(number)).population
+        if not file.is_file() or "survived" not in pq.read_schema(file).names:
+            continue
+        table = pq.read_table(file, columns=["id", "text", "parent", "survived"])
+        for row in table.to_pylist():
+            if not row["survived"] or (row["text"] in seen and not counted):
+                continue
+            seen.add(row["text"])
+            texts.append(row["text"])
+            ids.append(row["id"])
+            parents.append(tuple(row["parent"]))
+    return Population(tuple(texts), tuple(ids), tuple(parents), ("survivor",) * len(texts))

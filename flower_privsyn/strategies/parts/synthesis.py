@@ -15,7 +15,7 @@ from flower_privsyn.files import append_json_lines, read_json_lines
 from flower_privsyn.generation import Expand, Prompt, SamplingParameters, TextGenerator
 from flower_privsyn.generation.generators import is_remote
 from flower_privsyn.generation.streams import derive_seed
-from flower_privsyn.host.progress import Progress
+from flower_privsyn.host.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from flower_privsyn.models.bias import LogitBias
@@ -34,7 +34,7 @@ def expand_resumably(
     round_number: int,
     source: str,
     stage: str,
-    progress: Progress,
+    progress: ProgressReporter,
     adapter: Path | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Expand until `num_samples` texts are kept; what an earlier attempt kept counts.
@@ -138,7 +138,7 @@ def write_after(
     sampling: SamplingParameters,
     score: Callable[[list[str]], npt.NDArray[np.float64]],
     kept: Path,
-    progress: Progress,
+    progress: ProgressReporter,
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Write twice as many texts as are wanted, shown examples, and keep the better half.
 

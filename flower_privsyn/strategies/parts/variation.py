@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 from annotated_types import Gt, Le
 
 from flower_privsyn.files import located
+from flower_privsyn.generation.variation import MaskUnit
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Variation
 
 MaskFraction = Annotated[float, Gt(0), Le(1)]
 """Share of a text's tokens that are masked in one step."""
+
+MaskUnitSetting = Annotated[
+    MaskUnit,
+    '"token", as in PrE-Text; or "word": only words that are one token are masked and drawn, '
+    "so that no word is torn and punctuation stays.",
+]
+"""The setting `mask-unit`."""
 
 
 class MaskSettings(Protocol):
@@ -43,8 +51,12 @@ class MaskSettings(Protocol):
         """Length of a text."""
 
 
-def mask_filling(config: MaskSettings) -> Variation:
+def mask_filling(config: MaskSettings, *, unit: MaskUnit = "token") -> Variation:
     """Mask-filling as the settings have it.
+
+    Args:
+        config: the settings.
+        unit: what is masked as one.
 
     Raises:
         PrivsynError: the model is missing or unusable.
@@ -55,6 +67,7 @@ def mask_filling(config: MaskSettings) -> Variation:
         located(config.variation_model),
         mask_fraction=config.mask_fraction,
         num_steps=config.mask_steps,
+        unit=unit,
         temperature=config.temperature,
         top_p=config.top_p,
         max_tokens=config.max_tokens,

@@ -1,0 +1,90 @@
+"""`privsyn expand`: more text from a finished run, free of privacy cost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from flower_privsyn.cli.options import RunDir, Seed, option
+from flower_privsyn.cli.output import FAILED
+from flower_privsyn.cli.signals import Stopped, ended_by_signals
+
+
+def expand(
+    run_dir: RunDir,
+    samples: Annotated[int, option("N", "texts in the file in the end")] = 1000,
+    generator: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "language model that writes: a name, a folder, or http://host:port/v1#model "
+            "(default: the run's)",
+        ),
+    ] = None,
+    generator_api_key_env: Annotated[
+        str | None,
+        option("VARIABLE", "environment variable with the key of a server (default: the run's)"),
+    ] = None,
+    prompt: Annotated[
+        str | None, option("NAME", "a bundled prompt or a JSON file (default: the run's)")
+    ] = None,
+    temperature: Annotated[float | None, option("T", "of sampling (default: the run's)")] = None,
+    seed: Seed = 0,
+    output: Annotated[
+        str | None,
+        option("FILE", "where to write (default: DIR/expanded-<generator>-<seed>.jsonl)"),
+    ] = None,
+) -> int:
+    """Write more text after what a finished run released; nothing is spent.
+
+    DIR is the run directory. Its survivors, or where it keeps none its synthetic texts, stand in
+    the prompts. The texts go into a file of their own; the same command goes on with that file.
+    """
+    from flower_privsyn.checks import check_whole
+    from flower_privsyn.cli.inspect import epsilons, inspect_run
+    from flower_privsyn.host.progress import ShownProgress
+    from flower_privsyn.host.terminal import follower
+    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.strategies.more_text import MoreText, write_more
+
+    check_whole("--samples", samples, ge=1)
+    check_whole("--seed", seed, ge=0, le=2**64 - 1)
+    run = RunDirectory.open(run_dir)
+    settings = MoreText.of(
+        run,
+        {
+            "generator": generator,
+            "generator_api_key_env": generator_api_key_env,
+            "prompt": prompt,
+            "temperature": temperature,
+        },
+    )
+    try:
+        with ended_by_signals(), follower() as follow:
+            written = write_more(
+                run,
+                settings,
+                num_samples=samples,
+                seed=seed,
+                output=None if output is None else Path(output).expanduser().absolute(),
+                progress=ShownProgress(follow),
+            )
+    except (KeyboardInterrupt, Stopped):
+        sys.stderr.write("What was written is kept; the same command goes on with it.\n")
+        raise
+    print(
+        f"Texts: {written.path} ({written.texts:,}), by {settings.generator} with the prompt "
+        f"{settings.prompt}, from {written.seeds:,} {written.kind}"
+    )
+    facts = inspect_run(run.path)
+    if facts["releases"]:
+        print(f"Nothing was spent. They are covered by what the run spent:\n{epsilons(facts)}")
+    if written.texts < samples:
+        sys.stderr.write(
+            f"Only {written.texts:,} of {samples:,} texts could be kept; dropped: "
+            + ", ".join(f"{count:,} {reason}" for reason, count in written.dropped.items() if count)
+            + "\n"
+        )
+        return FAILED
+    return 0

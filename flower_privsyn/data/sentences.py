@@ -1,0 +1,64 @@
+"""Where the sentences of a text end, by its punctuation alone; the abbreviations are English."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+#: Quotation marks and brackets that close after a stop: ", ', and the curved and angled ones.
+_CLOSING: Final = "\"'\u201d\u2019\u00bb)\\]"
+
+#: The end of a sentence: a stop, what closes after it, then white space or the end of the text. The
+#: full-width stops of East Asian text need no white space.
+_END: Final = re.compile(
+    rf"(?:[.!?\u2026]+[{_CLOSING}]*(?=\s|$)|[\u3002\uff01\uff1f]+[{_CLOSING}\u300d\u300f]*)"
+)
+
+#: Words whose full stop ends no sentence; single capitals are initials.
+_SHORT: Final = re.compile(
+    r"(?:^|[\s(\"\u201c\u2018])"
+    r"(?:[A-Z]|(?:[A-Za-z]\.)+[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|Sen|Rep|Gov|Gen|Col|Lt|Sgt|Hon|Rev|St|"
+    r"Jr|Sr|No|Nos|Art|Sec|Fig|Figs|Eq|Vol|Ch|pp|p|vs|cf|etc|approx|ca|Inc|Ltd|Co|Corp|Jan|Feb|"
+    r"Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)$"
+)
+
+
+def sentence_ends(text: str) -> list[int]:
+    """The places behind each sentence of a text, ascending.
+
+    What follows the last of them is no whole sentence.
+
+        >>> text = 'Mr. Hale asked: "Why?" Nobody knew. Not even'
+        >>> [text[:end] for end in sentence_ends(text)]
+        ['Mr. Hale asked: "Why?"', 'Mr. Hale asked: "Why?" Nobody knew.']
+    """
+    ends = []
+    for found in _END.finditer(text):
+        after = text[found.end() :].lstrip()
+        if after[:1].islower():
+            continue
+        if found.group() == "." and after and _SHORT.search(text[: found.start()]):
+            continue
+        ends.append(found.end())
+    return ends
+
+
+def whole_sentences(text: str) -> str:
+    """The text up to the end of its last sentence; empty where there is none.
+
+    >>> whole_sentences("It rained. We stayed in")
+    'It rained.'
+    """
+    ends = sentence_ends(text)
+    return text[: ends[-1]] if ends else ""
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is made of whole sentences: it does not begin in the middle of one either.
+
+    >>> is_whole("It rained."), is_whole("rained. It"), is_whole("It rained")
+    (True, False, False)
+    """
+    stripped = text.strip()
+    first = next((letter for letter in stripped if letter.isalnum()), "")
+    return bool(first) and not first.islower() and whole_sentences(stripped) == stripped

@@ -1,0 +1,36 @@
+"""Ends of sentences by punctuation."""
+
+from __future__ import annotations
+
+import pytest
+
+from flower_privsyn.data.sentences import is_whole, sentence_ends, whole_sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("It rained. We stayed in.", ["It rained.", " We stayed in."]),
+        ("Mr. Hale of the U.S. Senate spoke. J. Doe left.", 2),
+        ('"Why?" he asked. "Because!"', ['"Why?" he asked.', ' "Because!"']),
+        ("See version 3.5 of it (p. 4.) Then stop", ["See version 3.5 of it (p. 4.)"]),
+        ("Wait... what? no!", ["Wait... what? no!"]),
+        ("\u96e8\u3060\u3002\u5bb6\u306b\u3044\u308b\u3002", 2),
+        ("no end here", []),
+        ("", []),
+    ],
+)
+def test_ends(text: str, sentences: list[str] | int) -> None:
+    ends = sentence_ends(text)
+    found = [text[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    assert (found if isinstance(sentences, list) else len(found)) == sentences
+
+
+def test_whole_sentences_are_what_ends() -> None:
+    assert whole_sentences("It rained. We stayed") == "It rained."
+    assert whole_sentences("We stayed") == ""
+    assert is_whole(' "It rained." ')
+    assert is_whole("12 people came.")
+    assert not is_whole("rained. It stopped.")
+    assert not is_whole("It rained. We")
+    assert not is_whole("...")

@@ -1,0 +1,76 @@
+"""How many threads compute, and that none of them waits for another."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from flower_privsyn.environment import THREADS, let_threads_sleep
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.models import threads
+
+
+def test_the_share_of_a_group_bounds_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(THREADS, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(threads, "_QUOTA", quota)
+    assert threads.most_threads() == 8
+    for content, cores in (("max 100000", 8), ("150000 100000", 2), ("900000 100000", 8), ("", 8)):
+        quota.write_text(content)
+        assert threads.most_threads() == cores
+
+
+@pytest.mark.parametrize("given", ["0", "two", "-1", "1.5"])
+def test_a_wrong_number_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(THREADS, given)
+    with pytest.raises(ConfigError, match=f"PRIVSYN_THREADS must be a whole .* '{given}'"):
+        threads.most_threads()
+
+
+@pytest.fixture
+def three() -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("most", "used"), [("1", 1), ("2", 2), ("9", 3)])
+def test_each_piece_of_work_is_computed_by_one_thread(
+    most: str, used: int, three: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(THREADS, most)
+    together = threading.Barrier(used, timeout=20)
+
+    def work(piece: int) -> tuple[int, int]:
+        together.wait()  # as many at a time as there are threads
+        return piece, torch.get_num_threads()
+
+    pieces = list(range(2 * used))
+    assert list(threads.side_by_side(work, pieces)) == [(piece, 1) for piece in pieces]
+    assert torch.get_num_threads() == 3
+    with threads.one_thread():
+        assert torch.get_num_threads() == 1
+    with threads.one_thread(wanted=False):
+        assert torch.get_num_threads() == 3
+
+
+def test_only_a_small_model_on_the_cpu_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(10, 10)
+    assert threads.is_small(model)
+    monkeypatch.setattr(threads, "SMALL", 110)
+    assert not threads.is_small(model)
+
+
+def test_threads_sleep_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
+    let_threads_sleep()
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["KMP_BLOCKTIME"]) == ("ACTIVE", "0")
