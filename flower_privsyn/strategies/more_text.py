@@ -71,6 +71,11 @@ class MoreText(Settings):
             )
         return cls(**values)
 
+    @classmethod
+    def like(cls, settings: object) -> Self:
+        """The same of settings that hold all of it under the same names."""
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
+
     def expansion(self, generator: TextGenerator | None = None) -> Expand:
         """What writes so.
 

@@ -43,6 +43,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.strategies.more_text import MoreText
 from flower_privsyn.strategies.parts.likelihood import (
     LikelihoodModel,
     LikelihoodQuantile,
@@ -310,7 +311,11 @@ class EvolutionByVotes(Method):
     def needs(self) -> Needs:
         """Embedder, mask-filling model, public text; and what expands the survivors."""
         writes = self.config.output != "survivors"
-        needs = evolution_needs(self.config, generator=self.config.generator if writes else "")
+        needs = evolution_needs(
+            self.config,
+            judge=self.config.likelihood_model if self.config.likelihood_quantile > 0 else "",
+            generator=self.config.generator if writes else "",
+        )
         return needs if self._selected is None else self._selected.needs_with(needs)
 
     def outline(self, look: Look) -> Outline:
@@ -335,11 +340,7 @@ class EvolutionByVotes(Method):
         """Load the models and the public text."""
         self._place = place
         from flower_privsyn.data import public_texts
-        from flower_privsyn.embedding import (
-            default_cache_directory,
-            load_embedder,
-            require_company,
-        )
+        from flower_privsyn.embedding import default_cache_directory, load_embedder, require_company
         from flower_privsyn.generation import load_generator
 
         config = self.config
@@ -562,22 +563,7 @@ class EvolutionByVotes(Method):
         )
 
     def _expansion(self) -> Expand:
-        from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
-
-        config = self.config
-        return Expand(
-            _need(self._generator),
-            prompt=load_prompt(located(config.prompt)),
-            opening_words=config.opening_words,
-            whole_sentences=config.whole_sentences,
-            refuse_repetition=config.refuse_repetition,
-            sampling=SamplingParameters(
-                seed=self._seed_of(0, 1),
-                max_new_tokens=config.max_new_tokens,
-                temperature=config.temperature,
-                top_p=config.top_p,
-            ),
-        )
+        return MoreText.like(self.config).expansion(_need(self._generator))
 
     @property
     def _expanded_file(self) -> Path:

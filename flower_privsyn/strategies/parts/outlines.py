@@ -31,17 +31,20 @@ class EvolvesText(Protocol):
         """Of the generator."""
 
 
-def evolution_needs(config: EvolvesText, *, generator: str) -> Needs:
+def evolution_needs(config: EvolvesText, *, generator: str, judge: str = "") -> Needs:
     """Embedder, mask-filling model, public text; and what expands the survivors.
 
     Args:
         config: the settings.
+        judge: that says how likely texts are; "" where nobody does.
         generator: that writes; "" where nothing is written.
     """
     models = [
         NeededModel(setting="embedding-model", name=config.embedding_model, kind="embedding"),
         NeededModel(setting="variation-model", name=config.variation_model, kind="masked"),
     ]
+    if judge:
+        models.append(NeededModel(setting="likelihood-model", name=judge, kind="causal"))
     if generator:
         models.append(NeededModel(setting="generator", name=generator, kind="generator"))
     return Needs(
