@@ -328,12 +328,11 @@ def _languages(needs: Needs, people: People, report: Report, shelf: Shelf) -> No
     """Warn where text is in a script that a model has hardly any tokens of."""
     text = scripts_of(people.sample.texts)
     report.figures["scripts"] = {name: round(share, 3) for name, share in text.items() if share}
-    seen: set[str] = set()
+    settings: dict[str, list[str]] = {}
     for model in needs.models:
-        name = model.name
-        if is_remote(name) or name in seen:
-            continue
-        seen.add(name)
+        if not is_remote(model.name):
+            settings.setdefault(model.name, []).append(model.setting)
+    for name, named_by in settings.items():
         try:
             tokens = scripts_of_tokens(shelf.tokenizer(name))
         except (ModelError, MissingExtraError):
@@ -342,8 +341,8 @@ def _languages(needs: Needs, people: People, report: Report, shelf: Shelf) -> No
             report.say(
                 "language",
                 f"{text[script]:.0%} of the letters are {in_words(script)}, of which "
-                f"{model.setting} = {name} has hardly any tokens: it will make little of such "
-                "text",
+                f"{' and '.join(named_by)} = {name} has hardly any tokens: it will make "
+                "little of such text",
                 level="warning",
             )
 

@@ -145,6 +145,9 @@ def _evolution(config: PrivateEvolutionConfig, amount: Amount) -> list[Work]:
     varied = (rounds * config.lookahead + rounds - 1) * population * config.mask_steps
     server = amount.embedding(embedder, embedded, _length(config))
     server += amount.reading(config.variation_model, varied, _length(config))
+    if config.likelihood_quantile > 0:  # each variation is judged as well
+        texts = varied / config.mask_steps
+        server += amount.reading(config.likelihood_model, texts, _length(config))
     if config.output != "survivors":
         server += _written(config, amount, config.expand_samples)
     votes = 2.0 * amount.records * population * amount.shelf.dimension(embedder) * rounds

@@ -187,7 +187,7 @@ def test_text_in_a_script_that_a_model_does_not_know(check: Check, tmp_path: Pat
     report = check("epsilon=8", f"data={chinese}")
     said = [finding for finding in report.of_level("warning") if finding.topic == "language"]
     assert [finding.sentence.partition("which ")[2].partition(" = ")[0] for finding in said] == [
-        *("embedding-model", "variation-model", "generator"),
+        *("embedding-model", "variation-model", "likelihood-model and generator"),
     ]  # fmt: skip
     assert all("% of the letters are Chinese characters" in finding.sentence for finding in said)
     assert report.verdict == "It will run, with 3 warnings"
