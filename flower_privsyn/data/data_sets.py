@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import linecache
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Final
 
 from flower_privsyn.data.columns import Columns, Problem, Rows, typed
@@ -298,6 +300,11 @@ def partitioner_of(text: str) -> Any:
     known = [one for one in library.__all__ if one != "Partitioner" and "Vertical" not in one]
     if name not in known:
         raise ConfigError(f"data-partitioner: there is no {name!r}; there are {', '.join(known)}.")
+    if arguments.get("seed", 0) is None:
+        raise ConfigError(
+            f"data-partitioner = {text}: without a seed every process parts the rows otherwise, and "
+            "no user would be the same in two rounds, nor on two nodes: name a seed."
+        )
     try:
         return getattr(library, name)(**arguments)
     except (TypeError, ValueError) as error:
@@ -328,11 +335,15 @@ def partitioned(dataset: Any, text: str, columns: Columns, *, where: str) -> Row
         )
     alone = columns.of_one_user()
     check_columns(names, alone, where)
+    by = getattr(partitioner, "_partition_by", None)
+    if isinstance(by, str) and by not in names:
+        missing = columns.missing(by, names, schema=True)
+        raise ConfigError(f"data-partitioner = {text}: {where} {missing}.")
     try:
         partitioner.dataset = dataset
         parts = [partitioner.load_partition(place) for place in range(partitioner.num_partitions)]
     except (TypeError, ValueError, LookupError, ZeroDivisionError) as error:
-        raise ConfigError(f"data-partitioner = {text}: {_sentence(error)}") from None
+        raise ConfigError(f"data-partitioner = {text}: {_of_the_data(error)}") from None
     present = [name for name in alone.wanted if name in names]
     tables = [_arrow(part, present) for part in parts]
     ids = [place for place, table in enumerate(tables) for _ in range(len(table))]
@@ -349,6 +360,22 @@ def partitioned(dataset: Any, text: str, columns: Columns, *, where: str) -> Row
         no_dates = pa.nulls(len(empty), pa.date32())
         rows.dates = pa.chunked_array([*rows.dates.chunks, no_dates])
     return rows
+
+
+def _of_the_data(error: Exception) -> str:
+    """What is said of rows that cannot be parted, without quoting what stands in them.
+
+    What Flower Datasets raises speaks of settings and counts. What NumPy or Arrow raise below it
+    may quote a cell.
+    """
+    *_, (frame, line) = walk_tb(error.__traceback__)
+    theirs = str(frame.f_globals.get("__name__")).startswith("flwr_datasets.")
+    if theirs and linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise "):
+        return _sentence(error)
+    return (
+        f"these rows cannot be parted so ({type(error).__name__}): are they enough, and of a kind "
+        "that this partitioner takes?"
+    )
 
 
 def _sentence(error: Exception) -> str:

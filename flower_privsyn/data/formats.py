@@ -147,17 +147,30 @@ def _binary(head: bytes, path: Path, *, packed: bool) -> str | None:
         return "Parquet inside gzip: unpack it first"
     if head.startswith(b"PK\x03\x04"):
         return "a ZIP archive: unpack it first" if packed else _zipped(path)
-    if head[257:262] == b"ustar":
+    if _is_tar(head):
         return "a tar archive: unpack it first"
     for begin, words in _MAGIC:
         if head.startswith(begin):
             return words
     if re.match(rb"(?i)\s*<(!doctype html|html|\?xml)", head):
         return "a page of HTML or XML"
-    # Every second byte: Latin text in UTF-16 without its mark. A NUL here and there is one user's.
-    if head[:512].count(0) * 3 > len(head[:512]):
+    # Every second byte: Latin text in UTF-16 without its mark. Of the first line alone, which holds
+    # the names of the columns: what follows is somebody's text, and must not decide about the file.
+    begin = re.split(rb"[\r\n]", head[:512], maxsplit=1)[0]
+    if begin.count(0) * 3 > len(begin):
         return "UTF-16 text without its mark, or no text at all: save it as UTF-8"
     return None
+
+
+def _is_tar(head: bytes) -> bool:
+    """Whether this is the header of a tar archive, which no row of text can look like.
+
+    The mark stands where somebody's text may stand in a file of rows. What is before it in a header
+    is filled up with NUL and is one line; a row of JSON holds no NUL, and one of CSV stands below
+    the names of the columns.
+    """
+    before = head[:257]
+    return head[257:262] == b"ustar" and b"\0" in before and not re.search(rb"[\r\n]", before)
 
 
 def _zipped(path: Path) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ from flower_privsyn.privacy import NeighboringRelation, Sampling
 
 #: Flower shows what this logger says in the log of a SuperNode.
 logger = logging.getLogger("flwr.privsyn")
+
+#: A data set with its configuration and split: `owner/name:config:split`, `folder::split`.
+_PART_OF = re.compile(r"([^:]+)(?::[\w.-]*){1,2}")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 _simulated = contextvars.ContextVar("simulated", default=False)
 _told: set[str] = set()
@@ -267,7 +272,8 @@ def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:
     The owner's name for it, else the absolute path of the node's own `data`, else "default". What
     a run says of the data, or how its app is called, is not looked at: the same people must not
     get a fresh account with every new app. Links are not followed: one that leads to a new copy
-    of the data every month would make a fresh account of the same people every month.
+    of the data every month would make a fresh account of the same people every month. All
+    configurations and splits of a data set have one account, for the same people may be in each.
 
     Raises:
         ConfigError: `dataset` is no text.
@@ -282,4 +288,8 @@ def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:
     if not data:
         return "default"
     path = user_path(data)
+    if not path.exists() and (part := _PART_OF.fullmatch(data)):
+        whole = user_path(part[1])
+        if whole.is_dir() or _HUB_NAME.fullmatch(part[1]):
+            data, path = part[1], whole
     return os.path.abspath(path) if path.exists() else data  # noqa: PTH100 - resolve follows links

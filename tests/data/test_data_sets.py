@@ -214,6 +214,30 @@ def test_a_partitioner_that_is_none_is_named(unowned: Path, partitioner: str, sa
     assert "\n" not in str(refused.value)
 
 
+def test_a_partitioner_quotes_no_text_and_names_columns(unowned: Path) -> None:
+    options = "num_partitions=4, strictness=0.5"
+    with pytest.raises(ConfigError, match=r"cannot be parted so \(ValueError\)") as refused:
+        load_users(
+            unowned, data_partitioner=f"ContinuousPartitioner({options}, partition_by='text')"
+        )
+    assert "text 0" not in str(refused.value)
+    options = "num_partitions=99, partition_by='label', alpha=0.5"
+    with pytest.raises(ConfigError, match="The number of partitions needs to be smaller than"):
+        load_users(unowned, data_partitioner=f"DirichletPartitioner({options})")
+    options = "num_partitions=4, strictness=0.5"
+    with pytest.raises(ConfigError, match="has no column 'lable' .did you mean 'label'"):
+        load_users(
+            unowned, data_partitioner=f"ContinuousPartitioner({options}, partition_by='lable')"
+        )
+
+
+def test_a_partitioner_without_a_seed_is_refused(unowned: Path) -> None:
+    """Every process of a node would part the rows otherwise: no user is the same twice."""
+    arguments = "num_partitions=4, partition_by='label', alpha=0.5, seed=None"
+    with pytest.raises(ConfigError, match="no user would be the same in two rounds"):
+        load_users(unowned, data_partitioner=f"DirichletPartitioner({arguments})")
+
+
 def test_data_that_say_whose_they_are_have_no_partitions(tmp_path: Path) -> None:
     rows = [{"client_id": "a", "text": "x"}, {"client_id": "b", "text": "y"}]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import tracemalloc
 from pathlib import Path
@@ -81,6 +83,30 @@ def test_a_node_leaves_out_a_file_that_is_no_text(tmp_path: Path) -> None:
     assert (users.user_ids, users.texts) == (("ann", "ben", "cem"), ["fine"])
     assert (tally.records, tally.users) == (2, {"ben", "cem"})
     assert users.dates is None
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "tsv", "csv.gz"])
+def test_no_text_decides_what_a_file_is(tmp_path: Path, suffix: str) -> None:
+    """What one user wrote must not decide whether the others are asked."""
+    form, _, packed = suffix.partition(".")
+    marks = [" " * shift + "ustar" * 60 for shift in range(5)]  # of a tar archive, at byte 257
+    file = tmp_path / f"users.{suffix}"
+    for text in (*marks, "\0" * 400, "<html>", "%PDF", "PK\x03\x04", "[1]", '"\r\n,\t;'):
+        file.write_bytes(_written(form, [("a", text), ("b", "hello")], packed=packed))
+        assert load_users(file).user_ids == ("a", "b")
+
+
+def _written(form: str, rows: list[tuple[str, str]], *, packed: str) -> bytes:
+    if form in ("csv", "tsv"):
+        out = io.StringIO()
+        writer = csv.writer(out, delimiter="," if form == "csv" else "\t")
+        writer.writerows([("client_id", "text"), *rows])
+        content = out.getvalue().encode()
+    else:
+        objects = [{"client_id": client, "text": text} for client, text in rows]
+        lines = [json.dumps(one) for one in objects]
+        content = (json.dumps(objects) if form == "json" else "\n".join(lines)).encode()
+    return gzip.compress(content) if packed else content
 
 
 def test_a_document_of_several_columns_is_left_out_whole(tmp_path: Path) -> None:

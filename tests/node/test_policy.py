@@ -257,3 +257,13 @@ class TestDataset:
             link.symlink_to(tmp_path / month)
             names.append(dataset_name({"data": str(link / "users.jsonl")}, NodePolicy()))
         assert names == [str(tmp_path / "now" / "users.jsonl")] * 2
+
+    def test_configurations_and_splits_have_one_account(self, tmp_path: Path) -> None:
+        folder = tmp_path / "people"
+        folder.mkdir()
+        for part in ("", ":press", ":press:test", "::train"):
+            assert dataset_name({"data": f"{folder}{part}"}, NodePolicy()) == str(folder)
+            assert dataset_name({"data": f"owner/people{part}"}, NodePolicy()) == "owner/people"
+        (tmp_path / "people:press").mkdir()
+        for own in (f"{folder}:press", "clinic:2025", "postgres://host/db"):
+            assert dataset_name({"data": own}, NodePolicy()) == own
