@@ -52,6 +52,8 @@ def _show(report: Report, *, command: str) -> None:
     from rich.table import Table
     from rich.text import Text  # plain: a path may look like markup
 
+    from flower_privsyn.evaluation.result import STAMP
+
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -62,6 +64,8 @@ def _show(report: Report, *, command: str) -> None:
         table.add_row(topic, _MARKS[finding.level], Text(finding.sentence))
         last = finding.topic
     console = Console()
+    if report.not_private:
+        console.print(f"[{STAMP}]", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
     end = f"{report.verdict}: {command}" if report.ready else report.verdict
     console.print(end, markup=False, highlight=False, soft_wrap=True)

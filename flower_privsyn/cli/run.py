@@ -79,7 +79,7 @@ def run(
     with quarantine.counting() as tally:
         host_app.check_data(loaded, values)
     if tally:
-        sys.stderr.write(f"privsyn: warning: {tally}\n")
+        sys.stderr.write(f"privsyn: warning: {tally} (counted in private text, for its owner)\n")
     runs.RunDirectory(path).refuse_existing()
     own = _own_data(values)
     if evaluate is not None:

@@ -302,8 +302,8 @@ def partitioner_of(text: str) -> Any:
         raise ConfigError(f"data-partitioner: there is no {name!r}; there are {', '.join(known)}.")
     if arguments.get("seed", 0) is None:
         raise ConfigError(
-            f"data-partitioner = {text}: without a seed every process parts the rows otherwise, and "
-            "no user would be the same in two rounds, nor on two nodes: name a seed."
+            f"data-partitioner = {text}: without a seed every process parts the rows otherwise, "
+            "and no user would be the same in two rounds, nor on two nodes: name a seed."
         )
     try:
         return getattr(library, name)(**arguments)

@@ -186,6 +186,7 @@ def _read(
             said = f"{app.name} reads its users without this package: nothing is known of them"
             report.say("data", said, level="warning")
             return None
+        report.not_private = True
         report.figures |= {"users": people.users, "documents": people.documents}
         of = "" if people.all_read else f" of the first {people.nodes_read} of {people.nodes} nodes"
         held = f"; {people.held_out:,} more are held out" if people.held_out else ""

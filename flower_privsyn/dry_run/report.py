@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from flower_privsyn.errors import PrivsynError
+from flower_privsyn.evaluation.result import STAMP
 
 Level = Literal["fine", "warning", "stops"]
 
@@ -33,10 +34,12 @@ class Report:
     Attributes:
         findings: the sentences.
         figures: numbers behind them, as plain JSON values.
+        not_private: whether private text was counted for some of them.
     """
 
     findings: list[Finding] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
+    not_private: bool = False
 
     def say(self, topic: str, sentence: str, *, level: Level = "fine") -> None:
         """Add a sentence, without a full stop."""
@@ -70,6 +73,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return {
+            **({"stamp": STAMP} if self.not_private else {}),
             "ready": self.ready,
             "verdict": self.verdict,
             "findings": [asdict(finding) for finding in self.findings],

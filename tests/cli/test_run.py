@@ -117,7 +117,8 @@ def test_what_a_run_leaves_out_of_its_data_is_counted(
     app = str(EXAMPLES / "own-data")
     assert main(["run", app, "--run-dir", "taken", "--set", "data=users.jsonl"]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "privsyn: warning: 1 records of 1 users are left out as unusable"
+    counted = "1 records of 1 users are left out as unusable"
+    assert said[0] == f"privsyn: warning: {counted} (counted in private text, for its owner)"
     assert "already holds a run" in said[1]
 
 

@@ -18,6 +18,7 @@ from flower_privsyn.dry_run import Report, Shelf, check_app, libraries
 from flower_privsyn.dry_run.check import _place, check_needs
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import ModelError, PrivsynError
+from flower_privsyn.evaluation import STAMP
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.private_path.needs import NeededModel, Needs
@@ -72,6 +73,7 @@ def test_a_run_that_is_ready(
     found = json.loads(capsys.readouterr().out)
     assert found["ready"]
     assert found["verdict"] == "Ready"
+    assert found["stamp"] == STAMP  # texts and scripts are counted in private text
     topics = [finding["topic"] for finding in found["findings"]]
     assert list(dict.fromkeys(topics)) == [
         *("settings", "data", "libraries", "models", "privacy", "noise", "traffic", "CPU time"),
@@ -94,6 +96,7 @@ def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["check", str(OWN_DATA), "--set", f"data={data}"]
     assert main([*words, "--set", "num-users=70", "--set", "epsilon=8"]) == 2
     shown = capsys.readouterr().out
+    assert shown.startswith(f"[{STAMP}]\n")
     assert "60 users take part, 70 were planned (num-users)" in " ".join(shown.split())
     assert shown.endswith("Not ready: 1 thing stops the run\n")
     assert main([*words, "--set", "epsilonn=8"]) == 2
