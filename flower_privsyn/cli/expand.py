@@ -79,7 +79,7 @@ def expand(
     )
     facts = inspect_run(run.path)
     if facts["releases"]:
-        print(f"Nothing was spent. They are covered by what the run spent:\n{epsilons(facts)}")
+        print(f"Nothing was spent. What holds for the run holds for them:\n{epsilons(facts)}")
     if written.texts < samples:
         sys.stderr.write(
             f"Only {written.texts:,} of {samples:,} texts could be kept; dropped: "

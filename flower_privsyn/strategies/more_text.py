@@ -16,7 +16,7 @@ from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.host.progress import ProgressReporter
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.runs.locks import lock_file
 from flower_privsyn.strategies.parts.population import survivors
 
@@ -152,7 +152,8 @@ def write_more(
 
     Formal guarantee:
         Post-processing. What stands in the prompts was released, or made from what was: the
-        epsilons of the run hold for these texts with it.
+        epsilons of the run hold for these texts with it. Where they do not cover the run's result
+        (`research = true`), they do not cover these texts, and the settings beside them say so.
 
     Raises:
         RunDirectoryError: the run has not finished, or somebody writes to the file.
@@ -170,7 +171,14 @@ def write_more(
     seeds, ids, kind = _seeds(run)
     path = output or run.path / f"expanded-{_short(settings.generator)}-{seed}.jsonl"
     _refuse_own_files(run, path)
-    used = {"run": str(run.path.name), "seed": seed, "seeds": _digest(seeds), **asdict(settings)}
+    used: dict[str, Any] = {
+        "run": str(run.path.name),
+        "seed": seed,
+        "seeds": _digest(seeds),
+        **asdict(settings),
+    }
+    if run.config.get("research"):
+        used["stamp"] = RESEARCH_STAMP
     note = path.with_name(f"{path.name}.settings.json")
     with lock_file(path.with_name(f".{path.name}.lock"), what=f"the file {path}"):
         _refuse_other(path, note, used)

@@ -12,7 +12,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, GenerationError, RunDirectoryError
 from flower_privsyn.host.progress import NullProgress
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.strategies.more_text import MoreText, Written, write_more
 from flower_privsyn.strategies.parts.population import survivors
 from flower_privsyn.testing import EchoGenerator
@@ -72,6 +72,15 @@ def test_writes_a_file_of_its_own_and_nothing_else(finished: RunDirectory) -> No
     note = json.loads((finished.path / "expanded-privsyn-lm-1.jsonl.settings.json").read_text())
     assert note["generator"] == "privsyn-lm"
     assert note["temperature"] == finished.config["temperature"]
+
+
+def test_texts_of_a_research_run_are_stamped(finished: RunDirectory) -> None:
+    document = json.loads(finished.config_file.read_text())
+    document["config"]["research"] = True
+    finished.config_file.write_text(json.dumps(document))
+    written = write(RunDirectory.open(finished.path))
+    note = json.loads(written.path.with_name(f"{written.path.name}.settings.json").read_text())
+    assert note["stamp"] == RESEARCH_STAMP
 
 
 def test_goes_on_after_a_failure_and_to_more_texts(finished: RunDirectory) -> None:
