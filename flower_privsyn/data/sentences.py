@@ -17,10 +17,13 @@ _END: Final = re.compile(
 #: Words whose full stop ends no sentence; single capitals are initials.
 _SHORT: Final = re.compile(
     r"(?:^|[\s(\"\u201c\u2018])"
-    r"(?:[A-Z]|(?:[A-Za-z]\.)+[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|Sen|Rep|Gov|Gen|Col|Lt|Sgt|Hon|Rev|St|"
+    r"(?:[A-Z]|(?:[A-Za-z]\.)+[A-Za-z]|Prof|Sen|Rep|Gov|Gen|Col|Lt|Sgt|Hon|Rev|St|"
     r"Jr|Sr|No|Nos|Art|Sec|Fig|Figs|Eq|Vol|Ch|pp|p|vs|cf|etc|approx|ca|Inc|Ltd|Co|Corp|Jan|Feb|"
     r"Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)$"
 )
+
+#: Titles, after which a name follows: a text that stops there was cut.
+_TITLE: Final = re.compile(r"(?:^|\W)(?:Mr|Mrs|Ms|Dr)$", re.IGNORECASE)
 
 
 def sentence_ends(text: str) -> list[int]:
@@ -37,7 +40,8 @@ def sentence_ends(text: str) -> list[int]:
         after = text[found.end() :].lstrip()
         if after[:1].islower():
             continue
-        if found.group() == "." and after and _SHORT.search(text[: found.start()]):
+        before = text[: found.start()]
+        if found.group() == "." and (_TITLE.search(before) or (after and _SHORT.search(before))):
             continue
         ends.append(found.end())
     return ends

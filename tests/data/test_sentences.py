@@ -34,3 +34,4 @@ def test_whole_sentences_are_what_ends() -> None:
     assert not is_whole("rained. It stopped.")
     assert not is_whole("It rained. We")
     assert not is_whole("...")
+    assert whole_sentences("I left the house. MR.") == "I left the house."

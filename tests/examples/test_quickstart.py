@@ -38,7 +38,7 @@ def test_survivors_come_nearer_to_held_out_text(tmp_path: Path) -> None:
     assert epsilon == pytest.approx(7.58, abs=5e-3)
     assert releases[-1]["epsilon_release"] == pytest.approx(epsilon, abs=5e-3)
     assert releases[-1]["epsilon_known_cohorts"] == pytest.approx(epsilon, abs=5e-3)
-    assert len(run.synthetic_jsonl.read_text().splitlines()) == 200
+    assert len(run.synthetic_jsonl.read_text().splitlines()) == 400
 
 
 @pytest.mark.slow
