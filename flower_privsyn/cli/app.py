@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "methods": ("methods", "list the methods and their papers, or the settings of one"),
     "data": ("data", "say what a file of users holds, to its owner (not private)"),
     "embed": ("embed", "embed a node's text before a run, in several processes and with progress"),
+    "paraphrase": ("paraphrase", "write a node's text in other words under local privacy"),
     "simulate": (
         "simulate",
         "write a population of any size from public text, for tests of scale",

@@ -1,0 +1,181 @@
+"""An owner's documents in other words, and what that has cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.node.paraphrase import Paraphraser, Paraphrasing, paraphrase_file
+from flower_privsyn.privacy import InsecureRandom
+from flower_privsyn.privacy.token_choice import TokenChoice
+from tests.support.run_files import lines
+
+DOCUMENTS = [
+    ("ann", "The court heard the appeal of the miller, and the judge gave her ruling at noon."),
+    ("ann", "A short one."),
+    ("bob", "The engine ran until the fuel was gone."),
+    ("cyd", "Markets set the price of every export. " * 60),
+    ("dan", "Last."),
+]
+SIZES = {"max_document_tokens": 24, "max_new_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def paraphraser() -> Paraphraser:
+    return Paraphraser("privsyn-tiny", **SIZES, batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def how(paraphraser: Paraphraser) -> Paraphrasing:
+    low, high = paraphraser.logit_bounds([text for _, text in DOCUMENTS])
+    assert low < high
+    choice = TokenChoice.of_epsilon(20.0, low=low, high=high, vocabulary=paraphraser.vocabulary)
+    return Paraphrasing(
+        model="privsyn-tiny", template="Document: {text}\nParaphrase of the document:",
+        choice=choice, **SIZES,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def write(paraphraser: Paraphraser, how: Paraphrasing, tmp_path: Path) -> Callable[..., Any]:
+    def build(**changes: Any) -> Any:
+        values = {"paraphraser": paraphraser, "how": how, "random": InsecureRandom(1), **changes}
+        return paraphrase_file(DOCUMENTS, tmp_path / "out.jsonl", **values)
+
+    return build
+
+
+def test_every_document_is_charged_for_all_tokens(
+    write: Callable[..., Any], how: Paraphrasing, tmp_path: Path
+) -> None:
+    found = write()
+    written = lines(tmp_path / "out.jsonl")
+    assert [row["client_id"] for row in written] == [user for user, _ in DOCUMENTS]
+    header, *charged = lines(tmp_path / "out.jsonl.ledger.jsonl")
+    assert header["secure"] is False
+    assert header["choice"]["temperature"] == how.choice.temperature
+    assert [row["document"] for row in charged] == [0, 1, 2, 3, 4]
+    assert {row["epsilon"] for row in charged} == {6 * how.choice.epsilon}
+    assert 119 < how.epsilon_per_document <= 120
+    assert (found.documents, found.lost, found.most_of_a_user) == (5, 0, 2)
+    assert found.epsilon_per_user == 2 * how.epsilon_per_document
+    for file in tmp_path.iterdir():
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_written_does_not_depend_on_the_documents_beside_it(
+    paraphraser: Paraphraser, how: Paraphrasing
+) -> None:
+    """With the same dice, to the bit: not on their number, their length or their words."""
+    first = DOCUMENTS[0][1]
+
+    def after(*others: str) -> str:
+        class Dice(InsecureRandom):
+            """The same number for the same row, however many rows there are."""
+
+            def uint64(self, n: int) -> np.ndarray:
+                return np.array([super().uint64(1)[0]] * n)
+
+        texts = [first, *others]
+        return next(iter(paraphraser.paraphrase(texts, how, random=Dice(7))))[0]
+
+    assert after() == after("Other words.") == after(DOCUMENTS[3][1]) != ""
+
+
+def test_an_interrupted_file_goes_on_and_charges_nobody_twice(
+    write: Callable[..., Any], tmp_path: Path
+) -> None:
+    class Stop(BaseException):
+        pass
+
+    def dying(count: int) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        write(progress=dying)
+    file = tmp_path / "out.jsonl"
+    assert [row["document"] for row in lines(file)] == [0, 1]
+    # Killed between the ledger and the text: charged, not written, not drawn again.
+    kept = file.read_text().splitlines(keepends=True)
+    file.write_text(kept[0])
+    found = write()
+    assert found.lost == 1
+    assert [row["document"] for row in lines(file)] == [0, 2, 3, 4]
+    charged = lines(tmp_path / "out.jsonl.ledger.jsonl")[1:]
+    assert [row["document"] for row in charged] == [0, 1, 2, 3, 4]
+
+
+def test_other_settings_or_a_lost_ledger_are_refused(
+    write: Callable[..., Any], how: Paraphrasing, paraphraser: Paraphraser, tmp_path: Path
+) -> None:
+    write()
+    colder = TokenChoice(
+        low=how.choice.low, high=how.choice.high, temperature=2 * how.choice.temperature,
+        vocabulary=how.choice.vocabulary,
+    )  # fmt: skip
+    other = Paraphrasing(model=how.model, template=how.template, choice=colder, **SIZES)
+    with pytest.raises(DataError, match="begun with another choice"):
+        write(how=other)
+    (tmp_path / "out.jsonl.ledger.jsonl").unlink()
+    with pytest.raises(DataError, match="what it has cost is not known"):
+        write()
+
+
+def test_what_the_model_cannot_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="more than the 512 positions"):
+        Paraphraser("privsyn-tiny", max_document_tokens=500)
+    with pytest.raises(ConfigError, match=r'hold "\{text\}" once'):
+        Paraphraser("privsyn-tiny", template="no place")
+
+
+class TestCommand:
+    @pytest.fixture
+    def users(self, tmp_path: Path) -> Path:
+        file = tmp_path / "users.jsonl"
+        rows = ({"client_id": user, "text": text} for user, text in DOCUMENTS)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return file
+
+    def test_writes_and_says_what_it_cost(
+        self, users: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        output = tmp_path / "told.jsonl"
+        arguments = ["paraphrase", "--data", str(users), "--output", str(output)]
+        arguments += ["--model", "privsyn-tiny", "--max-document-tokens", "16"]
+        arguments += ["--max-new-tokens", "4", "--epsilon-per-document", "40"]
+        assert main(arguments) == 0
+        said = capsys.readouterr().out
+        assert "5 documents of 4 users: epsilon 40 a document, 80 for the user with most" in said
+        assert "not to be compared with a run's" in said
+        assert len(lines(output)) == 5
+        assert lines(tmp_path / "told.jsonl.ledger.jsonl")[0]["randomness"] == "os.urandom"
+
+    @pytest.mark.parametrize(
+        "option",
+        [
+            *("top-k", "top-p", "min-p", "typical-p", "num-beams", "repetition-penalty"),
+            *("frequency-penalty", "presence-penalty", "min-new-tokens", "stop"),
+        ],
+    )
+    def test_what_would_break_the_guarantee_is_refused(
+        self, option: str, users: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        output = tmp_path / "told.jsonl"
+        arguments = ["paraphrase", "--data", str(users), "--output", str(output)]
+        assert main([*arguments, "--temperature", "1", f"--{option}", "2"]) == 2
+        assert f"--{option} cannot be set" in capsys.readouterr().err
+        assert not output.exists()
+
+    def test_the_price_is_said_once(
+        self, users: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["paraphrase", "--data", str(users), "--output", str(tmp_path / "o.jsonl")]
+        assert main(arguments) == 2
+        assert "either --epsilon-per-document or --temperature" in capsys.readouterr().err
