@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.catalogue import CatalogueEntry, Paper
     from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
     from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
-    from flower_privsyn.strategies.joint_sketch import JointSketch, JointSketchConfig
+    from flower_privsyn.strategies.joint_sketch import JointSketch
     from flower_privsyn.strategies.kernel_sketch import KernelSketch, KernelSketchConfig
     from flower_privsyn.strategies.parts.federated_training import (
         FederatedTraining,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         PreferenceTrainer,
     )
     from flower_privsyn.strategies.parts.sketch import Sketch
+    from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
     from flower_privsyn.strategies.popri import POPri, POPriConfig
     from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
 

@@ -16,7 +16,7 @@ from flower_privsyn import environment
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.strategies import POPri, POPriConfig, PrivateEvolutionConfig
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
-from tests.support.federation import WORDS, asked, silent
+from tests.support.federation import WORDS, asked, make_users, silent
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -92,7 +92,7 @@ class TestPrivateEvolution:
     def test_begins_with_what_the_first_release_chose(
         self, federation: Builder, evolving: Builder, evolution: Builder, tmp_path: Path
     ) -> None:
-        grid = federation()
+        grid = federation(make_users(100))
         strategy = evolution(evolving(epsilon=60.0))
         strategy.start(grid)
         run = tmp_path / "run"

@@ -20,9 +20,9 @@ from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Query
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.outlines import about_tokens
+from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
 
 if TYPE_CHECKING:
-    from flower_privsyn.strategies.joint_sketch import JointSketchConfig
     from flower_privsyn.strategies.parts.sketched_text import SketchedText
 
 InitialText = Annotated[
@@ -86,10 +86,8 @@ class SelectedText:
     """
 
     def __init__(self, config: BeginsWithText, *, needed: int, least: int) -> None:
-        from flower_privsyn.strategies.joint_sketch import JointSketchConfig
-
         self._needed = needed
-        self._settings: JointSketchConfig = JointSketchConfig(
+        self._settings = JointSketchConfig(
             noise_multiplier=0.0,  # that of the method's plan is added, whatever stands here
             model=config.sketch_model,
             public_text=config.public_text,

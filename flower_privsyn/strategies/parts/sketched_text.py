@@ -19,7 +19,7 @@ from flower_privsyn.strategies.parts.token_sketch import (
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
-    from flower_privsyn.strategies.joint_sketch import JointSketchConfig
+    from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
     from flower_privsyn.training.selection import Rows, Selection
 
 #: The noisy sums of a run, each with its users and its noise's standard deviation.

@@ -1,0 +1,239 @@
+"""Settings of the joint sketch: what is asked, and what is made of the release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+from annotated_types import Ge, Gt, Le
+
+from flower_privsyn.checks import OrZero
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import located
+from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
+from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.queries import JointSketch as JointSketchQuery
+
+if TYPE_CHECKING:
+    from flower_privsyn.strategies.parts.token_sketch import TokenSketch
+    from flower_privsyn.training.causal import CausalTraining
+    from flower_privsyn.training.distillation import Distillation
+    from flower_privsyn.training.selection import LogRatioScorer, Rows, Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointSketchConfig(PrivateSumConfig):
+    """Settings of `JointSketch`.
+
+    `num_rounds` counts releases: one by default, with the whole budget. What is made of the
+    release is tuned on public text alone, by `scripts/experiments/ask_once_tuning.py`; the weights
+    of the bias are cautious until it has been run for a corpus.
+    """
+
+    delta: float = 3e-6
+    num_rounds: int = 1
+    max_samples: int = 64
+    model: Annotated[
+        str,
+        "student: a bundled name, a folder or a hub name of a causal language model. The sketch "
+        "counts its tokens.",
+    ] = "privsyn-tiny"
+    max_tokens_per_user: Annotated[
+        int, Ge(1), Le(2**24), "tokens of one user that count, the first ones over all samples."
+    ] = 1024
+    max_occurrences: Annotated[
+        int,
+        OrZero("no bound"),
+        Ge(1),
+        "times that one token or pair of a user counts: what every text repeats leaves more of an "
+        "answer's length to what differs.",
+    ] = 4
+    num_bigrams: Annotated[
+        int,
+        OrZero("tokens alone"),
+        Ge(2),
+        Le(2**22),
+        "most frequent bigrams of the public text that are counted; their table travels down.",
+    ] = 16_384
+    bigram_share: Annotated[
+        float, Ge(0), Le(1), "the bigrams' part of the squared norm of an answer; 0 without any."
+    ] = 0.5
+    token_buckets: Annotated[
+        int, OrZero("a number for every token"), Ge(2), "numbers that the tokens are folded into."
+    ] = 0
+    bigram_buckets: Annotated[
+        int,
+        OrZero("a number for every bigram"),
+        Ge(2),
+        "numbers that the bigrams are folded into; a number is four bytes up.",
+    ] = 0
+    public_text: Annotated[
+        str,
+        'text to choose from: "bundled", or a JSONL file with `text` and no person\'s data; of any '
+        "size.",
+    ] = "bundled"
+    select_share: Annotated[float, Gt(0), Le(1), "share of the public rows that are chosen."] = 0.03
+    least_selected: Annotated[
+        int,
+        Ge(1),
+        "rows that are chosen at least, where there are so many: a student that reads few rows "
+        "again and again learns them by heart.",
+    ] = 2000
+    selection: Annotated[
+        Literal["top", "resample"],
+        'the rows with the highest scores, or rows drawn by them ("resample", as DSIR).',
+    ] = "top"
+    least_row_tokens: Annotated[
+        int, Ge(1), "rows with fewer tokens are not chosen: their scores are the noisiest."
+    ] = 32
+    bigram_score_weight: Annotated[
+        float,
+        Ge(0),
+        Le(1),
+        "how much bigrams count in a row's score: 0 not, 1 as in a language model of bigrams.",
+    ] = 1.0
+    surprisal_power: Annotated[
+        float,
+        Ge(0),
+        "tokens count in a score by this power of their surprisal in public text: how often a row "
+        "has the frequent ones is style more than subject. 0: all alike.",
+    ] = 1.0
+    most_overlap: Annotated[
+        float,
+        Gt(0),
+        Le(1),
+        "a row of whose 8-grams more than this share are in rows chosen before is left out.",
+    ] = 0.5
+    student_steps: Annotated[int, Ge(1), "steps of the student's training."] = 200
+    student_batch_size: Annotated[int, Ge(1), "rows of a step."] = 32
+    student_learning_rate: Annotated[float, Gt(0), "peak rate of AdamW."] = 1e-3
+    teacher: Annotated[
+        str,
+        'causal language model with the student\'s tokens that teaches it on the chosen text; "" '
+        "for none.",
+    ] = "privsyn-lm"
+    teacher_weight: Annotated[
+        float, Ge(0), Le(1), "part of the loss that is the teacher's; the rest is the text's."
+    ] = 0.5
+    teacher_top_k: Annotated[
+        int,
+        Ge(1),
+        "the teacher's largest probabilities kept at a position; a draw of 16 stands for the rest.",
+    ] = 48
+    token_bias: Annotated[
+        float,
+        Ge(0),
+        "what is added to the student's logits, times this: the log-ratios of how often users "
+        "write each token to how often the student does.",
+    ] = 1.0
+    bigram_bias: Annotated[float, Ge(0), "the same of the bigrams' log-ratios."] = 1.0
+    synthesis: Annotated[
+        Literal["selected", "written"],
+        "what synthetic.jsonl holds: the best of the chosen public rows, or text that `generator` "
+        "wrote after them, of which the better half by the same score is kept.",
+    ] = "selected"
+    synthetic_samples: Annotated[int, Ge(1), "texts of synthetic.jsonl."] = 2000
+    generator: Annotated[
+        str,
+        'causal language model that writes, for synthesis = "written": a name, a path, or '
+        '"http://host:port/v1#model".',
+    ] = "privsyn-lm"
+    generator_bias: Annotated[
+        float,
+        Ge(0),
+        "what is added to the generator's logits, times this, where its tokens are the student's: "
+        "how much more often users write each token than it does.",
+    ] = 1.0
+    generator_api_key_env: Annotated[
+        str, "environment variable of the ServerApp that holds the generation server's key."
+    ] = API_KEY_VARIABLE
+    prompt: Annotated[str, "the generator's prompt, a bundled name or a JSON file."] = "pre-text"
+    temperature: Annotated[float, Gt(0), "sampling temperature of the generator."] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), "nucleus of the generator."] = 1.0
+    max_new_tokens: Annotated[int, Ge(1), "tokens of the generator per text."] = 85
+
+    def __post_init__(self) -> None:
+        """Check the values against one another."""
+        super().__post_init__()
+        check_generator(self.generator, self.generator_api_key_env)
+        if bool(self.num_bigrams) != (self.bigram_share > 0):
+            raise ConfigError(
+                "num-bigrams and bigram-share go together: both 0 for tokens alone; got num-bigrams"
+                f" = {self.num_bigrams} and bigram-share = {self.bigram_share:g}"
+            )
+        if not self.num_bigrams and self.bigram_buckets:
+            raise ConfigError(
+                f"bigram-buckets = {self.bigram_buckets} needs num-bigrams above 0, got 0"
+            )
+        self.question()
+
+    def question(self) -> JointSketchQuery:
+        """The query these settings ask."""
+        return JointSketchQuery(
+            bigram_share=self.bigram_share,
+            token_buckets=self.token_buckets,
+            bigram_buckets=self.bigram_buckets,
+            hash_seed=self.seed,
+            max_tokens_per_user=self.max_tokens_per_user,
+            max_occurrences=self.max_occurrences,
+        )
+
+    def training(self) -> CausalTraining:
+        """How the student is trained."""
+        from flower_privsyn.training.causal import CausalTraining
+
+        return CausalTraining(
+            max_steps=self.student_steps,
+            batch_size=self.student_batch_size,
+            learning_rate=self.student_learning_rate,
+            max_tokens=self.max_tokens,
+        )
+
+    def distillation(self) -> Distillation | None:
+        """What the student is taught by; None for nothing but the text."""
+        from flower_privsyn.training.distillation import Distillation
+
+        if not (self.teacher and self.teacher_weight):
+            return None
+        return Distillation(
+            located(self.teacher), weight=self.teacher_weight, top_k=self.teacher_top_k
+        )
+
+    def scorer(self, sketch: TokenSketch) -> LogRatioScorer:
+        """How much a text is like the users'.
+
+        Args:
+            sketch: what was released.
+        """
+        return sketch.scorer(
+            bigram_weight=self.bigram_score_weight, surprisal_power=self.surprisal_power
+        )
+
+    def choose(self, chunks: Iterable[Rows], sketch: TokenSketch, *, num_rows: int) -> Selection:
+        """Choose public rows by a release.
+
+        Args:
+            chunks: of the public text.
+            sketch: what was released.
+            num_rows: of the public text.
+        """
+        from flower_privsyn.training.selection import SelectionRule, select
+
+        rule = SelectionRule(
+            count=max(SelectionRule.count_of(self.select_share, num_rows), self.least_selected),
+            method=self.selection,
+            # The mean log-ratio of a row of the usual length is its log importance weight over it.
+            sharpness=float(self.max_tokens) if self.selection == "resample" else 1.0,
+            most_overlap=self.most_overlap,
+            seed=self.seed,
+        )
+        scorer = self.scorer(sketch)
+
+        def wanted(rows: Rows) -> npt.NDArray[np.float64]:
+            short = np.array([len(row) < self.least_row_tokens for row in rows.tokens])
+            return np.where(short, -np.inf, scorer(rows))
+
+        return select(chunks, wanted, rule)
