@@ -73,8 +73,9 @@ class Scorer(Protocol):
 class LogRatioScorer:
     """Log-likelihood ratio of private to public text, by tokens or by tokens and bigrams.
 
-    A token b after a token a counts r(b) + w (r(ab) - r(a) - r(b)), r the log-ratios of a release:
-    by tokens alone with w = 0, by a model of bigrams with w = 1. A pair that the release says
+    A token b after a token a counts r(b) + w (min(r(ab) - r(a), max(r(b), r(ab))) - r(b)), r the
+    log-ratios of a release: by tokens alone with w = 0, by a model of bigrams with w = 1, in which
+    nothing gains by following what users do not write. A pair that the release says
     nothing of, and a row's first token, counts r(b). With weights, all that counts as b is
     multiplied by b's: frequent tokens vary from row to row by style more than by chance, and a
     plain sum trusts them too much (`surprisal_weights`).
@@ -116,8 +117,11 @@ class LogRatioScorer:
             keys = flat[second - 1] * len(self.tokens) + flat[second]
             places, known = find_bigrams(self.bigram_keys, keys)
             second, places = second[known], places[known]
-            independent = self.tokens[flat[second - 1]] + self.tokens[flat[second]]
-            values[second] += self.bigram_weight * (self.bigrams[places] - independent)
+            alone, pairs = self.tokens[flat[second]], self.bigrams[places]
+            # What users hardly write has log-ratios that nobody knows the depth of: their
+            # differences would say that it is followed by what they write much of.
+            after = np.minimum(pairs - self.tokens[flat[second - 1]], np.maximum(alone, pairs))
+            values[second] += self.bigram_weight * (after - alone)
         if self.weights is not None:
             values *= self.weights[flat]
         filled = lengths > 0

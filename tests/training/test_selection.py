@@ -99,9 +99,21 @@ class TestScores:
             total = float((trust * self.ratios)[tokens].sum())
             for a, b in zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True):
                 if a * V + b in known:
-                    apart = known[a * V + b] - self.ratios[a] - self.ratios[b]
-                    total += weight * apart * trust[b]
+                    pair, alone = known[a * V + b], self.ratios[b]
+                    after = min(pair - self.ratios[a], max(alone, pair))
+                    total += weight * (after - alone) * trust[b]
             assert scores[row] == pytest.approx(total / len(tokens), abs=1e-12)
+
+    def test_nothing_gains_by_following_what_users_do_not_write(self) -> None:
+        ratios = np.zeros(V)
+        ratios[:2] = -4.0  # never written by users, and the pair of them neither
+        ratios[2:4] = 1.0
+        keys = np.array([0 * V + 1, 2 * V + 3])
+        pairs = np.array([-2.0, 1.5])  # of what is rare less is known
+        scorer = LogRatioScorer(tokens=ratios, bigram_keys=keys, bigrams=pairs)
+        absent, present = scorer(Rows(tokens=[np.array([0, 1]), np.array([2, 3])]))
+        assert absent == pytest.approx((-4.0 - 2.0) / 2)
+        assert present == pytest.approx((1.0 + 0.5) / 2)
 
     def test_weights_grow_with_rarity(self) -> None:
         counts = np.array([100, 10, 1, 0])
