@@ -122,5 +122,5 @@ def _embed(asked: dict[str, Any], places: dict[str, Any], nodes: int, processes:
         f"{done.bytes_on_disk / 1e6:,.1f} MB of records in {default_cache_directory()}"
     )
     if tally:
-        sys.stderr.write(f"privsyn: warning: {tally}\n")
+        sys.stderr.write(f"privsyn: warning: {tally} (counted in private text, for its owner)\n")
     return 0

@@ -44,7 +44,7 @@ _HOMES = {
     "FederatedTraining": "strategies.parts.federated_training",
     "FederatedTrainingConfig": "strategies.parts.federated_training",
     "JointSketch": "strategies.joint_sketch",
-    "JointSketchConfig": "strategies.joint_sketch",
+    "JointSketchConfig": "strategies.parts.sketch_settings",
     "KernelSketch": "strategies.kernel_sketch",
     "KernelSketchConfig": "strategies.kernel_sketch",
     "Method": "private_path.method",

@@ -152,7 +152,8 @@ class TestGeneration:
         (texts,) = generator.generate(["the river"], num_samples=3, sampling=sampling)
         assert len(set(texts)) > 1
         model = generator._model
-        assert model.config._attn_implementation == model.base.config._attn_implementation == "sdpa"
+        # Whichever the generator took, the model inside has it too.
+        assert model.config._attn_implementation == model.base.config._attn_implementation
         assert {part.dtype for part in model.parameters()} == {torch.bfloat16}
         assert model.token_bias.dtype == torch.float32
 
