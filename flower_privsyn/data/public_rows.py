@@ -110,6 +110,11 @@ class PublicRows:
         """Number of rows."""
         return len(self.ends)
 
+    @property
+    def lengths(self) -> IntArray:
+        """(n,) how many tokens each row has."""
+        return np.diff(self.ends[:, 0], prepend=0).astype(np.int64, copy=False)
+
     def row(self, index: int) -> IntArray:
         """The tokens of a row."""
         start = self.ends[index - 1, 0] if index else 0

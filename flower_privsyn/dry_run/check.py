@@ -34,6 +34,7 @@ from flower_privsyn.private_path.noise_check import NoiseAgainstUsers
 from flower_privsyn.private_path.outline import planned_traffic
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan, plan_of, settle
+from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.runs import RunDirectory
 
 #: How many standard deviations of the noise stand out.
@@ -142,7 +143,7 @@ def _place(values: Mapping[str, ConfigValue], report: Report) -> None:
         free = shutil.disk_usage(there).free
         report.figures["bytes_free"] = free
         if free < _LEAST_FREE:
-            said = f"{_bytes(free)} are free on the disk of {there}"
+            said = f"{bytes_text(free)} are free on the disk of {there}"
             report.say("run directory", said, level="warning")
 
 
@@ -320,8 +321,8 @@ def _traffic(
     most = "at most " if outline.at_most else ""
     report.say(
         "traffic",
-        f"a node that is asked in every round receives {most}{_bytes(down)} and sends "
-        f"{most}{_bytes(up)} in {len(rounds)} round{'s' if len(rounds) > 1 else ''}",
+        f"a node that is asked in every round receives {most}{bytes_text(down)} and sends "
+        f"{most}{bytes_text(up)} in {len(rounds)} round{'s' if len(rounds) > 1 else ''}",
     )
 
 
@@ -390,14 +391,6 @@ def _cpu(
 
 
 # ---- words -------------------------------------------------------------------------------------
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:,.3g} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 def _time(seconds: float) -> str:

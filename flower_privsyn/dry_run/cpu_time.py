@@ -22,6 +22,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.strategies.kernel_sketch import KernelSketchConfig
 from flower_privsyn.strategies.parts.federated_training import FederatedTrainingConfig
 from flower_privsyn.strategies.parts.preferences import PreferenceConfig
+from flower_privsyn.strategies.parts.public_side import NUM_EXAMPLES
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
 from flower_privsyn.strategies.popri import POPriConfig
 from flower_privsyn.strategies.private_evolution import PrivateEvolutionConfig
@@ -40,9 +41,6 @@ _START_SECONDS: Final = 40.0
 
 #: Tokens that a tokenizer cuts and counts in a second.
 _TOKENS_A_SECOND: Final = 3e5
-
-#: Public samples in a prompt.
-_EXAMPLES: Final = 3
 
 Where = Literal["server", "nodes"]
 
@@ -220,7 +218,7 @@ def _written(
     amount: Amount,
     texts: int,
 ) -> float:
-    prompt = _EXAMPLES * _length(config)
+    prompt = NUM_EXAMPLES * _length(config)
     return amount.writing(config.generator, texts, config.max_new_tokens, prompt)
 
 
@@ -231,7 +229,7 @@ def _preference_round(config: PreferenceConfig, amount: Amount) -> float:
     operations += amount.embedding(config.embedding_model, responses, _length(config))
     # The chosen and the rejected one: a pass and its gradient, and a pass of the reference.
     passes = 2.0 * (1.0 if config.loss == "sft" else 4.0 / 3.0) * 3.0 * config.training_epochs
-    tokens = (_EXAMPLES + 1) * _length(config)
+    tokens = (NUM_EXAMPLES + 1) * _length(config)
     return operations + amount.reading(config.model_to_train, passes * config.num_prompts, tokens)
 
 

@@ -50,11 +50,11 @@ def pack_steps(steps: npt.NDArray[np.int64], *, width: int) -> npt.NDArray[np.ui
     Raises:
         ValueError: a number needs more bytes. The sentence does not say which: that is data.
     """
-    kept = steps.astype("<i8")
-    packed = np.ascontiguousarray(kept.view(np.uint8).reshape(-1, 8)[:, :width])
-    if not np.array_equal(unpack_steps(packed), steps):
+    end = 2 ** (8 * width - 1)
+    if len(steps) and not -end <= int(steps.min()) <= int(steps.max()) < end:
         raise ValueError(f"a number of the sum needs more than {width} bytes")
-    return packed
+    kept = steps.astype("<i8")
+    return np.ascontiguousarray(kept.view(np.uint8).reshape(-1, 8)[:, :width])
 
 
 def unpack_steps(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

@@ -169,7 +169,7 @@ class Split:
     ) -> tuple[Broadcast, list[tuple[npt.NDArray[np.float64], float, float]]]:
         """The question and the release of the users."""
         query, size, most = config.question(), self.public.vocabulary, config.num_bigrams
-        rows = (row for chunk in self.public.chunks() for row in chunk)
+        rows = map(self.public.row, range(len(self.public)))
         bigrams = frequent_bigrams(rows, vocabulary=size, most=most) if most else None
         broadcast = query.broadcast(size, bigrams)
         users = self.cohort.num_users

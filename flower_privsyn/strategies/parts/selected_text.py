@@ -7,7 +7,6 @@ would: among it the first candidates are drawn, or the examples in prompts.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
@@ -96,7 +95,6 @@ class SelectedText:
             least_selected=max(needed, least),
         )
         self._text: SketchedText | None = None
-        self._place: Workplace | None = None
 
     @property
     def query(self) -> Query:
@@ -147,11 +145,9 @@ class SelectedText:
         """
         from flower_privsyn.strategies.parts.sketched_text import SketchedText
 
-        self._place = place
         text = self._text = SketchedText(self._settings, place)
         shortest = self._settings.least_row_tokens
-        rows = (row for chunk in text.public.chunks() for row in chunk if len(row) >= shortest)
-        found = sum(1 for _ in itertools.islice(rows, self._needed))
+        found = int((text.public.lengths >= shortest).sum())
         if found < self._needed:
             raise ConfigError(
                 f'initial-text = "selected" needs {self._needed} rows of at least {shortest} '
@@ -207,18 +203,13 @@ class SelectedText:
 
     def _chose(self) -> int | None:
         """The round whose release chose."""
-        rounds = self._need_place().run.rounds
+        rounds = self._need_text().place.run.rounds
         return next((number for number, files in rounds if files.selected.exists()), None)
 
     def _file(self, number: int) -> Path:
-        return RoundFiles(self._need_place().run.round_dir(number)).selected
+        return RoundFiles(self._need_text().place.run.round_dir(number)).selected
 
     def _need_text(self) -> SketchedText:
         if self._text is None:
             raise RuntimeError("the strategy has not been started")
         return self._text
-
-    def _need_place(self) -> Workplace:
-        if self._place is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._place

@@ -34,6 +34,7 @@ class SketchedText:
         place: of the run.
 
     Attributes:
+        place: of the run.
         tokenizer: the ``tokenizers.Tokenizer`` whose tokens are counted.
         public: the public text.
         question: what users are asked.
@@ -47,7 +48,7 @@ class SketchedText:
         from flower_privsyn.data.public_rows import PublicRows
         from flower_privsyn.embedding import load_tokenizer
 
-        self._config, self._place = config, place
+        self._config, self.place = config, place
         self.tokenizer, fingerprint = load_tokenizer(located(config.model))
         with place.progress.stage("Read the public text", total=None):
             self.public: PublicRows = PublicRows.of(
@@ -70,9 +71,9 @@ class SketchedText:
         config, bigrams, public = self._config, None, self.public
         if config.num_bigrams:
             # Kept, so that a resumed run asks the same whatever became of the file since.
-            file = self._place.run.path / "bigrams.npy"
+            file = self.place.run.path / "bigrams.npy"
             if not file.exists():
-                rows = (row for chunk in public.chunks() for row in chunk)
+                rows = map(public.row, range(len(public)))
                 with replacing(file) as temporary, temporary.open("wb") as opened:
                     found = frequent_bigrams(
                         rows, vocabulary=public.vocabulary, most=config.num_bigrams
@@ -89,7 +90,7 @@ class SketchedText:
         """
         from flower_privsyn.strategies.parts.topics import Topics
 
-        with self._place.progress.stage("Read the release", total=None):
+        with self.place.progress.stage("Read the release", total=None):
             documents = list(self.public.documents(most_tokens=PUBLIC_TOKENS))
             sketch = TokenSketch.of(
                 self._config.question(),
@@ -100,7 +101,7 @@ class SketchedText:
             if sketch is None:
                 raise RuntimeError("a run that released nothing has no result")
             topics = Topics.of(documents, token_texts(self.tokenizer, self.public.vocabulary))
-            sketch.save(self._place.run.path, tokenizer=self.tokenizer, topics=topics)
+            sketch.save(self.place.run.path, tokenizer=self.tokenizer, topics=topics)
         return sketch
 
     def select(self, sketch: TokenSketch) -> Selection:
@@ -118,7 +119,7 @@ class SketchedText:
                 yield Rows(tokens=chunk)
                 report.update(len(chunk))
 
-        with self._place.progress.stage("Choose public text", len(public)) as report:
+        with self.place.progress.stage("Choose public text", len(public)) as report:
             selection = config.choose(chunks(report), sketch, num_rows=len(public))
         if not len(selection.indices):
             raise ConfigError(
