@@ -103,7 +103,12 @@ class Columns:
             return f"{start} among its {len(names)}; the first row of text must hold their names"
         if near := difflib.get_close_matches(name, names, n=1):
             start += f" (did you mean {near[0]!r}?)"
-        return f"{start}; its columns are {', '.join(map(repr, names))}"
+        start += f"; its columns are {', '.join(map(repr, names))}"
+        if name == self.client:
+            return f"{start}; set client-column to the one that names the user"
+        if name in self.texts:
+            return f"{start}; set text-column to the one that holds the text"
+        return start
 
     def cell(self, value: object, place: str) -> str | None:
         """The text of one cell: as it is, None where there is none, UNUSABLE for all that is none.

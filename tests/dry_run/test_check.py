@@ -83,9 +83,9 @@ def test_a_run_that_is_ready(
     assert figures["epsilon_release"] == pytest.approx(8, rel=1e-4)
     assert figures["epsilon_known_cohorts"] == pytest.approx(8, rel=1e-4)
     assert figures["noise_share"] == pytest.approx(figures["noise_multipliers"][0] / 60)
-    assert len(figures["bytes_down_by_round"]) == 11
-    # A half precision number for each of 384 dimensions of 512 candidates, and a header.
-    assert 0 < figures["bytes_down_by_round"][0] - 2 * 384 * 512 < 2000
+    assert len(figures["bytes_down_by_round"]) == 8
+    # A half precision number for each of 384 dimensions of 256 candidates, and a header.
+    assert 0 < figures["bytes_down_by_round"][0] - 2 * 384 * 256 < 2000
     assert figures["cpu_seconds_server"] > figures["cpu_seconds_nodes"] > 0
     # Nothing was written: no cache, no run, no byte code.
     assert [path for path in tmp_path.rglob("*") if path != data] == []

@@ -491,6 +491,20 @@ BAD = [
         )
     ),
     DataCase(
+        "other names of columns",
+        "u.csv",
+        content("customer,note\na,some text\nb,other text\n", "u.csv"),
+        "u.csv has no column 'client_id'; its columns are 'customer', 'note'; set client-column to "
+        "the one that names the user.",
+    ),
+    DataCase(
+        "another name of the text's column",
+        "u.csv",
+        content("client_id,note\na,some text\nb,other text\n", "u.csv"),
+        "u.csv has no column 'text'; its columns are 'client_id', 'note'; set text-column to the "
+        "one that holds the text.",
+    ),
+    DataCase(
         "no names of columns",
         "u.csv",
         content(f'a,"{SECRET}"\nb,"{SECRET}"\n', "u.csv"),
