@@ -25,7 +25,7 @@ from flower_privsyn.data import public_texts
 from flower_privsyn.generation import MaskFill, SamplingParameters, TransformersGenerator
 from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.models import resolve_model
-from flower_privsyn.models.pretrained import quiet_transformers
+from flower_privsyn.models.library import quiet_transformers
 
 NEW_TOKENS = 64
 MASK_TOKENS = 64

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.environment import WORKING_DIRECTORY
+from flower_privsyn.environment import CACHE, WORKING_DIRECTORY
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 
 
@@ -37,6 +37,15 @@ _NO_ROOM = re.compile(r"No space left on device|disk is full|Disk quota exceeded
 
 #: What a disk with room left can still take.
 _ROOM_BYTES = 2**16
+
+
+def default_cache_directory() -> Path:
+    """Where a machine keeps what it can make again: a node embeddings, a server rows and models.
+
+    `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`.
+    """
+    configured = os.environ.get(CACHE)
+    return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
 
 
 def user_path(path: str | Path) -> Path:

@@ -18,7 +18,7 @@ def expand(
         str | None,
         option(
             "NAME",
-            "language model that writes: a name, a folder, or http://host:port/v1#model "
+            "language model that writes: a name, a folder, gguf:FILE or http://host:port/v1#model "
             "(default: the run's)",
         ),
     ] = None,

@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from flower_privsyn.data.cut import Cut, token_ids
 from flower_privsyn.data.public_text import BUNDLED, text_of_line
-from flower_privsyn.embedding.cache import default_cache_directory
 from flower_privsyn.errors import DataError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import default_cache_directory, expanded
 
 IntArray = npt.NDArray[np.int64]
 

@@ -23,9 +23,12 @@ from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryErr
 from flower_privsyn.files import expanded, located, user_path
 from flower_privsyn.generation import load_prompt
 from flower_privsyn.generation.api_key import is_address, shown_address
-from flower_privsyn.generation.generators import check_server, is_remote
+from flower_privsyn.generation.generators import check_server, is_gguf, is_remote
+from flower_privsyn.generation.gguf_backend import file_of
 from flower_privsyn.host.app import App, ConfigValue, federation_of, ray_address, strategies_of
 from flower_privsyn.host.launch import refuse_resume, require_cluster, require_simulation
+from flower_privsyn.models import gemma
+from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.privacy import accounting, quarantine
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Method
@@ -220,6 +223,15 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
         check_server(model.name, api_key_env=api_key_env, seconds=_SERVER_SECONDS)
         report.say("models", f"{model.setting}: {shown_address(model.name)} answers")
         return
+    if is_gguf(model.name):
+        require(("httpx", "xllamacpp"))
+        header = read_gguf(file_of(model.name))
+        size = f"{header.architecture}, {header.parameters:,} parameters"
+        report.say("models", f"{model.setting} = {model.name}: {size}")
+        return
+    if model.name == gemma.GEMMA:
+        _gemma(model, report)
+        return
     name = model.name.removeprefix("vllm:")
     if is_remote(model.name) and not is_installed("vllm"):
         raise MissingExtraError(f"{model.setting} = {model.name} needs vllm: pip install vllm")
@@ -233,6 +245,19 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
             raise ModelError(f"{model.setting}: {folder} holds no weights")
         report.say("models", f"{model.setting} = {name}: {folder}")
+
+
+def _gemma(model: NeededModel, report: Report) -> None:
+    folder = gemma.made_folder()
+    if folder is None:
+        gemma.require()
+        report.say(
+            "models",
+            f"{model.setting} = {gemma.GEMMA}: its package is installed; the first run makes it "
+            f"ready in {gemma.place()}, about a minute and 0.8 GB ({gemma.LICENCE})",
+        )
+    else:
+        report.say("models", f"{model.setting} = {gemma.GEMMA}: {folder} ({gemma.LICENCE})")
 
 
 def _plan(
@@ -332,7 +357,7 @@ def _languages(needs: Needs, people: People, report: Report, shelf: Shelf) -> No
     report.figures["scripts"] = {name: round(share, 3) for name, share in text.items() if share}
     settings: dict[str, list[str]] = {}
     for model in needs.models:
-        if not is_remote(model.name):
+        if not is_remote(model.name) and not is_gguf(model.name):
             settings.setdefault(model.name, []).append(model.setting)
     for name, named_by in settings.items():
         try:

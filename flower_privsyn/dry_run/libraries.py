@@ -16,6 +16,7 @@ _EXTRAS: Final = {
     "httpx": "server",
     "torch": "server",
     "transformers": "server",
+    "xllamacpp": "gguf",
     "accelerate": "training",
     "peft": "training",
     "trl": "training",

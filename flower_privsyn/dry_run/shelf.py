@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,12 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.embedding.embedder import model_place
 from flower_privsyn.errors import ModelError
 from flower_privsyn.files import located
-from flower_privsyn.models import resolve_model
+from flower_privsyn.generation.generators import is_gguf
+from flower_privsyn.generation.gguf_backend import file_of
+from flower_privsyn.models import gemma, resolve_model
+from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.hub import folder_in_cache, hub_unreachable
+from flower_privsyn.models.sizes import count_weights
 from flower_privsyn.queries import TrainableModel
 
 
@@ -87,10 +90,16 @@ class Shelf:
 
     def weights(self, name: str, *, embeds: bool = False) -> int:
         """Numbers in the weights of a model; 0 where its files do not say."""
-        return _weights(self.folder(name, embeds=embeds))
+        if is_gguf(name):
+            return read_gguf(file_of(name)).parameters
+        if name == gemma.GEMMA:
+            return gemma.PARAMETERS
+        return count_weights(self.folder(name, embeds=embeds))
 
 
 def _folder(name: str, embeds: bool) -> Path:
+    if name == gemma.GEMMA and gemma.made_folder() is None:
+        raise NotHereError(f"{name} is not ready on this machine: the first run makes it so")
     place = model_place(name) if embeds else _place(name)
     if isinstance(place, Path):
         return place
@@ -108,17 +117,6 @@ def _place(name: str) -> Path | str:
     resolved = resolve_model(name)
     path = Path(resolved)
     return path if path.is_dir() else resolved
-
-
-def _weights(folder: Path) -> int:
-    """Numbers in all safetensors files of a folder, by their headers."""
-    total = 0
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        shapes = (entry["shape"] for name, entry in header.items() if name != "__metadata__")
-        total += sum(math.prod(shape) for shape in shapes)
-    return total
 
 
 def _json(path: Path) -> Any:

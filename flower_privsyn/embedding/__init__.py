@@ -1,6 +1,6 @@
 """Text to vectors, kept on the node's disk."""
 
-from flower_privsyn.embedding.cache import EmbeddingCache, cached_embed, default_cache_directory
+from flower_privsyn.embedding.cache import EmbeddingCache, cached_embed
 from flower_privsyn.embedding.company import check_company, require_company
 from flower_privsyn.embedding.embedder import (
     Embedder,
@@ -10,6 +10,7 @@ from flower_privsyn.embedding.embedder import (
 from flower_privsyn.embedding.records import RecordStore, StoredRecords, content_key
 from flower_privsyn.embedding.salvage import embed_each
 from flower_privsyn.embedding.tokens import load_tokenizer
+from flower_privsyn.files import default_cache_directory
 
 __all__ = [
     "Embedder",

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn import environment
 from flower_privsyn.embedding.embedder import Embedder
 from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.embedding.salvage import embed_each
@@ -32,12 +31,6 @@ _QUERY_KEYS = 900  # SQLite before 3.32 takes at most 999 parameters
 _WRITE_ROWS = 4096
 # Texts embedded between two writes: what a killed process loses at most.
 _BLOCK = 2048
-
-
-def default_cache_directory() -> Path:
-    """Where a node keeps embeddings: `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`."""
-    configured = os.environ.get(environment.CACHE)
-    return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
 
 
 class EmbeddingCache:

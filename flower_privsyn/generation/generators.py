@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.api_key import (
@@ -12,9 +12,12 @@ from flower_privsyn.generation.api_key import (
     read_key,
 )
 from flower_privsyn.generation.backends import TextGenerator
+from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_of
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.generation.vllm_backend import VLLMGenerator
+from flower_privsyn.models import gemma
+from flower_privsyn.models.gguf import digest_of
 from flower_privsyn.models.pretrained import Precision
 
 
@@ -33,6 +36,8 @@ def load_generator(
 
             * a bundled short name (``"privsyn-lm"``), a folder or a hub name: the model runs in
               this process through Transformers;
+            * ``"gemma-3-270m"``: the same with the package of the extra ``gemma``;
+            * ``"gguf:<file>"``: llama.cpp in a process of its own (`GGUFGenerator`);
             * ``"http://host:port/v1#model"``: a server with the OpenAI completions interface,
               such as ``vllm serve``; without ``#model`` the one model it serves;
             * ``"vllm:<folder or hub name>"``: vLLM in this process.
@@ -55,11 +60,13 @@ def load_generator(
     """
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(
-            "the generator must be a model name, a folder, 'http://host:port/v1#model' or "
-            f"'vllm:<model>', got {name!r}"
+            "the generator must be a model name, a folder, 'gguf:<file>', "
+            f"'http://host:port/v1#model' or 'vllm:<model>', got {name!r}"
         )
     if is_address(name):
         return _server(name, api_key_env, max_concurrency=batch_size)
+    if is_gguf(name):
+        return GGUFGenerator(file_of(name))
     if name.startswith("vllm:"):
         return VLLMGenerator(name.removeprefix("vllm:"), dtype=dtype)
     return TransformersGenerator(name, device=device, dtype=dtype, batch_size=batch_size)
@@ -93,5 +100,50 @@ def _server(name: str, api_key_env: str, **options: Any) -> OpenAIGenerator:
 
 
 def is_remote(name: str) -> bool:
-    """Whether the name is of a generator that Transformers does not run in this process."""
+    """Whether the name is of a generator of which this machine knows nothing but its address.
+
+    Or that vLLM runs: either way it is kept busy by many requests, and costs no CPU time here.
+    """
     return name.startswith(("http://", "https://", "vllm:"))
+
+
+def is_gguf(name: str) -> bool:
+    """Whether the name is of a file that llama.cpp runs, on this machine."""
+    return name.startswith(PREFIX)
+
+
+#: Whether the same seeds give the same texts again, by what runs the model, and why not.
+_REPEATS: Final = {
+    "Transformers": (True, "on one machine, with the same versions and batch size"),
+    "llama.cpp": (False, "samples are rounded together with those that are written beside them"),
+    "vLLM": (False, "samples are rounded together with those that are written beside them"),
+    "a server": (False, "seeds are sent, and what the server makes of them is not known"),
+}
+
+
+def describe_generator(name: str) -> dict[str, Any]:
+    """What a run directory says of a generator beside its name; nothing is loaded.
+
+    Args:
+        name: As for `load_generator`.
+
+    Returns:
+        What runs it; whether the same seeds give the same texts again; of a file its digest; of
+        ``"gemma-3-270m"`` also the terms of use.
+
+    Raises:
+        ModelError: A file cannot be read.
+    """
+    if is_address(name):
+        backend = "a server"
+    elif name.startswith("vllm:"):
+        backend = "vLLM"
+    else:
+        backend = "llama.cpp" if is_gguf(name) else "Transformers"
+    repeats, why = _REPEATS[backend]
+    said: dict[str, Any] = {"run_by": backend, "deterministic": repeats, "because": why}
+    if is_gguf(name):
+        said["sha256"] = digest_of(file_of(name))
+    if name == gemma.GEMMA:
+        said |= {"sha256": gemma.SHA256, "licence": gemma.LICENCE}
+    return said

@@ -10,13 +10,21 @@ may fall on the other side: exact independence of the batch size holds up to tha
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+#: Tokens of a vocabulary from which a CPU draws row by row. A row of so many numbers fills a core's
+#: cache; all rows together would be fetched from memory for each of the operations.
+_LARGE: Final = 65_536
+
+#: Tokens that are searched one by one, once it is known that the drawn one is among them.
+_SPAN: Final = 512
 
 
 def derive_seed(seed: int, *parts: str | int) -> int:
@@ -81,6 +89,12 @@ def sample_tokens(
 
     if temperature == 0:
         return logits.argmax(dim=-1)
+    if logits.shape[-1] >= _LARGE and logits.device.type == "cpu":
+        drawn = [
+            _draw(row, uniform, temperature=temperature, top_p=top_p)
+            for row, uniform in zip(logits, uniforms.tolist(), strict=True)
+        ]
+        return torch.tensor(drawn, dtype=torch.int64)
     probabilities = torch.softmax(logits.float() / temperature, dim=-1)  # (b, v)
     order = None
     if top_p < 1:
@@ -99,6 +113,50 @@ def sample_tokens(
     if order is not None:
         drawn = order.gather(-1, drawn)
     return drawn.squeeze(-1)
+
+
+def _draw(logits: torch.Tensor, uniform: float, *, temperature: float, top_p: float) -> int:
+    """Draw one token of a large vocabulary, as `sample_tokens` does.
+
+    Args:
+        logits: (v,).
+        uniform: In [0, 1).
+        temperature: > 0.
+        top_p: In (0, 1].
+    """
+    import torch
+
+    weights = logits.float()  # (v,)
+    weights = weights.sub(weights.max()).div_(temperature).exp_()
+    tokens = None
+    if top_p < 1:
+        # What all tokens below a v-th of 1 - top_p weigh together is less than what is left out:
+        # the nucleus is among the others, and they are few enough to be sorted.
+        least = float(weights.sum()) * (1 - top_p)
+        tokens = (weights >= least / len(weights)).nonzero().squeeze(1)
+        kept, order = weights[tokens].sort(descending=True, stable=True)
+        cumulative = kept.cumsum(0, dtype=torch.float64)
+        rest = float(weights.sum(dtype=torch.float64)) * top_p
+        # The token that crosses top_p included.
+        last = min(int((cumulative < rest).sum()), len(kept) - 1)
+        weights, tokens = kept[: last + 1], tokens[order[: last + 1]]
+    whole = len(weights) // _SPAN * _SPAN
+    spans = weights[:whole].view(-1, _SPAN).sum(1, dtype=torch.float64)
+    bounds = torch.cat([spans, weights[whole:].sum(dtype=torch.float64)[None]]).cumsum(0)
+    total = float(bounds[-1])
+    # Rounding must not lift the target to the total: nothing lies to the right of it.
+    target = min(uniform * total, math.nextafter(total, 0.0))
+    # right=True skips what weighs nothing, also for a target of exactly 0.
+    span = int(torch.searchsorted(bounds, target, right=True))
+    before = float(bounds[span - 1]) if span else 0.0
+    inside = weights[span * _SPAN : (span + 1) * _SPAN if span * _SPAN < whole else None]
+    place = int(
+        torch.searchsorted(inside.cumsum(0, dtype=torch.float64), target - before, right=True)
+    )
+    # Sums of spans and sums inside them round differently: stay with what weighs something.
+    place = min(place, int(inside.nonzero().max()))
+    drawn = span * _SPAN + place
+    return drawn if tokens is None else int(tokens[drawn])
 
 
 def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:

@@ -21,7 +21,7 @@ from flower_privsyn.generation.backends import (
     check_texts,
 )
 from flower_privsyn.models.adapters import adapter_digest
-from flower_privsyn.models.pretrained import shorten
+from flower_privsyn.models.library import shorten
 
 
 class VLLMGenerator:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import MissingExtraError, ModelError
-from flower_privsyn.models.pretrained import shorten
+from flower_privsyn.models.library import shorten
 
 
 class AdapterSwitch:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 import os
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.sizes import refuse_absurd_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
@@ -87,6 +85,10 @@ def load_pretrained(
         MissingExtraError: PyTorch or Transformers is not installed.
     """
     resolved, transformers = _folder_and_library(name)
+    try:
+        refuse_absurd_sizes(Path(resolved))
+    except ModelError as error:
+        raise ModelError(f"model {str(name)!r} cannot be loaded: {error}") from error
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
     model_class = (
@@ -243,25 +245,3 @@ def accepted_arguments(model: Any) -> frozenset[str]:
     """
     said: frozenset[str] | None = getattr(model, "accepted_arguments", None)
     return frozenset(inspect.signature(model.forward).parameters) if said is None else said
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Hide the loading bars: a run shows its own progress."""
-    transformers_logging: Any = importlib.import_module("transformers.utils.logging")
-    shown = transformers_logging.is_progress_bar_enabled()
-    level = transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity(max(level, logging.ERROR))
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if shown:
-            transformers_logging.enable_progress_bar()
-
-
-def shorten(error: BaseException) -> str:
-    """Shorten a library's message to one line: they tend to list every class they know."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    return message if len(message) <= 240 else message[:237].rsplit(" ", 1)[0] + " ..."

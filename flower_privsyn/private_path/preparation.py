@@ -20,6 +20,7 @@ from flower_privsyn.private_path.resume import (
 )
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan, announcement, plan_of, settle
+from flower_privsyn.private_path.writers import record_generators
 from flower_privsyn.queries import Query
 from flower_privsyn.runs import RunDirectory
 
@@ -93,6 +94,7 @@ class Preparation:
             Workplace(run=run, progress=progress, released=lambda number: released_in(run, number))
         )
         record_changes(run, changes, num_rounds=settings.num_rounds)
+        record_generators(run, method)
         if resume and all_released(run, num_rounds=settings.num_rounds):
             logger.info("every round has been asked: the result is made without the nodes")
             return None

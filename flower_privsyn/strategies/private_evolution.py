@@ -128,8 +128,8 @@ class PrivateEvolutionConfig(PrivateSumConfig):
     likelihood_model: LikelihoodModel = "privsyn-lm"
     generator: Annotated[
         str,
-        "causal language model that expands the survivors; a name, a path, or "
-        '"http://host:port/v1#model" for an OpenAI-compatible server such as vLLM\'s.',
+        'causal language model that expands the survivors: a name, a folder, "gguf:FILE" for '
+        'llama.cpp, or "http://host:port/v1#model" for an OpenAI-compatible server like vLLM\'s.',
     ] = "privsyn-lm"
     generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
     prompt: Annotated[str, "the expansion prompt, a bundled name or a JSON file."] = "pre-text"

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.bias import LogitBias
-from flower_privsyn.models.pretrained import load_pretrained, quiet_transformers
+from flower_privsyn.models.library import quiet_transformers
+from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.fingerprint import weight_files
 from flower_privsyn.training.tokens import first_token, padded, text_window, token_rows

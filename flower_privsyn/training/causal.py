@@ -43,12 +43,8 @@ from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
 from flower_privsyn.host.progress import Stage
 from flower_privsyn.models import resolve_model
-from flower_privsyn.models.pretrained import (
-    choose_device,
-    load_pretrained,
-    quiet_transformers,
-    shorten,
-)
+from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.pretrained import choose_device, load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.distillation import (
     Distillation,

@@ -26,7 +26,8 @@ import numpy.typing as npt
 import torch
 
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
-from flower_privsyn.models.pretrained import load_pretrained, quiet_transformers, shorten
+from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.queries import TrainableModel
 
 #: Labels of tokens that nothing is learnt from.

@@ -32,12 +32,11 @@ from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, Tr
 from flower_privsyn.files import expanded
 from flower_privsyn.models import BUNDLED_MODELS, resolve_model
 from flower_privsyn.models.adapters import adapter_digest
-from flower_privsyn.models.pretrained import (
-    choose_device,
-    load_pretrained,
-    quiet_transformers,
-    shorten,
-)
+from flower_privsyn.models.hub import folder_in_cache
+from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.pretrained import choose_device, choose_dtype, load_pretrained
+from flower_privsyn.models.sizes import count_weights
+from flower_privsyn.models.threads import SMALL
 from flower_privsyn.training import storage
 from flower_privsyn.training.encoding import encode_pairs
 from flower_privsyn.training.fingerprint import weight_files
@@ -332,9 +331,20 @@ def _load(model: str | Path, *, device: str, precision: str) -> tuple[Any, Any, 
     _trainers()  # the clearer sentence when something is missing
     chosen = choose_device(None if device == "auto" else device)
     if precision == "auto":
-        precision = "bfloat16" if chosen.type == "cuda" else "float32"
+        precision = "bfloat16" if chosen.type == "cuda" or _is_large(model) else "float32"
     loaded, tokenizer = load_pretrained(model, kind="causal", dtype=precision, device=str(chosen))
     return loaded, tokenizer, precision == "bfloat16"
+
+
+def _is_large(model: str | Path) -> bool:
+    """Whether a CPU here trains a model faster in bfloat16, and it is not too small to bear it."""
+    import torch
+
+    resolved = resolve_model(model)
+    folder = Path(resolved) if Path(resolved).is_dir() else folder_in_cache(resolved)
+    if folder is None or count_weights(folder) < SMALL:
+        return False
+    return choose_dtype("auto", torch.device("cpu")) == torch.bfloat16
 
 
 def _trainers() -> Any:

@@ -125,7 +125,8 @@ class PreferenceTraining(Settings):
     ] = "auto"
     precision: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        '"auto" is bfloat16 on a GPU and float32 on a CPU. The adapter itself is always float32.',
+        '"auto" is bfloat16 on a GPU, and for 100 million parameters or more on a CPU that '
+        "multiplies it; else float32. The adapter itself is always float32.",
     ] = "auto"
 
     def _called(self, name: str) -> str:

@@ -6,7 +6,6 @@ Importing this module loads PyTorch, PEFT and TRL.
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +16,9 @@ import torch
 from datasets import Dataset
 
 from flower_privsyn.errors import ConfigError, ModelError, TrainingError
-from flower_privsyn.models.pretrained import shorten
+from flower_privsyn.models.library import shorten
 from flower_privsyn.training.encoding import EncodedPair
+from flower_privsyn.training.log_probabilities import accepts, sequence_log_probabilities
 from flower_privsyn.training.preference_settings import PreferenceTraining
 from flower_privsyn.training.storage import mark_complete, write_adapter
 
@@ -66,31 +66,6 @@ class Collator:
             if key in examples[0]:
                 batch[key] = torch.tensor([example[key] for example in examples])
         return batch
-
-
-def sequence_log_probabilities(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Sum the log-probabilities of the response tokens of every row.
-
-    Args:
-        model: A causal language model, or a PEFT model around one.
-        batch: What `Collator` makes, on the model's device.
-
-    Returns:
-        (b,) float32.
-    """
-    mask = batch["completion_mask"].bool()  # (b, t)
-    width = int(mask.any(0).sum())  # the last columns, responses being lined up
-    names = ("input_ids", "attention_mask", "position_ids")
-    inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
-    if accepts(model, "logits_to_keep"):
-        # The output matrix is most of a small model, and prompts are most of the tokens.
-        inputs["logits_to_keep"] = width + 1
-    logits = model(**inputs, use_cache=False).logits[:, -(width + 1) : -1]  # (b, r, v)
-    targets = batch["input_ids"].masked_fill(~mask, -100)[:, -width:]  # (b, r)
-    losses = torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none"
-    )  # (b * r,)
-    return -losses.view(targets.shape).sum(1)
 
 
 class _LocalTrainer(transformers.Trainer):  # type: ignore[misc]
@@ -507,12 +482,6 @@ def _one_device(arguments: Any) -> Any:
     """Use the first GPU: the trainer would spread a batch over all of them, and TRL refuses."""
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
-
-
-def accepts(model: Any, name: str) -> bool:
-    """Tell whether the model itself, not a wrapper around it, takes this argument."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return name in inspect.signature(type(base).forward).parameters
 
 
 def _check_finite(loss: torch.Tensor, step: int) -> None:

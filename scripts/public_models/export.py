@@ -35,7 +35,7 @@ from networks import Recipe, masked_logits
 from private import WINDOW
 
 from flower_privsyn.generation.prompts import load_prompt
-from flower_privsyn.models.pretrained import quiet_transformers
+from flower_privsyn.models.library import quiet_transformers
 
 SHARD_BYTES = 15 * 2**20  # so that a copy over a narrow line, or a review, never meets a big file
 _ATTRIBUTION = Path(__file__).with_name("ATTRIBUTION.md")

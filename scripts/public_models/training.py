@@ -25,7 +25,7 @@ from networks import (
     rate,
 )
 
-from flower_privsyn.models.pretrained import quiet_transformers
+from flower_privsyn.models.library import quiet_transformers
 
 SECONDS_BETWEEN_LINES = 15.0
 # The first half minute holds compilation and the workers' start: not part of the speed.

@@ -210,6 +210,71 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("gpt2"), GPT2LMHeadModel(config), tokenizer)
 
 
+def write_gguf(folder: Path, file: Path) -> Path:
+    """The Llama in a folder as llama.cpp reads it, in float32."""
+    import json
+
+    import gguf
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    config = model.config
+    heads, head = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(head)
+    writer.add_vocab_size(config.vocab_size)
+    bpe = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    tokens = tokenizer.convert_ids_to_tokens(range(config.vocab_size))
+    special = set(tokenizer.all_special_tokens)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens]
+    )
+    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    writer.add_add_bos_token(False)
+    names = {
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    for name, weight in model.state_dict().items():
+        place = name.removesuffix(".weight").removeprefix("model.layers.")
+        number, _, rest = place.partition(".")
+        values = weight.float().numpy()
+        if rest in ("self_attn.q_proj", "self_attn.k_proj"):
+            # Rotary positions turn neighbours there and halves here.
+            values = values.reshape(heads, 2, head // 2, -1).swapaxes(1, 2).reshape(values.shape)
+        in_layer = number.isdigit()
+        made = f"blk.{number}.{names[rest]}" if in_layer else names[place]
+        writer.add_tensor(f"{made}.weight", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.fixture(scope="session")
+def gguf_llama(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model `llama` as a GGUF file."""
+    pytest.importorskip("gguf")
+    return write_gguf(llama, tmp_path_factory.mktemp("gguf") / "llama.gguf")
+
+
 def make_adapter(model: Path, folder: Path, seed: int) -> Path:
     """A LoRA adapter with random weights that are large enough to change what is written."""
     import torch

@@ -125,8 +125,9 @@ class PreferenceConfig(PrivateSumConfig):
     prompt: Annotated[str, "the prompt, a bundled name or a JSON file."] = "pre-text"
     generator: Annotated[
         str,
-        "causal language model that writes; a name, a path, or "
-        '"http://host:port/v1#model" for an OpenAI-compatible server such as vLLM\'s.',
+        'causal language model that writes: a name, a folder, "gguf:FILE" for llama.cpp (where '
+        'no adapters are trained), or "http://host:port/v1#model" for an OpenAI-compatible server '
+        "like vLLM's.",
     ] = "privsyn-lm"
     generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
     training_model: Annotated[
@@ -186,6 +187,11 @@ class PreferenceConfig(PrivateSumConfig):
             raise ConfigError(
                 f'patience = {self.patience} needs checkpoint = "sketch-mmd", got checkpoint = '
                 f'"{self.checkpoint}": nothing else that is released says how near a round came'
+            )
+        if self.needs_training and self.generator.startswith("gguf:"):
+            raise ConfigError(
+                f'generator = "{self.generator}" is run by llama.cpp, which loads no adapters: name '
+                'the folder of the model itself, or "gemma-3-270m"'
             )
         if self.needs_training and not self.model_to_train:
             raise ConfigError(

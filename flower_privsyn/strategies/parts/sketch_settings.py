@@ -138,8 +138,8 @@ class JointSketchConfig(PrivateSumConfig):
     synthetic_samples: Annotated[int, Ge(1), "texts of synthetic.jsonl."] = 2000
     generator: Annotated[
         str,
-        'causal language model that writes, for synthesis = "written": a name, a path, or '
-        '"http://host:port/v1#model".',
+        'causal language model that writes, for synthesis = "written": a name, a folder, '
+        '"gguf:FILE", or "http://host:port/v1#model".',
     ] = "privsyn-lm"
     generator_bias: Annotated[
         float,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.files import append_json_lines, read_json_lines
 from flower_privsyn.generation import Expand, Prompt, SamplingParameters, TextGenerator
-from flower_privsyn.generation.generators import is_remote
+from flower_privsyn.generation.generators import is_gguf, is_remote
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.host.progress import ProgressReporter
 
@@ -118,7 +118,7 @@ def biased_generator(
     from flower_privsyn.training.distillation import check_same_tokens
 
     try:
-        if is_remote(name):
+        if is_remote(name) or is_gguf(name):
             raise ConfigError("its logits are not at hand")
         check_same_tokens(tokens_of, name)
     except PrivsynError as error:

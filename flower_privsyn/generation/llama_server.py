@@ -1,0 +1,97 @@
+"""llama.cpp's server for one model file, in a process of its own.
+
+    python -m flower_privsyn.generation.llama_server
+
+A broken file can end llama.cpp and the process that holds it; this one holds nothing else. It reads
+one line of settings from its standard input, answers with one line once it serves, and ends when
+its standard input does: the kernel closes that when the process that started it dies, however it
+dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+#: Errors alone: the last one says why the process ended.
+_VERBOSITY = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaSettings:
+    """What the server is started with.
+
+    Attributes:
+        model: path of the GGUF file.
+        api_key: whoever asks must know it: other users of the machine reach the port as well.
+        slots: texts that are written at the same time, >= 1.
+        context: tokens of a prompt and its continuation together, >= 1.
+        threads: that compute, >= 1.
+    """
+
+    model: str
+    api_key: str
+    slots: int
+    context: int
+    threads: int
+
+    def line(self) -> str:
+        """One line that `main` reads."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+def serve(settings: LlamaSettings) -> Any:
+    """Load the model and serve it on a free port of loopback.
+
+    Args:
+        settings: of the server.
+
+    Returns:
+        xllamacpp's server; its `listening_address` is where it is.
+    """
+    import xllamacpp
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = settings.model
+    parameters.hostname = "127.0.0.1"
+    parameters.port = 0
+    parameters.api_keys = [settings.api_key]
+    parameters.n_parallel = settings.slots
+    parameters.n_ctx = settings.slots * settings.context
+    parameters.cpuparams.n_threads = settings.threads
+    parameters.cpuparams_batch.n_threads = settings.threads
+    # Threads that wait for one another sleep: spinning takes the time of whoever is waited for.
+    parameters.cpuparams.poll = 0
+    parameters.cpuparams_batch.poll = 0
+    parameters.verbosity = _VERBOSITY
+    parameters.offline = True
+    parameters.check_tensors = True
+    # Completions of plain prompts, and nothing else: no page, no templates from the file, no
+    # prompts of other texts in memory or on view.
+    parameters.enable_chat_template = False
+    parameters.use_jinja = False
+    parameters.ui = False
+    parameters.endpoint_slots = False
+    parameters.cache_ram_mib = 0
+    return xllamacpp.Server(parameters)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    # Libraries that print must not be taken for the answer.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    settings = LlamaSettings(**json.loads(sys.stdin.readline()))
+    server = serve(settings)
+    answer.write(json.dumps({"address": server.listening_address}) + "\n")
+    answer.flush()
+    sys.stdin.read()
+    # Without waiting for what is being written: nobody is there to read it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

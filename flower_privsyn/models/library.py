@@ -1,0 +1,31 @@
+"""What the model libraries print, and what they say when they fail, made fit for a run."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Hide the loading bars: a run shows its own progress."""
+    transformers_logging: Any = importlib.import_module("transformers.utils.logging")
+    shown = transformers_logging.is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(max(level, logging.ERROR))
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def shorten(error: BaseException) -> str:
+    """Shorten a library's message to one line: they tend to list every class they know."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    return message if len(message) <= 240 else message[:237].rsplit(" ", 1)[0] + " ..."

@@ -1,0 +1,196 @@
+"""llama.cpp in a process of its own, on a small model that it really runs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import os
+import signal
+import struct
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
+from flower_privsyn.generation import (
+    Expand,
+    SamplingParameters,
+    TextGenerator,
+    TransformersGenerator,
+    load_generator,
+    rehearse,
+)
+from flower_privsyn.generation.generators import describe_generator
+from flower_privsyn.generation.gguf_backend import GGUFGenerator
+
+pytest.importorskip("xllamacpp", reason="the extra gguf is not installed")
+
+PROMPTS = ["The river", "A doctor waits under the old street, and", "Music", "My sister reads 3"]
+GREEDY = SamplingParameters(seed=0, max_new_tokens=24, temperature=0)
+SAMPLED = SamplingParameters(seed=3, max_new_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def generator(gguf_llama: Path):
+    made = load_generator(f"gguf:{gguf_llama}")
+    assert isinstance(made, GGUFGenerator)
+    yield made
+    made.close()
+
+
+def test_it_writes_what_transformers_writes(generator: GGUFGenerator, llama: Path):
+    expected = TransformersGenerator(llama, dtype="float32").generate(PROMPTS, sampling=GREEDY)
+    assert generator.generate(PROMPTS, sampling=GREEDY) == expected
+
+
+def test_the_interface(generator: GGUFGenerator):
+    assert isinstance(generator, TextGenerator)
+    assert generator.name == "llama.gguf"
+    finished: list[int] = []
+    found = generator.generate(PROMPTS, num_samples=3, sampling=SAMPLED, progress=finished.append)
+    assert [len(texts) for texts in found] == [3] * 4
+    assert sum(finished) == 12
+    # Equal prompts, too, have samples of their own; another seed gives others.
+    assert len({text for texts in found for text in texts}) == 12
+    again = generator.generate([PROMPTS[0]] * 2, sampling=SAMPLED)
+    assert again[0] != again[1]
+    other = SamplingParameters(seed=4, max_new_tokens=16)
+    assert generator.generate([PROMPTS[0]], sampling=other)[0] != again[0]
+    rehearse(generator, PROMPTS[0], num_samples=2, sampling=SAMPLED)
+
+
+def test_a_prompt_that_is_too_long(generator: GGUFGenerator):
+    with pytest.raises(GenerationError, match="refused"):
+        generator.generate(["river " * 400], sampling=SAMPLED)
+    assert generator.generate([PROMPTS[0]], sampling=GREEDY)
+
+
+def test_adapters_are_refused(generator: GGUFGenerator, adapters: tuple[Path, Path]):
+    with pytest.raises(GenerationError, match="does not load the adapter"):
+        generator.generate(PROMPTS[:1], sampling=SAMPLED, adapter=adapters[0])
+
+
+def test_nobody_without_the_key_is_answered(generator: GGUFGenerator):
+    import httpx
+
+    answer = httpx.post(f"{generator._child.address}/v1/completions", json={"prompt": "The"})
+    assert answer.status_code == 401
+
+
+def test_what_a_run_directory_says_of_it(gguf_llama: Path):
+    said = describe_generator(f"gguf:{gguf_llama}")
+    assert said["run_by"] == "llama.cpp"
+    assert not said["deterministic"]
+    assert len(said["sha256"]) == 64
+
+
+def test_its_process_ends_with_it(gguf_llama: Path):
+    generator = GGUFGenerator(gguf_llama, slots=1)
+    process = psutil.Process(generator._child._process.pid)
+    assert process.is_running()
+    del generator
+    gc.collect()
+    assert not psutil.pid_exists(process.pid) or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_its_process_ends_with_the_one_that_started_it(gguf_llama: Path):
+    generator = GGUFGenerator(gguf_llama, slots=1)
+    process = generator._child._process
+    assert process.stdin is not None
+    process.stdin.close()  # as the kernel does when the process dies
+    assert process.wait(timeout=30) == 0
+    with pytest.raises(GenerationError, match="llama.cpp ended while it wrote with llama.gguf"):
+        generator.generate(PROMPTS, sampling=SAMPLED)
+
+
+def test_a_process_that_dies_is_a_sentence(gguf_llama: Path):
+    generator = GGUFGenerator(gguf_llama, slots=2)
+    os.kill(generator._child._process.pid, signal.SIGABRT)
+    with pytest.raises(GenerationError, match="SIGABRT") as caught:
+        generator.generate(PROMPTS, sampling=SAMPLED)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_file_starts_no_process(
+    gguf_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a process was started")
+
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(gguf_llama.read_bytes()[:-1000])
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(ModelError, match="it was cut off"):
+        load_generator(f"gguf:{file}")
+    with pytest.raises(ModelError, match="does not exist"):
+        load_generator("gguf:no.gguf")
+
+
+def _changed(content: bytes, begin: bytes, by: bytes) -> bytes:
+    place = content.index(begin) + len(begin)
+    return content[:place] + by + content[place + len(by) :]
+
+
+@pytest.mark.parametrize("case", ["another architecture", "no such heads", "other names"])
+def test_what_llama_cpp_cannot_load_is_a_sentence(case: str, gguf_llama: Path, tmp_path: Path):
+    content = gguf_llama.read_bytes()
+    content = {
+        "another architecture": content.replace(b"llama", b"lorem"),
+        "no such heads": _changed(
+            content, b"llama.attention.head_count" + struct.pack("<I", 4), struct.pack("<I", 3)
+        ),
+        "other names": content.replace(b"blk.1.ffn_up", b"blk.7.ffn_up"),
+    }[case]
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=r"llama.cpp cannot load model.gguf: .+") as caught:
+        load_generator(f"gguf:{file}")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_the_extra(gguf_llama: Path, monkeypatch: pytest.MonkeyPatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "xllamacpp" else found(name)
+    )
+    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[gguf\]'"):
+        load_generator(f"gguf:{gguf_llama}")
+
+
+def test_a_resumed_run_writes_no_text_twice(generator: GGUFGenerator, tmp_path: Path):
+    from flower_privsyn.host.progress import Progress
+    from flower_privsyn.strategies.parts.synthesis import expand_resumably
+
+    seeds = ["the river sings", "a doctor waits", "my garden opens", "one winter train"]
+    expand = Expand(generator, sampling=SAMPLED, batch_size=8)
+
+    def write(wanted: int) -> list[str]:
+        records, _ = expand_resumably(
+            expand,
+            seeds,
+            ids=[str(number) for number in range(4)],
+            num_samples=wanted,
+            kept=tmp_path / "kept.jsonl",
+            seed_after=lambda kept: 100 + kept,
+            round_number=1,
+            source="expanded",
+            stage="Write",
+            progress=Progress(tmp_path / "progress.json"),
+        )
+        return [str(record["text"]) for record in records]
+
+    first = write(10)
+    with contextlib.suppress(KeyboardInterrupt):
+        # Stopped in the middle of its second batch.
+        def stop(*arguments: object) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(GGUFGenerator, "_complete", stop)
+            write(20)
+    every = write(20)
+    assert every[:10] == first
+    assert len(every) == len(set(every)) == 20
