@@ -55,6 +55,10 @@ _PLAIN_SAMPLING: Final = {
 }
 
 
+#: OpenMP's threads spin while they wait for one another unless they are told not to.
+_SLEEPING: Final = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+
+
 def file_of(name: str) -> Path:
     """The file that a generator's name stands for.
 
@@ -172,7 +176,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            env={**_SLEEPING, **os.environ, "PYTHONSAFEPATH": "1"},
         )
         # Also when nobody calls `end`; a process that is killed closes the pipe, which does too.
         self._finalizer = weakref.finalize(self, _kill, self._process)

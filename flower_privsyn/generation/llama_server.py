@@ -56,7 +56,7 @@ def serve(settings: LlamaSettings) -> Any:
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = settings.model
-    parameters.hostname = "127.0.0.1"
+    parameters.hostnames = ["127.0.0.1"]
     parameters.port = 0
     parameters.api_keys = [settings.api_key]
     parameters.n_parallel = settings.slots

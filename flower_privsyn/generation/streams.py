@@ -90,11 +90,11 @@ def sample_tokens(
     if temperature == 0:
         return logits.argmax(dim=-1)
     if logits.shape[-1] >= _LARGE and logits.device.type == "cpu":
-        drawn = [
-            _draw(row, uniform, temperature=temperature, top_p=top_p)
-            for row, uniform in zip(logits, uniforms.tolist(), strict=True)
-        ]
-        return torch.tensor(drawn, dtype=torch.int64)
+        rows = zip(logits, uniforms.tolist(), strict=True)
+        return torch.tensor(
+            [_draw(row, uniform, temperature=temperature, top_p=top_p) for row, uniform in rows],
+            dtype=torch.int64,
+        )
     probabilities = torch.softmax(logits.float() / temperature, dim=-1)  # (b, v)
     order = None
     if top_p < 1:
@@ -150,9 +150,8 @@ def _draw(logits: torch.Tensor, uniform: float, *, temperature: float, top_p: fl
     span = int(torch.searchsorted(bounds, target, right=True))
     before = float(bounds[span - 1]) if span else 0.0
     inside = weights[span * _SPAN : (span + 1) * _SPAN if span * _SPAN < whole else None]
-    place = int(
-        torch.searchsorted(inside.cumsum(0, dtype=torch.float64), target - before, right=True)
-    )
+    sums = inside.cumsum(0, dtype=torch.float64)
+    place = int(torch.searchsorted(sums, target - before, right=True))
     # Sums of spans and sums inside them round differently: stay with what weighs something.
     place = min(place, int(inside.nonzero().max()))
     drawn = span * _SPAN + place

@@ -93,7 +93,7 @@ def register_architecture(folder: Path) -> None:
     try:
         model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
         module = _OWN_ARCHITECTURES[model_type]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     try:
         importlib.import_module(module)

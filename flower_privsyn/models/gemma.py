@@ -8,8 +8,10 @@ bfloat16, which generation and training read like any other model's.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -149,10 +151,12 @@ def convert(file: Path, output: Path) -> None:
         importlib.import_module("gguf")
     except ImportError as error:
         raise MissingExtraError(
-            f"reading {file.name} needs gguf, PyTorch and Transformers ({shorten(error)}): {_INSTALL}"
+            f"reading {file.name} needs gguf, PyTorch and Transformers ({shorten(error)}): "
+            f"{_INSTALL}"
         ) from error
     try:
-        with quiet_transformers():
+        # The reader of GGUF files draws bars of its own.
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             where = {"gguf_file": file.name, "local_files_only": True}
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
             model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -88,7 +88,9 @@ def load_pretrained(
     try:
         refuse_absurd_sizes(Path(resolved))
     except ModelError as error:
-        raise ModelError(f"model {str(name)!r} cannot be loaded: {error}") from error
+        raise ModelError(
+            f"model {str(name)!r} cannot be loaded as a {kind} language model: {error}"
+        ) from error
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
     model_class = (
@@ -108,9 +110,8 @@ def load_pretrained(
                 output_loading_info=True,
             )
     except Exception as error:
-        what = "causal" if kind == "causal" else "masked"
         raise ModelError(
-            f"model {str(name)!r} cannot be loaded as a {what} language model: {shorten(error)}"
+            f"model {str(name)!r} cannot be loaded as a {kind} language model: {shorten(error)}"
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"model {str(name)!r} has no fast tokenizer (tokenizer.json)")

@@ -34,21 +34,23 @@ SAMPLED = SamplingParameters(seed=3, max_new_tokens=16)
 
 
 @pytest.fixture(scope="module")
-def generator(gguf_llama: Path):
-    made = load_generator(f"gguf:{gguf_llama}")
+def generator(gguf_tiny: Path):
+    made = load_generator(f"gguf:{gguf_tiny}")
     assert isinstance(made, GGUFGenerator)
     yield made
     made.close()
 
 
-def test_it_writes_what_transformers_writes(generator: GGUFGenerator, llama: Path):
-    expected = TransformersGenerator(llama, dtype="float32").generate(PROMPTS, sampling=GREEDY)
+def test_it_writes_what_transformers_writes(generator: GGUFGenerator):
+    expected = TransformersGenerator("privsyn-tiny", dtype="float32").generate(
+        PROMPTS, sampling=GREEDY
+    )
     assert generator.generate(PROMPTS, sampling=GREEDY) == expected
 
 
 def test_the_interface(generator: GGUFGenerator):
     assert isinstance(generator, TextGenerator)
-    assert generator.name == "llama.gguf"
+    assert generator.name == "tiny.gguf"
     finished: list[int] = []
     found = generator.generate(PROMPTS, num_samples=3, sampling=SAMPLED, progress=finished.append)
     assert [len(texts) for texts in found] == [3] * 4
@@ -64,8 +66,33 @@ def test_the_interface(generator: GGUFGenerator):
 
 def test_a_prompt_that_is_too_long(generator: GGUFGenerator):
     with pytest.raises(GenerationError, match="refused"):
-        generator.generate(["river " * 400], sampling=SAMPLED)
+        generator.generate(["river " * 700], sampling=SAMPLED)
     assert generator.generate([PROMPTS[0]], sampling=GREEDY)
+
+
+def test_tokens_are_drawn_as_often_as_the_model_says(generator: GGUFGenerator):
+    """The temperature before the nucleus, and nothing else that leaves tokens out."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from flower_privsyn.models import resolve_model
+
+    folder, prompt, count = resolve_model("privsyn-tiny"), "Once upon a", 300
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1]
+    chances = (logits / 1.5).softmax(-1).sort(descending=True)
+    kept = chances.values[: int((chances.values.cumsum(0) < 0.6).sum()) + 1]
+    sampling = SamplingParameters(seed=1, max_new_tokens=1, temperature=1.5, top_p=0.6)
+    (texts,) = generator.generate([prompt], num_samples=count, sampling=sampling)
+    allowed = {tokenizer.decode([token]) for token in chances.indices[: len(kept)].tolist()}
+    assert len(kept) > 40  # more than llama.cpp's own defaults would leave
+    assert set(texts) <= allowed | {""}  # a piece of a character is withheld
+    share = float(kept[:10].sum() / kept.sum())
+    first = {tokenizer.decode([token]) for token in chances.indices[:10].tolist()}
+    found = sum(text in first for text in texts) / count
+    assert abs(found - share) < 4 * (share * (1 - share) / count) ** 0.5
 
 
 def test_adapters_are_refused(generator: GGUFGenerator, adapters: tuple[Path, Path]):
@@ -80,15 +107,15 @@ def test_nobody_without_the_key_is_answered(generator: GGUFGenerator):
     assert answer.status_code == 401
 
 
-def test_what_a_run_directory_says_of_it(gguf_llama: Path):
-    said = describe_generator(f"gguf:{gguf_llama}")
+def test_what_a_run_directory_says_of_it(gguf_tiny: Path):
+    said = describe_generator(f"gguf:{gguf_tiny}")
     assert said["run_by"] == "llama.cpp"
     assert not said["deterministic"]
     assert len(said["sha256"]) == 64
 
 
-def test_its_process_ends_with_it(gguf_llama: Path):
-    generator = GGUFGenerator(gguf_llama, slots=1)
+def test_its_process_ends_with_it(gguf_tiny: Path):
+    generator = GGUFGenerator(gguf_tiny, slots=1)
     process = psutil.Process(generator._child._process.pid)
     assert process.is_running()
     del generator
@@ -96,18 +123,18 @@ def test_its_process_ends_with_it(gguf_llama: Path):
     assert not psutil.pid_exists(process.pid) or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_its_process_ends_with_the_one_that_started_it(gguf_llama: Path):
-    generator = GGUFGenerator(gguf_llama, slots=1)
+def test_its_process_ends_with_the_one_that_started_it(gguf_tiny: Path):
+    generator = GGUFGenerator(gguf_tiny, slots=1)
     process = generator._child._process
     assert process.stdin is not None
     process.stdin.close()  # as the kernel does when the process dies
     assert process.wait(timeout=30) == 0
-    with pytest.raises(GenerationError, match="llama.cpp ended while it wrote with llama.gguf"):
+    with pytest.raises(GenerationError, match="llama.cpp ended while it wrote with tiny.gguf"):
         generator.generate(PROMPTS, sampling=SAMPLED)
 
 
-def test_a_process_that_dies_is_a_sentence(gguf_llama: Path):
-    generator = GGUFGenerator(gguf_llama, slots=2)
+def test_a_process_that_dies_is_a_sentence(gguf_tiny: Path):
+    generator = GGUFGenerator(gguf_tiny, slots=2)
     os.kill(generator._child._process.pid, signal.SIGABRT)
     with pytest.raises(GenerationError, match="SIGABRT") as caught:
         generator.generate(PROMPTS, sampling=SAMPLED)
@@ -115,13 +142,13 @@ def test_a_process_that_dies_is_a_sentence(gguf_llama: Path):
 
 
 def test_a_broken_file_starts_no_process(
-    gguf_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gguf_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("a process was started")
 
     file = tmp_path / "cut.gguf"
-    file.write_bytes(gguf_llama.read_bytes()[:-1000])
+    file.write_bytes(gguf_tiny.read_bytes()[:-1000])
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(ModelError, match="it was cut off"):
         load_generator(f"gguf:{file}")
@@ -135,8 +162,8 @@ def _changed(content: bytes, begin: bytes, by: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("case", ["another architecture", "no such heads", "other names"])
-def test_what_llama_cpp_cannot_load_is_a_sentence(case: str, gguf_llama: Path, tmp_path: Path):
-    content = gguf_llama.read_bytes()
+def test_what_llama_cpp_cannot_load_is_a_sentence(case: str, gguf_tiny: Path, tmp_path: Path):
+    content = gguf_tiny.read_bytes()
     content = {
         "another architecture": content.replace(b"llama", b"lorem"),
         "no such heads": _changed(
@@ -151,20 +178,20 @@ def test_what_llama_cpp_cannot_load_is_a_sentence(case: str, gguf_llama: Path, t
     assert "\n" not in str(caught.value)
 
 
-def test_without_the_extra(gguf_llama: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_extra(gguf_tiny: Path, monkeypatch: pytest.MonkeyPatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "xllamacpp" else found(name)
     )
     with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[gguf\]'"):
-        load_generator(f"gguf:{gguf_llama}")
+        load_generator(f"gguf:{gguf_tiny}")
 
 
 def test_a_resumed_run_writes_no_text_twice(generator: GGUFGenerator, tmp_path: Path):
     from flower_privsyn.host.progress import Progress
     from flower_privsyn.strategies.parts.synthesis import expand_resumably
 
-    seeds = ["the river sings", "a doctor waits", "my garden opens", "one winter train"]
+    seeds = ["The river sings.", "A doctor waits.", "My garden opens.", "There was one train."]
     expand = Expand(generator, sampling=SAMPLED, batch_size=8)
 
     def write(wanted: int) -> list[str]:
@@ -182,7 +209,7 @@ def test_a_resumed_run_writes_no_text_twice(generator: GGUFGenerator, tmp_path: 
         )
         return [str(record["text"]) for record in records]
 
-    first = write(10)
+    first = write(6)
     with contextlib.suppress(KeyboardInterrupt):
         # Stopped in the middle of its second batch.
         def stop(*arguments: object) -> None:
@@ -190,7 +217,7 @@ def test_a_resumed_run_writes_no_text_twice(generator: GGUFGenerator, tmp_path: 
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(GGUFGenerator, "_complete", stop)
-            write(20)
-    every = write(20)
-    assert every[:10] == first
-    assert len(every) == len(set(every)) == 20
+            write(12)
+    every = write(12)
+    assert every[:6] == first
+    assert len(every) == len(set(every)) == 12

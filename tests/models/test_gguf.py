@@ -114,7 +114,7 @@ def test_whatever_bytes_are_changed_it_is_read_or_refused(gguf_llama: Path, tmp_
     file = tmp_path / "model.gguf"
     begun = time.process_time()
     refused = 0
-    for _ in range(150):
+    for _ in range(60):
         changed = bytearray(content)
         for _ in range(chooser.randint(1, 4)):
             changed[chooser.randrange(header)] = chooser.choice((0, 1, 127, 128, 255))
@@ -123,5 +123,5 @@ def test_whatever_bytes_are_changed_it_is_read_or_refused(gguf_llama: Path, tmp_
             read_gguf(file)
         except ModelError:
             refused += 1
-    assert 20 < refused < 150
+    assert 10 < refused < 60
     assert time.process_time() - begun < 30  # no number of the file makes it walk for long

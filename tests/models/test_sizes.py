@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from flower_privsyn.errors import ModelError
 from flower_privsyn.generation import load_generator
@@ -114,11 +115,13 @@ class _Evil:
 
 def test_no_object_of_a_folder_is_made(folder: Path, tmp_path: Path):
     proof = tmp_path / "proof"
+    weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    torch.save({"model.norm.weight": _Evil(proof)}, folder / "pytorch_model.bin")
+    torch.save({**weights, "model.norm.weight": _Evil(proof)}, folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
         load_generator(str(folder))
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Evil(proof)))
+    padding = bytes(2**21)  # as much as the configuration needs
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Evil(proof)) + padding)
     with pytest.raises(ModelError):
         load_generator(str(folder))
     assert not proof.exists()

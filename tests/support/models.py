@@ -275,6 +275,16 @@ def gguf_llama(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(llama, tmp_path_factory.mktemp("gguf") / "llama.gguf")
 
 
+@pytest.fixture(scope="session")
+def gguf_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled `privsyn-tiny`, which writes English, as a GGUF file."""
+    from flower_privsyn.models import resolve_model
+
+    pytest.importorskip("gguf")
+    file = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    return write_gguf(Path(resolve_model("privsyn-tiny")), file)
+
+
 def make_adapter(model: Path, folder: Path, seed: int) -> Path:
     """A LoRA adapter with random weights that are large enough to change what is written."""
     import torch

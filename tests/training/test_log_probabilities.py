@@ -63,7 +63,8 @@ def test_blocks_give_the_same(tiny: Path, positions: int, monkeypatch: pytest.Mo
     assert found.keys() == expected.keys()
     assert any(float(gradient.abs().max()) > 1e-3 for gradient in expected.values())
     for name, gradient in expected.items():
-        assert torch.allclose(found[name], gradient, rtol=1e-4, atol=1e-6), name
+        difference = float((found[name] - gradient).abs().max())
+        assert difference <= 1e-4 * float(gradient.abs().max()), name
     # Eleven response tokens, forwards and again in the backward pass, at most so many at a time.
     inside = [count for count in seen[1:] if count % vocabulary == 0]
     assert max(inside[1:], default=0) <= max(positions, 11) * vocabulary

@@ -190,8 +190,8 @@ class PreferenceConfig(PrivateSumConfig):
             )
         if self.needs_training and self.generator.startswith("gguf:"):
             raise ConfigError(
-                f'generator = "{self.generator}" is run by llama.cpp, which loads no adapters: name '
-                'the folder of the model itself, or "gemma-3-270m"'
+                f'generator = "{self.generator}" is run by llama.cpp, which loads no adapters: '
+                'name the folder of the model itself, or "gemma-3-270m"'
             )
         if self.needs_training and not self.model_to_train:
             raise ConfigError(
