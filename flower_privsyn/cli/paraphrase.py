@@ -104,10 +104,12 @@ def _paraphrase(
     loaded: dict[str, Any],
     batch_size: int,
 ) -> int:
+    from flower_privsyn.data import public_texts
     from flower_privsyn.data.load import load_configured
+    from flower_privsyn.embedding import load_tokenizer
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower
-    from flower_privsyn.node.paraphrase import Paraphraser, Paraphrasing, paraphrase_file
+    from flower_privsyn.node.paraphrase import Paraphraser, paraphrase_file
     from flower_privsyn.privacy.token_choice import TokenChoice
 
     users = load_configured(places, strict=True)
@@ -115,8 +117,9 @@ def _paraphrase(
         (users.user_ids[owner], text)
         for owner, text in zip(users.owners.tolist(), users.texts, strict=True)
     ]
+    public = public_texts(tokenizer=load_tokenizer("privsyn-lm")[0], max_tokens=64)
     paraphraser = Paraphraser(**loaded, batch_size=batch_size)
-    low, high = bounds or paraphraser.logit_bounds(_public())
+    low, high = bounds or paraphraser.logit_bounds(public)
     epsilon, temperature = price
     size = paraphraser.vocabulary
     if temperature is not None:
@@ -124,17 +127,17 @@ def _paraphrase(
     else:
         per_token = (epsilon or 0.0) / loaded["max_new_tokens"]
         choice = TokenChoice.of_epsilon(per_token, low=low, high=high, vocabulary=size)
-    how = Paraphrasing(**loaded, choice=choice)
+    price_of_each = paraphraser.settings(choice).epsilon_per_document
     print(
         f"Logits from {low:.4g} to {high:.4g} over a temperature of {choice.temperature:.4g}: "
-        f"epsilon {choice.epsilon:.4g} a token, {how.epsilon_per_document:.6g} a document "
+        f"epsilon {choice.epsilon:.4g} a token, {price_of_each:.6g} a document "
         "(pure, local)"
     )
     with ended_by_signals(), follower() as follow:
         progress = ShownProgress(follow)
         with progress.stage("Paraphrase", len(documents)) as stage:
             found = paraphrase_file(
-                documents, output, paraphraser=paraphraser, how=how, progress=stage.update
+                documents, output, paraphraser=paraphraser, choice=choice, progress=stage.update
             )
     print(
         f"{found.documents:,} documents of {len(users):,} users: epsilon "
@@ -145,12 +148,3 @@ def _paraphrase(
         print(f"{found.lost} of them are charged and not written: the process was killed then")
     print(f"Paraphrases: {output}")
     return 0
-
-
-def _public() -> list[str]:
-    """Texts of nobody, for the bounds of logits."""
-    from flower_privsyn.data import public_texts
-    from flower_privsyn.embedding import load_tokenizer
-
-    tokenizer, _ = load_tokenizer("privsyn-lm")
-    return public_texts(tokenizer=tokenizer, max_tokens=64)

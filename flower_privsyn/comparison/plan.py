@@ -36,6 +36,7 @@ _MEASURED_WITH: Final = ("sentence_transformers", "torch", "transformers", "skle
 _REFERENCES_USE: Final[Mapping[str, tuple[tuple[str, ModelKind], ...]]] = {
     "expand-only": (("embedding-model", "embedding"), ("generator", "generator")),
     "distill-public": (("teacher", "causal"),),
+    "dp-prompt": (("generator", "causal"),),
 }
 
 #: Where the users of a comparison are dealt to private and held-out: nobody's seed.
@@ -48,7 +49,8 @@ class Cell:
 
     Attributes:
         method: its name.
-        epsilon: the budget; 0.0 for methods that see no private text, None for infinity.
+        epsilon: the budget; 0.0 for methods that see no private text, None for infinity and for
+            those whose epsilon is local.
         seed: of everything public.
     """
 
@@ -112,7 +114,7 @@ class Plan:
         for number, seed in enumerate(self.seeds):
             for method in self.methods:
                 if not method.asks_users and (method.seeded or number == 0):
-                    budget = None if method.kind == "private text" else 0.0
+                    budget = 0.0 if method.kind == "public text" else None
                     found.append(Cell(method=method.name, epsilon=budget, seed=seed))
             for epsilon in self.epsilons:
                 found += [
@@ -379,7 +381,7 @@ def make_plan(
         app: what is run; see `methods_of`.
         data: files, folders or data set names, each as `load_users` takes it.
         epsilons: budgets, each > 0.
-        methods: names; empty for all of the app that the catalogue knows.
+        methods: names; empty for all of the app that the catalogue has by default.
         seeds: repetitions, >= 1.
         config: folder of settings in the app's `conf/`.
         held_out: file of users that do not take part, in place of `held_out_users`.
@@ -458,7 +460,7 @@ def _chosen(app: App, config: str, names: Sequence[str]) -> tuple[ComparedMethod
                 f"there is no method {name!r}; {app.name} with the settings {config!r} has "
                 f"{', '.join(known)}"
             )
-    wanted = set(names) or compared().keys()
+    wanted = set(names) or {name for name, one in compared().items() if one.by_default}
     return tuple(method for name, method in known.items() if name in wanted)
 
 

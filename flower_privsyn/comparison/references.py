@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +13,7 @@ from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.comparison.plan import Plan
 from flower_privsyn.embedding import load_embedder
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located
+from flower_privsyn.files import located, read_json_lines
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
@@ -76,14 +77,76 @@ def distilled(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     return _random_text(job, plan, measures, distillation=taught)
 
 
+def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+    """The model fine-tuned on users' texts in other words, each told by its owner (DP-Prompt).
+
+    The epsilon is pure, local and of one sample of text, and follows from the `temperature`:
+    `flower_privsyn.node.paraphrase`. As many samples are told as other methods write texts
+    (`expand-samples`), drawn among all users' by the seed.
+
+    Raises:
+        ConfigError: The generator is no model that runs here, or cannot hold the text.
+    """
+    from flower_privsyn.data import public_texts
+    from flower_privsyn.embedding import load_tokenizer
+    from flower_privsyn.node.paraphrase import Paraphraser, paraphrase_file
+    from flower_privsyn.privacy.token_choice import TokenChoice
+
+    values = job.values
+    samples = measures.samples(plan.private, values)
+    random = np.random.default_rng([job.cell.seed, 4])
+    wanted = min(int(values["expand-samples"]), len(samples))
+    drawn = np.sort(random.choice(len(samples), wanted, replace=False)).tolist()
+    documents = [
+        (plan.private.user_ids[samples.owners[place]], samples.texts[place]) for place in drawn
+    ]
+    begun = _processor_seconds()
+    paraphraser = Paraphraser(
+        located(str(values["generator"])),
+        max_document_tokens=int(values["max-tokens"]),
+        max_new_tokens=int(values["max-new-tokens"]),
+    )
+    public = public_texts(tokenizer=load_tokenizer("privsyn-lm")[0], max_tokens=64)
+    low, high = paraphraser.logit_bounds(public)
+    choice = TokenChoice(
+        low=low,
+        high=high,
+        temperature=float(values["temperature"]),
+        vocabulary=paraphraser.vocabulary,
+    )
+    output = job.folder / "paraphrased.jsonl"
+    with job.progress.stage("Tell the users' text in other words", wanted) as stage:
+        stage.update(sum(1 for _ in read_json_lines(output)))
+        told = paraphrase_file(
+            documents, output, paraphraser=paraphraser, choice=choice, progress=stage.update
+        )
+    texts = [str(record["text"]) for record in read_json_lines(output)]
+    costs = {
+        **_NO_COSTS,
+        # A message of the text itself; of those whose text was not drawn, none.
+        "bytes_up": round(sum(len(text.encode()) for text in texts) / len(plan.private)),
+        "client_cpu_seconds": (_processor_seconds() - begun) / len(plan.private),
+    }
+    local = {"document": told.epsilon_per_document, "user": told.epsilon_per_user}
+    found = measures.of_text(job, [text for text in texts if text], costs)
+    return {**found, "local_epsilon": local}
+
+
 #: The part of a cell's record that says what was measured, by the method's name.
 REFERENCES: Final[Mapping[str, Callable[[Job, Plan, Measures], dict[str, Any]]]] = {
     "public-only": floor,
     "expand-only": public_text,
     "random-public": random_text,
     "distill-public": distilled,
+    "dp-prompt": paraphrases,
     "finetune-private": ceiling,
 }
+
+
+def _processor_seconds() -> float:
+    """Of this process so far."""
+    times = os.times()
+    return times.user + times.system
 
 
 def _random_text(

@@ -39,6 +39,7 @@ _CELL = (
     "epsilon_release",
     "epsilon_known_cohorts",
     "delta",
+    "local_epsilon",
     "quality",
     "texts",
     "costs",
@@ -113,9 +114,10 @@ def summarise(
     Returns:
         Rows with `method`, `epsilon`, `seeds` (finished), `failed`, figures as
         `{"mean", "standard_error"}` over the finished seeds (the standard error is None for one
-        seed), and mean costs. `gap_closed` is the share of the way from the accuracy of the public
-        model (0) to that of private fine-tuning (1), both means over their seeds; None where one of
-        them is missing or the second is not above the first.
+        seed), mean costs, and the mean `local_epsilon_document` and `local_epsilon_user` of methods
+        with an epsilon of their own. `gap_closed` is the share of the way from the accuracy of the
+        public model (0) to that of private fine-tuning (1), both means over their seeds; None where
+        one of them is missing or the second is not above the first.
     """
     floor = _accuracy(cells, "public-only")
     ceiling = _accuracy(cells, "finetune-private")
@@ -141,6 +143,9 @@ def summarise(
             row["gap_closed"] = _gap(
                 _column(done, "quality", "next_token_accuracy"), floor, ceiling
             )
+            for key in ("document", "user"):
+                local = _mean(_column(done, "local_epsilon", key))
+                row[f"local_epsilon_{key}"] = None if local is None else local["mean"]
             for key in _COSTS:
                 figure = _mean(_column(done, "costs", key))
                 row[key] = None if figure is None else figure["mean"]

@@ -35,8 +35,14 @@ def _seconds(value: float) -> str:
     return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
 
 
+#: What a method costs whose epsilon is of a text on its owner's machine; not one axis with ε.
+_LOCAL: Final[Column] = (
+    "local ε of a text",
+    _value("local_epsilon_document", "{:,.0f}".format),
+)
+
 _COLUMNS: Final[tuple[Column, ...]] = (
-    ("ε", lambda row: epsilon_text(row["epsilon"])),
+    ("ε", lambda row: "-" if _is_local(row) else epsilon_text(row["epsilon"])),
     ("next-token accuracy, %", _figure("next_token_accuracy", 2, 100.0)),
     ("gap closed, %", _figure("gap_closed", 0, 100.0)),
     ("bits per byte", _figure("bits_per_byte", 4)),
@@ -49,17 +55,28 @@ _COLUMNS: Final[tuple[Column, ...]] = (
 )
 
 
+def _is_local(row: Mapping[str, Any]) -> bool:
+    return row.get("local_epsilon_document") is not None
+
+
+def _columns(document: Mapping[str, Any]) -> tuple[Column, ...]:
+    """The columns, with one more where a method has an epsilon of its own."""
+    first, *others = _COLUMNS
+    local = (_LOCAL,) if any(map(_is_local, document["summary"])) else ()
+    return (first, *local, *others)
+
+
 def markdown(document: Mapping[str, Any]) -> str:
     """`comparison.md`: the table under its stamp, what it is of, and the cells that failed."""
-    titles = document["titles"]
+    titles, columns = document["titles"], _columns(document)
     lines = [
         f"> {document['stamp']}",
         "",
-        "| method | " + " | ".join(heading for heading, _ in _COLUMNS) + " |",
-        "|---|" + "---:|" * len(_COLUMNS),
+        "| method | " + " | ".join(heading for heading, _ in columns) + " |",
+        "|---|" + "---:|" * len(columns),
     ]
     for row in document["summary"]:
-        texts = [titles[row["method"]] + _note(row), *(text(row) for _, text in _COLUMNS)]
+        texts = [titles[row["method"]] + _note(row), *(text(row) for _, text in columns)]
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
     lines += ["", caption(document), ""]
     failed = [cell for cell in document["cells"] if cell["status"] == "failed"]
@@ -105,7 +122,8 @@ def show(document: Mapping[str, Any]) -> None:
 
     console = Console()
     console.print(f"[{document['stamp']}]", markup=False, highlight=False)
-    parts = [_COLUMNS] if console.width >= 150 else [_COLUMNS[:5], _COLUMNS[:1] + _COLUMNS[5:]]
+    every = _columns(document)
+    parts = [every] if console.width >= 150 else [every[:5], every[:1] + every[5:]]
     for columns in parts:
         table = Table(pad_edge=False)
         table.add_column("method", overflow="fold")

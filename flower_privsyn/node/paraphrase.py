@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,6 @@ from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import append_json_lines, read_json_lines
 from flower_privsyn.privacy.randomness import RandomSource, SecureRandom
 from flower_privsyn.privacy.token_choice import TokenChoice
-
-if TYPE_CHECKING:
-    pass
 
 #: Ours; the paper's "Document : {text} Paraphrase of the document :" with line breaks.
 TEMPLATE: Final = "Document: {text}\nParaphrase of the document:"
@@ -159,30 +156,38 @@ class Paraphraser:
             largest.append(float(logits.float().max(dim=-1).values.mean()))
         return float(np.mean(means)), float(np.mean(largest))
 
+    def settings(self, choice: TokenChoice) -> Paraphrasing:
+        """What its paraphrases are made with, and so what they cost.
+
+        Args:
+            choice: among all tokens of the model.
+        """
+        if choice.vocabulary != self.vocabulary:
+            raise ValueError(f"the choice must be among {self.vocabulary} tokens")
+        return Paraphrasing(
+            model=self.name,
+            template=self._template,
+            max_document_tokens=self._most,
+            max_new_tokens=self._new,
+            choice=choice,
+        )
+
     def paraphrase(
-        self, texts: Sequence[str], how: Paraphrasing, *, random: RandomSource
+        self, texts: Sequence[str], choice: TokenChoice, *, random: RandomSource
     ) -> Iterator[list[str]]:
         """Tell documents in other words, a batch at a time.
 
         Args:
             texts: the documents.
-            how: with the template of this object.
+            choice: among all tokens of the model.
             random: of the owner.
 
         Yields:
             The paraphrases of the next `batch_size` documents.
         """
-        if how.choice.vocabulary != self.vocabulary:
-            raise ValueError(f"the choice must be among {self.vocabulary} tokens")
-        if (how.template, how.max_document_tokens, how.max_new_tokens) != (
-            self._template,
-            self._most,
-            self._new,
-        ):
-            raise ValueError("the model was loaded for other settings")
         for start in range(0, len(texts), self._batch_size):
             rows = self._rows(texts[start : start + self._batch_size])
-            drawn = self._drawn(rows, how.choice, random)
+            drawn = self._drawn(rows, choice, random)
             yield [self._text_of(tokens) for tokens in drawn[: len(rows)]]
 
     def _rows(self, texts: Sequence[str]) -> list[list[int]]:
@@ -260,7 +265,7 @@ def paraphrase_file(
     output: Path,
     *,
     paraphraser: Paraphraser,
-    how: Paraphrasing,
+    choice: TokenChoice,
     random: RandomSource | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Paraphrased:
@@ -273,8 +278,8 @@ def paraphrase_file(
         documents: user and text of each, in the order of the owner's file.
         output: JSON lines with `client_id` and `text`; the ledger is `<output>.ledger.jsonl`. Both
             for the owner's eyes: they say who has how many documents.
-        paraphraser: the model.
-        how: the settings; a file that was begun with others is refused.
+        paraphraser: the model; a file that was begun with other settings of it is refused.
+        choice: among all its tokens; a file that was begun with another is refused.
         random: of the operating system unless a test gives another, which the ledger then names.
         progress: called with the number of documents just written.
 
@@ -282,6 +287,7 @@ def paraphrase_file(
         DataError: the output was begun with other settings or of other documents.
     """
     source: RandomSource = random or SecureRandom()
+    how = paraphraser.settings(choice)
     ledger = output.with_name(f"{output.name}.ledger.jsonl")
     header = {
         "event": "opened",
@@ -294,7 +300,7 @@ def paraphrase_file(
     }
     done = _opened(ledger, output, header)
     rest = [place for place in range(len(documents)) if place not in done]
-    texts = paraphraser.paraphrase([documents[place][1] for place in rest], how, random=source)
+    texts = paraphraser.paraphrase([documents[place][1] for place in rest], choice, random=source)
     position = 0
     for batch in texts:
         places = rest[position : position + len(batch)]

@@ -106,6 +106,12 @@ class Line:
         """Whether the method has no place on an axis of epsilon."""
         return self.epsilon <= 0 or math.isinf(self.epsilon)
 
+    @property
+    def budget(self) -> str:
+        """Its epsilon as text; one of its own, local, is called so and is on no axis."""
+        local = self.mean("local_epsilon_document")
+        return epsilon_text(self.epsilon) if local is None else f"local, {local:,.0f} a text"
+
     def mean(self, name: str) -> float | None:
         """A figure, averaged over seeds; None where there is none."""
         value = self.values.get(name)
@@ -235,8 +241,7 @@ class ComparisonFacts:
             if not line.is_reference:
                 grouped.setdefault(line.method, []).append(line)
         told = [
-            f"{self.titles[line.method]}, ε = {epsilon_text(line.epsilon)}: "
-            f"{line.shown(name, decimals)}"
+            f"{self.titles[line.method]}, ε = {line.budget}: {line.shown(name, decimals)}"
             for line in lines
         ]
         return Chart(
@@ -290,7 +295,7 @@ class ComparisonFacts:
     def _spent(self, line: Line) -> tuple[str | None, str | None]:
         """The largest of what the seeds spent: what holds for all of them."""
         if line.is_reference:
-            return epsilon_text(line.epsilon), epsilon_text(line.epsilon)
+            return line.budget, line.budget
         cells = [cell for cell in self._cells_of(line) if cell.get("status") == "finished"]
         names = ("epsilon_release", "epsilon_known_cohorts")
         found = [[v for c in cells if (v := finite(c.get(name))) is not None] for name in names]
@@ -535,7 +540,7 @@ class ComparisonFacts:
         ]
 
     def _at(self, line: Line) -> tuple[str, str]:
-        return self.titles[line.method], epsilon_text(line.epsilon)
+        return self.titles[line.method], line.budget
 
     def _place(self, cell: Mapping[str, Any]) -> tuple[str, str, str | None]:
         seed = cell.get("seed")

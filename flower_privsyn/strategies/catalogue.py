@@ -41,7 +41,14 @@ from flower_privsyn.errors import ConfigError
 #: Group of the entry points that add methods.
 GROUP: Final = "flower_privsyn.strategies"
 
-Kind = Literal["public text", "synthetic text", "chosen text", "on-device training", "private text"]
+Kind = Literal[
+    "public text",
+    "synthetic text",
+    "chosen text",
+    "on-device training",
+    "local text",
+    "private text",
+]
 Mark = Literal["circle", "square", "triangle", "diamond", "cross", "wedge", "star", "plus"]
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -86,12 +93,15 @@ class ComparedMethod:
         kind: "public text": sees no private text (epsilon 0); "synthetic text": writes text on
             which a downstream model is fine-tuned; "chosen text": trains the model at the server on
             public text that a release chose; "on-device training": trains the model on the
-            nodes; "private text": uses the text itself, without privacy (epsilon infinity).
+            nodes; "local text": uses what owners have made of their text under a local epsilon of
+            its own, which no budget of a run compares with; "private text": uses the text itself,
+            without privacy (epsilon infinity).
         colour: number of its colour in the palette of reports; None for one nobody else has.
         mark: its shape in pictures; None for one nobody else has.
         seeded: whether its result depends on the seed.
         settings_of: the strategy that it is settings of; "" for a strategy itself and for what
             asks no user.
+        by_default: whether a comparison that names no methods has it.
     """
 
     name: str
@@ -101,6 +111,7 @@ class ComparedMethod:
     mark: Mark | None = None
     seeded: bool = True
     settings_of: str = ""
+    by_default: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what no table could show."""
@@ -304,6 +315,14 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
             Paper(authors="Dvijotham et al.", year=2024),
         ),
         communication=f"{_COSTS}:federated_training_communication",
+    ),
+    ComparedMethod(
+        name="dp-prompt",
+        title="DP-Prompt",
+        kind="local text",
+        colour=7,
+        mark="wedge",
+        by_default=False,
     ),
     ComparedMethod(
         name="finetune-private",

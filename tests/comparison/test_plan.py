@@ -53,6 +53,12 @@ class TestApp:
             assert config.epsilon == 1.0
             assert config.num_users == 29  # of 36 that are not sealed, a fifth is held out
 
+    def test_what_costs_a_local_epsilon_is_compared_where_it_is_named(self, data: str) -> None:
+        every = list(methods_of(load_app(APP), "cpu"))
+        assert every == [*METHODS[:-1], "dp-prompt", METHODS[-1]]
+        plan = plan_of(data, methods=["dp-prompt"])
+        assert [(cell.method, cell.epsilon) for cell in plan.cells()][0] == ("dp-prompt", None)
+
     def test_the_folder_in_the_repository_is_the_one_in_the_package(self) -> None:
         folder = Path(__file__).parents[2] / "baselines" / "compare"
         assert folder.resolve() == APP.resolve()

@@ -20,11 +20,12 @@ SAMPLE = Path(__file__).parents[2] / "baselines" / "popri" / "popri" / "sample" 
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
-    """The command: a run that works, one that can only fail once it has begun, and the floor."""
+    """The command: a run that works, one that can only fail once it has begun, and references."""
     return [
         *("compare", "--data", str(SAMPLE), "--users", "24", "--held-out-users", "12"),
         *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")),
-        *("--methods", "public-only", "distill-public", "pre-text", "dp-fedavg"),
+        *("--methods", "public-only", "distill-public", "dp-prompt", "pre-text", "dp-fedavg"),
+        *("--set", "dp-prompt.expand-samples=6", "--set", "dp-prompt.max-new-tokens=8"),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
         *("--set", "pre-text.expand-samples=12", "--set", "pre-text.max-new-tokens=24"),
         *("--set", "pre-text.lookahead=0", "--set", "dp-fedavg.max-tokens=5000"),
@@ -49,7 +50,7 @@ def test_a_comparison(
     assert main(words) == 1
     shown = capsys.readouterr()
     assert STAMP in shown.out
-    assert "1 of 4 cells failed" in shown.err
+    assert "1 of 5 cells failed" in shown.err
 
     first = cells(out)
     floor, failed, done = first["public-only"], first["dp-fedavg"], first["pre-text"]
@@ -75,8 +76,21 @@ def test_a_comparison(
     assert taught["status"] == "finished"
     assert taught["epsilon"] == taught["costs"]["bytes_up"] == 0
     assert taught["samples"] == []
-    accuracies = {cell["quality"]["next_token_accuracy"] for cell in (floor, taught, done)}
-    assert len(accuracies) == 3
+    # What owners told in other words has an epsilon of its own, and none of the others' kind.
+    told = first["dp-prompt"]
+    assert told["status"] == "finished"
+    assert (told["epsilon"], told["epsilon_release"], told["delta"]) == (None, None, None)
+    ledger = out / "cells" / "dp-prompt-eps-inf-seed-0" / "paraphrased.jsonl.ledger.jsonl"
+    charged = [json.loads(line) for line in ledger.read_text().splitlines()[1:]]
+    assert [line["epsilon"] for line in charged] == [told["local_epsilon"]["document"]] * 6
+    assert told["local_epsilon"]["user"] >= told["local_epsilon"]["document"]
+    table = (out / "comparison.md").read_text().splitlines()
+    row = next(line for line in table if line.startswith("| DP-Prompt"))
+    price = f"{told['local_epsilon']['document']:,.0f}"
+    assert row.startswith(f"| DP-Prompt | - | {price} | ")
+    assert f"local, {price} a text" in page
+    accuracies = {cell["quality"]["next_token_accuracy"] for cell in (floor, taught, told, done)}
+    assert len(accuracies) == 4
     assert not (run.path / "evaluation.json").exists()
 
     # Held-out users are in no file a node reads.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.node.paraphrase import Paraphraser, Paraphrasing, paraphrase_file
+from flower_privsyn.node.paraphrase import Paraphraser, paraphrase_file
 from flower_privsyn.privacy import InsecureRandom
 from flower_privsyn.privacy.token_choice import TokenChoice
 from tests.support.run_files import lines
@@ -33,36 +34,34 @@ def paraphraser() -> Paraphraser:
 
 
 @pytest.fixture(scope="module")
-def how(paraphraser: Paraphraser) -> Paraphrasing:
+def choice(paraphraser: Paraphraser) -> TokenChoice:
     low, high = paraphraser.logit_bounds([text for _, text in DOCUMENTS])
     assert low < high
-    choice = TokenChoice.of_epsilon(20.0, low=low, high=high, vocabulary=paraphraser.vocabulary)
-    return Paraphrasing(
-        model="privsyn-tiny", template="Document: {text}\nParaphrase of the document:",
-        choice=choice, **SIZES,
-    )  # fmt: skip
+    return TokenChoice.of_epsilon(20.0, low=low, high=high, vocabulary=paraphraser.vocabulary)
 
 
 @pytest.fixture
-def write(paraphraser: Paraphraser, how: Paraphrasing, tmp_path: Path) -> Callable[..., Any]:
+def write(paraphraser: Paraphraser, choice: TokenChoice, tmp_path: Path) -> Callable[..., Any]:
     def build(**changes: Any) -> Any:
-        values = {"paraphraser": paraphraser, "how": how, "random": InsecureRandom(1), **changes}
+        values = {"paraphraser": paraphraser, "choice": choice, "random": InsecureRandom(1)}
+        values |= changes
         return paraphrase_file(DOCUMENTS, tmp_path / "out.jsonl", **values)
 
     return build
 
 
 def test_every_document_is_charged_for_all_tokens(
-    write: Callable[..., Any], how: Paraphrasing, tmp_path: Path
+    write: Callable[..., Any], paraphraser: Paraphraser, choice: TokenChoice, tmp_path: Path
 ) -> None:
+    how = paraphraser.settings(choice)
     found = write()
     written = lines(tmp_path / "out.jsonl")
     assert [row["client_id"] for row in written] == [user for user, _ in DOCUMENTS]
     header, *charged = lines(tmp_path / "out.jsonl.ledger.jsonl")
     assert header["secure"] is False
-    assert header["choice"]["temperature"] == how.choice.temperature
+    assert header["choice"]["temperature"] == choice.temperature
     assert [row["document"] for row in charged] == [0, 1, 2, 3, 4]
-    assert {row["epsilon"] for row in charged} == {6 * how.choice.epsilon}
+    assert {row["epsilon"] for row in charged} == {6 * choice.epsilon}
     assert 119 < how.epsilon_per_document <= 120
     assert (found.documents, found.lost, found.most_of_a_user) == (5, 0, 2)
     assert found.epsilon_per_user == 2 * how.epsilon_per_document
@@ -71,7 +70,7 @@ def test_every_document_is_charged_for_all_tokens(
 
 
 def test_what_is_written_does_not_depend_on_the_documents_beside_it(
-    paraphraser: Paraphraser, how: Paraphrasing
+    paraphraser: Paraphraser, choice: TokenChoice
 ) -> None:
     """With the same dice, to the bit: not on their number, their length or their words."""
     first = DOCUMENTS[0][1]
@@ -84,7 +83,7 @@ def test_what_is_written_does_not_depend_on_the_documents_beside_it(
                 return np.array([super().uint64(1)[0]] * n)
 
         texts = [first, *others]
-        return next(iter(paraphraser.paraphrase(texts, how, random=Dice(7))))[0]
+        return next(iter(paraphraser.paraphrase(texts, choice, random=Dice(7))))[0]
 
     assert after() == after("Other words.") == after(DOCUMENTS[3][1]) != ""
 
@@ -113,16 +112,14 @@ def test_an_interrupted_file_goes_on_and_charges_nobody_twice(
 
 
 def test_other_settings_or_a_lost_ledger_are_refused(
-    write: Callable[..., Any], how: Paraphrasing, paraphraser: Paraphraser, tmp_path: Path
+    write: Callable[..., Any], choice: TokenChoice, paraphraser: Paraphraser, tmp_path: Path
 ) -> None:
     write()
-    colder = TokenChoice(
-        low=how.choice.low, high=how.choice.high, temperature=2 * how.choice.temperature,
-        vocabulary=how.choice.vocabulary,
-    )  # fmt: skip
-    other = Paraphrasing(model=how.model, template=how.template, choice=colder, **SIZES)
     with pytest.raises(DataError, match="begun with another choice"):
-        write(how=other)
+        write(choice=replace(choice, temperature=2 * choice.temperature))
+    smaller = replace(choice, vocabulary=100)
+    with pytest.raises(ValueError, match=f"among {paraphraser.vocabulary} tokens"):
+        write(choice=smaller)
     (tmp_path / "out.jsonl.ledger.jsonl").unlink()
     with pytest.raises(DataError, match="what it has cost is not known"):
         write()
