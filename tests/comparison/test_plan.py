@@ -57,7 +57,8 @@ class TestApp:
         every = list(methods_of(load_app(APP), "cpu"))
         assert every == [*METHODS[:-1], "dp-prompt", METHODS[-1]]
         plan = plan_of(data, methods=["dp-prompt"])
-        assert [(cell.method, cell.epsilon) for cell in plan.cells()][0] == ("dp-prompt", None)
+        first = plan.cells()[0]
+        assert (first.method, first.epsilon) == ("dp-prompt", None)
 
     def test_the_folder_in_the_repository_is_the_one_in_the_package(self) -> None:
         folder = Path(__file__).parents[2] / "baselines" / "compare"
