@@ -149,10 +149,13 @@ class _Reader:
         if not isinstance(architecture, str) or not architecture.isprintable():
             raise self._broken("it does not say general.architecture")
         parameters = self._tensors(tensors, alignment=metadata.get("general.alignment", 32))
+        vocabulary = metadata.get("tokenizer.ggml.tokens", 0)
+        if not isinstance(vocabulary, int):
+            raise self._broken("tokenizer.ggml.tokens is no list")
         header = GGUFHeader(
             architecture=architecture,
             parameters=parameters,
-            vocabulary=int(metadata.get("tokenizer.ggml.tokens", 0)),
+            vocabulary=vocabulary,
             metadata=metadata,
         )
         self._refuse_absurd(header, tensors)

@@ -41,6 +41,8 @@ def _number(form: str, value: float) -> Callable[[bytes], bytes]:
 
 _BLOCKS = b"llama.block_count" + struct.pack("<I", 4)
 _EMBEDDING = b"token_embd.weight"
+_TOKENS = b"tokenizer.ggml.tokens"
+_MODEL = struct.pack("<Q", 20) + b"tokenizer.ggml.model"
 
 BROKEN = {
     "magic": (lambda content: b"GGML" + content[4:], "does not begin with GGUF"),
@@ -85,6 +87,15 @@ BROKEN = {
     "an offset behind the end": (
         _replace(_EMBEDDING, lambda rest: rest[:24] + struct.pack("<Q", 2**40) + rest[32:]),
         "its tensors end at byte",
+    ),
+    "a text for a list of tokens": (
+        lambda content: (
+            content.replace(_TOKENS, b"tokenizer.ggml.others").replace(
+                _MODEL, struct.pack("<Q", 21) + _TOKENS
+            )
+            + bytes(64)
+        ),
+        "tokenizer.ggml.tokens is no list",
     ),
     "a million layers": (_replace(_BLOCKS, _number("<I", 10**6)), "block_count is 1,000,000"),
 }
