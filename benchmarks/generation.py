@@ -1,6 +1,7 @@
 """Tokens and texts per second of generation, against `generate()` and plain mask filling.
 
     python -m benchmarks.generation [--model NAME] [--masked NAME] [--repeats 3] [--all]
+    python -m benchmarks.generation --writers NAME NAME ... [--batches 32] [--new-tokens 32]
 
 Every prompt is continued by 64 tokens (end tokens are switched off, so that all batches do the
 same work), from prompts of 8 tokens and from expansion prompts of three passages. The floor is the
@@ -8,6 +9,11 @@ larger of the floating-point operations over this machine's bfloat16 matrix-prod
 bytes (weights once a step, the key-value cache once a step) over its memory bandwidth, both
 measured here. `--all` also tries what did not get in: bfloat16 `generate()`, a static cache, and a
 static cache compiled.
+
+`--writers` compares generators by name (`gemma-3-270m`, `gguf:FILE`, a folder) on the same prompts:
+tokens per second of the clock, and per CPU second of this process and its children, which says how
+far from the floor a backend is where the machine has other work to do. Its floor is per core: the
+multiply-adds of prompt and continuation at the peak of one core, or the weights read once a step.
 """
 
 from __future__ import annotations
@@ -16,16 +22,28 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from flower_privsyn.data import public_texts
-from flower_privsyn.generation import MaskFill, SamplingParameters, TransformersGenerator
+from flower_privsyn.generation import (
+    MaskFill,
+    SamplingParameters,
+    TextGenerator,
+    TransformersGenerator,
+    load_generator,
+)
+from flower_privsyn.generation.generators import is_gguf
+from flower_privsyn.generation.gguf_backend import file_of
 from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.models import resolve_model
+from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.library import quiet_transformers
+from flower_privsyn.models.threads import one_thread
 
 NEW_TOKENS = 64
 MASK_TOKENS = 64
@@ -48,6 +66,21 @@ def peaks() -> tuple[float, float]:
     flops = 2 * 2048**3 / best_seconds(lambda: a @ a, 5)
     b = torch.ones(2**26)  # 256 MiB: beyond every cache
     return flops, b.numel() * 4 / best_seconds(lambda: b.sum(), 5)
+
+
+def one_core() -> tuple[float, float]:
+    """The peaks of one core, in its own seconds: what else the machine does is not counted."""
+    a = torch.randn(1024, 1024, dtype=torch.bfloat16)
+    b = torch.ones(2**26)
+    with one_thread():
+        seconds = [min(_cpu_time(work) for _ in range(5)) for work in (lambda: a @ a, b.sum)]
+    return 2 * 1024**3 / seconds[0], b.numel() * 4 / seconds[1]
+
+
+def _cpu_time(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
 
 
 # ------------------------------------------------------------------------------------ generation
@@ -139,6 +172,126 @@ def compare_generation(
             print(f"  batch {batch:>3}, prompts of {kind} ({length:.0f}): " + ", ".join(figures))
 
 
+# --------------------------------------------------------------------------------------- writers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What a writer multiplies and reads.
+
+    Attributes:
+        weights: numbers in all its matrices, the table of tokens once.
+        table: those of the table, which a prompt is not multiplied with.
+        layers: of attention.
+        width: of all queries of a layer together.
+        bytes: of its weights.
+    """
+
+    weights: float
+    table: float
+    layers: int
+    width: int
+    bytes: float
+
+    @classmethod
+    def of(cls, name: str, generator: TextGenerator) -> Size:
+        """The size of a writer, from its file's header or the model that was loaded."""
+        if is_gguf(name):
+            header = read_gguf(file_of(name))
+            wide = header.number("embedding_length")
+            heads = header.number("attention.head_count")
+            return cls(
+                weights=header.parameters,
+                table=header.vocabulary * wide,
+                layers=header.number("block_count"),
+                width=heads * (header.number("attention.key_length") or wide // heads),
+                bytes=file_of(name).stat().st_size,
+            )
+        if not isinstance(generator, TransformersGenerator):
+            raise SystemExit(f"{name} runs elsewhere: its floor is not known")
+        model = generator._model
+        config = model.config.get_text_config()
+        heads = config.num_attention_heads
+        return cls(
+            weights=model.num_parameters(),
+            table=config.vocab_size * config.hidden_size,
+            layers=config.num_hidden_layers,
+            width=heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
+            bytes=model.num_parameters() * model.dtype.itemsize,
+        )
+
+    def floor(self, *, rows: int, prompt: float, new: float, peak: tuple[float, float]) -> float:
+        """CPU seconds of one core that nothing can beat.
+
+        Args:
+            rows: texts at a time.
+            prompt: tokens before each.
+            new: tokens of each.
+            peak: of one core, multiply-adds counted twice and bytes a second.
+        """
+        attended = 4.0 * self.layers * self.width
+        read = 2 * (self.weights - self.table) + attended * prompt / 2
+        written = 2 * self.weights + attended * (prompt + new / 2)
+        return max(rows * (prompt * read + new * written) / peak[0], new * self.bytes / peak[1])
+
+
+def cpu_seconds() -> float:
+    """Of this process and the ones it started."""
+    own = psutil.Process()
+    return sum(
+        times.user + times.system
+        for times in (process.cpu_times() for process in (own, *own.children(recursive=True)))
+    )
+
+
+def compare_writers(names: Sequence[str], rows: int, new: int, peak: tuple[float, float]) -> None:
+    """Print one line per writer and kind of prompt.
+
+    Args:
+        names: of generators.
+        rows: prompts, all written at the same time where the writer can.
+        new: tokens of each; texts that end before are counted as they are.
+        peak: of one core.
+    """
+    print(
+        f"{rows} texts of at most {new} new tokens at a time: tokens a second of the clock; a CPU"
+    )
+    print("second; and the CPU seconds over the floor's")
+    from flower_privsyn.models.pretrained import load_tokenizer
+
+    words = load_tokenizer("privsyn-lm")
+    texts = public_texts(tokenizer=words, max_tokens=MASK_TOKENS)
+    marker = load_prompt("pre-text")
+    kinds = {
+        "a few words": [" ".join(text.split()[:6]) for text in texts[:rows]],
+        "three examples": [marker.render(texts[3 * i : 3 * i + 3]) for i in range(rows)],
+    }
+    for name in names:
+        generator = load_generator(name, batch_size=rows)
+        size = Size.of(name, generator)
+        tokenizer = load_tokenizer("gemma-3-270m" if "gemma" in name else _tokens_of(name))
+        generator.generate(
+            kinds["a few words"][:2], sampling=SamplingParameters(seed=1, max_new_tokens=2)
+        )
+        for kind, prompts in kinds.items():
+            prompt = float(np.mean([len(row) for row in tokenizer(prompts)["input_ids"]]))
+            clock, cpu = time.perf_counter(), cpu_seconds()
+            written = generator.generate(
+                prompts, sampling=SamplingParameters(seed=0, max_new_tokens=new)
+            )
+            clock, cpu = time.perf_counter() - clock, cpu_seconds() - cpu
+            tokens = sum(len(tokenizer(text)["input_ids"]) for (text,) in written)
+            floor = size.floor(rows=rows, prompt=prompt, new=tokens / rows, peak=peak)
+            speeds = f"{tokens / clock:,.0f}; {tokens / cpu:,.0f}; {cpu / floor:.1f}x"
+            shown = name.rpartition("/")[2]
+            print(f"  {shown}, {kind} ({prompt:.0f} tokens): {speeds}", flush=True)
+
+
+def _tokens_of(name: str) -> str:
+    """A model whose tokens a writer's texts are counted by."""
+    return "privsyn-lm" if is_gguf(name) else name
+
+
 # ------------------------------------------------------------------------------------- mask fill
 
 
@@ -213,6 +366,8 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, help="PyTorch threads; default: PyTorch's choice")
+    parser.add_argument("--writers", nargs="+", help="compare these generators, and nothing else")
+    parser.add_argument("--new-tokens", type=int, default=32, help="of --writers")
     parser.add_argument("--all", action="store_true", help="also what did not get in")
     arguments = parser.parse_args()
     if arguments.threads is not None:
@@ -222,6 +377,11 @@ def main() -> None:
         f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads: "
         f"{peak[0] / 1e9:.0f} bfloat16 GFLOP/s, {peak[1] / 1e9:.1f} GB/s"
     )
+    if arguments.writers:
+        alone = one_core()
+        print(f"one core: {alone[0] / 1e9:.0f} bfloat16 GFLOP/s, {alone[1] / 1e9:.1f} GB/s")
+        compare_writers(arguments.writers, arguments.batches[0], arguments.new_tokens, alone)
+        return
     compare_generation(arguments.model, arguments.batches, arguments.repeats, peak, arguments.all)
     compare_mask_fill(arguments.masked, arguments.texts, arguments.repeats, peak)
 

@@ -26,6 +26,44 @@ def register() -> None:
     masks.ALL_MASK_ATTENTION_FUNCTIONS.register(SINGLE_QUERIES, masks.eager_mask)
 
 
+def suits(model: Any) -> bool:
+    """Register, and tell whether a model attends by it as it does by its own plain attention.
+
+    Not where every head has keys of its own, where nothing would be copied, nor where attention is
+    more than a mask, a scale and a bound.
+
+    Args:
+        model: a causal language model that attends by Transformers' functions.
+    """
+    import torch
+    from transformers import DynamicCache
+
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", 0)
+    if heads <= (getattr(config, "num_key_value_heads", None) or heads):
+        return False
+    register()
+    before = model.config._attn_implementation
+    tokens = torch.arange(3, 9, device=model.device)[None]
+    found = []
+    try:
+        with torch.inference_mode():
+            for name in ("eager", SINGLE_QUERIES):
+                model.set_attn_implementation("eager")
+                cache = DynamicCache(config=model.config)
+                model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True)
+                model.set_attn_implementation(name)
+                step = model(input_ids=tokens[:, -1:], past_key_values=cache, use_cache=True)
+                found.append(step.logits.float())
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        return False
+    finally:
+        model.set_attn_implementation(before)
+    plain, grouped = found
+    bound = 0.05 * float(plain.abs().max()) + 1e-3
+    return bool((plain - grouped).abs().max() <= bound)
+
+
 def attend(
     module: Any,  # noqa: ARG001  # as Transformers calls it
     query: torch.Tensor,
@@ -34,6 +72,8 @@ def attend(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend as Transformers' plain attention does.
@@ -46,12 +86,19 @@ def attend(
         attention_mask: added to what comes before the softmax, (b, 1, 1, t); None for nothing.
         scaling: of the products; None for one over the root of d.
         softcap: bounds them by a hyperbolic tangent; None for no bound.
+        s_aux: not supported: what some models add to the softmax.
+        position_bias: not supported: what some models add to the scores.
 
     Returns:
         (b, 1, heads, e), and None in place of the weights.
+
+    Raises:
+        ValueError: There is more to this model's attention.
     """
     import torch
 
+    if s_aux is not None or position_bias is not None:
+        raise ValueError("this attention is more than a mask, a scale and a bound")
     rows, heads, single, width = query.shape
     shared = key.shape[1]
     scaling = width**-0.5 if scaling is None else scaling

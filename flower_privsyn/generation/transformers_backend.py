@@ -20,7 +20,7 @@ import numpy as np
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import GenerationError
-from flower_privsyn.generation import streams
+from flower_privsyn.generation import attention, streams
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
@@ -96,6 +96,9 @@ class TransformersGenerator:
             and self._model.config._attn_implementation == "sdpa"
         )
         self._switches_attention = wants_products and not self._is_small
+        # The attention of every step but the first.
+        grouped = self._switches_attention and self._own_loop and attention.suits(self._model)
+        self._step_attention = attention.SINGLE_QUERIES if grouped else "eager"
         if wants_products and self._is_small and self._own_loop:
             self._model.set_attn_implementation("eager")
 
@@ -278,7 +281,7 @@ class TransformersGenerator:
             if step == 0:
                 last = {}
                 if self._switches_attention:
-                    self._model.set_attn_implementation("eager")
+                    self._model.set_attn_implementation(self._step_attention)
             if step == 0 and num_samples > 1:
                 logits = logits.repeat_interleave(num_samples, dim=0)
                 cache.batch_repeat_interleave(num_samples)

