@@ -236,8 +236,9 @@ class ShuffleWords:
         *,
         seed: int,
         progress: Callable[[int], None] | None = None,
+        labels: Sequence[str] | None = None,
     ) -> list[str]:
-        """One variation per text."""
+        """One variation per text, whatever its class."""
         varied = []
         for index, text in enumerate(texts):
             words = text.split()

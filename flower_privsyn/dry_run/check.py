@@ -21,7 +21,7 @@ from flower_privsyn.dry_run.report import Report
 from flower_privsyn.dry_run.shelf import NotHereError, Shelf
 from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryError
 from flower_privsyn.files import expanded, located, user_path
-from flower_privsyn.generation import load_prompt
+from flower_privsyn.generation import load_instruction, load_prompt
 from flower_privsyn.generation.api_key import is_address, shown_address
 from flower_privsyn.generation.generators import check_server, is_gguf, is_remote
 from flower_privsyn.generation.gguf_backend import file_of
@@ -122,6 +122,10 @@ def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str)
     with report.refusals("settings"):
         if needs.prompt:
             load_prompt(located(needs.prompt))
+        if needs.variation_prompt:
+            load_instruction(located(needs.variation_prompt), purpose="variation")
+        if needs.initial_prompt:
+            load_instruction(located(needs.initial_prompt), purpose="beginning")
     if needs.public_text not in ("", "bundled"):
         path = expanded(located(needs.public_text))
         if not path.is_file():

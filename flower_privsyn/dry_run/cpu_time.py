@@ -25,6 +25,7 @@ from flower_privsyn.strategies.parts.preferences import PreferenceConfig
 from flower_privsyn.strategies.parts.public_side import NUM_EXAMPLES
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
 from flower_privsyn.strategies.popri import POPriConfig
+from flower_privsyn.strategies.parts.evolution import EvolutionConfig
 from flower_privsyn.strategies.private_evolution import PrivateEvolutionConfig
 
 #: Share of the speed of one large product that passes of a small model over a batch reach, and of
@@ -135,18 +136,23 @@ def work_of(config: PrivateSumConfig, amount: Amount) -> list[Work]:
 
 
 @work_of.register
-def _evolution(config: PrivateEvolutionConfig, amount: Amount) -> list[Work]:
+def _evolution(config: EvolutionConfig, amount: Amount) -> list[Work]:
     population = config.num_candidates
-    rounds = config.num_rounds - (config.initial_text == "selected")
+    rounds = config.num_rounds - (getattr(config, "initial_text", "") == "selected")
     embedder = config.embedding_model
     embedded = rounds * max(1, config.lookahead) * population
-    varied = (rounds * config.lookahead + rounds - 1) * population * config.mask_steps
+    copies = max(1, config.num_variations - 1) / config.num_variations
+    varied = (rounds * config.lookahead + (rounds - 1) * copies) * population
     server = amount.embedding(embedder, embedded, _length(config))
-    server += amount.reading(config.variation_model, varied, _length(config))
+    if config.variation == "mask-fill":
+        masked = varied * config.mask_steps
+        server += amount.reading(config.variation_model, masked, _length(config))
+    else:
+        new = float(config.max_new_tokens)
+        server += amount.writing(config.generator, varied, new, _length(config))
     if config.likelihood_quantile > 0:  # each variation is judged as well
-        texts = varied / config.mask_steps
-        server += amount.reading(config.likelihood_model, texts, _length(config))
-    if config.output != "survivors":
+        server += amount.reading(config.likelihood_model, varied, _length(config))
+    if isinstance(config, PrivateEvolutionConfig) and config.output != "survivors":
         server += _written(config, amount, config.expand_samples)
     votes = 2.0 * amount.records * population * amount.shelf.dimension(embedder) * rounds
     private = amount.embedding(embedder, amount.records, amount.tokens)

@@ -3,10 +3,12 @@
 Nothing here ever sees private text. Importing it loads no PyTorch.
 """
 
-from flower_privsyn.generation.backends import SamplingParameters, TextGenerator
+from flower_privsyn.generation.backends import ChatGenerator, SamplingParameters, TextGenerator
 from flower_privsyn.generation.expand import Expand, ExpandResult
 from flower_privsyn.generation.generators import load_generator
+from flower_privsyn.generation.instructions import Instruction, load_instruction
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
+from flower_privsyn.generation.prompted import Asking, ByInstruction
 from flower_privsyn.generation.prompts import Prompt, load_prompt
 from flower_privsyn.generation.rehearsal import rehearse
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
@@ -14,8 +16,12 @@ from flower_privsyn.generation.variation import MaskFill, Variation
 from flower_privsyn.generation.vllm_backend import VLLMGenerator
 
 __all__ = [
+    "Asking",
+    "ByInstruction",
+    "ChatGenerator",
     "Expand",
     "ExpandResult",
+    "Instruction",
     "MaskFill",
     "OpenAIGenerator",
     "Prompt",
@@ -25,6 +31,7 @@ __all__ = [
     "VLLMGenerator",
     "Variation",
     "load_generator",
+    "load_instruction",
     "load_prompt",
     "rehearse",
 ]

@@ -91,6 +91,35 @@ class TextGenerator(Protocol):
         ...
 
 
+@runtime_checkable
+class ChatGenerator(Protocol):
+    """A language model that answers messages, besides what a `TextGenerator` does."""
+
+    def answer(
+        self,
+        messages: Sequence[str],
+        *,
+        system: str = "",
+        sampling: SamplingParameters,
+        progress: ProgressCallback | None = None,
+    ) -> list[str]:
+        """Answer every message, each in a conversation of its own.
+
+        Args:
+            messages: What the user says.
+            system: What stands before it as the system's message; "" for none.
+            sampling: How answers are drawn.
+            progress: Called with the number of answers just finished.
+
+        Returns:
+            One answer per message, in their order.
+
+        Raises:
+            GenerationError: The model or its server cannot do it.
+        """
+        ...
+
+
 def check_texts(key: str, texts: Sequence[object]) -> None:
     """Refuse a sequence that is one string, or holds anything but strings.
 

@@ -1,13 +1,13 @@
-"""Continuations from a server with the OpenAI completions interface, such as ``vllm serve``."""
+"""Texts from a server with the OpenAI interface, such as ``vllm serve``: continued or answered."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from flower_privsyn.checks import check_number, check_whole
@@ -24,12 +24,14 @@ from flower_privsyn.models.adapters import adapter_digest
 if TYPE_CHECKING:
     import httpx
 
+T = TypeVar("T")
+
 _MAX_WAIT_SECONDS = 30.0
 _MAX_MESSAGE_LETTERS = 300
 
 
 class OpenAIGenerator:
-    """A language model behind ``POST <base_url>/completions``.
+    """A language model behind ``POST <base_url>/completions`` and ``/chat/completions``.
 
     One request carries one prompt, its number of samples and a seed of its own; many requests are
     under way at once and the server batches them. A request with a list of prompts would share
@@ -161,30 +163,94 @@ class OpenAIGenerator:
         check_whole("generation setting num_samples", num_samples, ge=1)
         check_texts("prompts", prompts)
         model = self._model if adapter is None else self._load_adapter(Path(adapter))
-        seeds = streams.text_seeds(sampling.seed, prompts)
-        results: list[list[str]] = [[] for _ in prompts]
+        return self._each(
+            prompts,
+            lambda prompt, seed: self._complete(prompt, num_samples, seed, sampling, model),
+            seed=sampling.seed,
+            finished=num_samples,
+            progress=progress,
+        )
+
+    def answer(
+        self,
+        messages: Sequence[str],
+        *,
+        system: str = "",
+        sampling: SamplingParameters,
+        progress: ProgressCallback | None = None,
+    ) -> list[str]:
+        """Answer messages by ``POST <base_url>/chat/completions``; see `ChatGenerator`.
+
+        No tools are offered, and an answer that calls one is refused.
+
+        Args:
+            messages: What the user says, each in a conversation of its own.
+            system: The system's message before it; "" for none.
+            sampling: How answers are drawn; what `generate` says of seeds holds here.
+            progress: Called with the number of answers just finished.
+
+        Raises:
+            GenerationError: As for `generate`, or an answer is no text.
+        """
+        check_texts("messages", messages)
+
+        def ask(message: str, seed: int) -> str:
+            body = self._body(self._model, 1, seed, sampling)
+            said = [{"role": "user", "content": message}]
+            body["messages"] = [{"role": "system", "content": system}] * bool(system) + said
+            (choice,) = self._choices("/chat/completions", body, 1)
+            return self._answer_of(choice)
+
+        return self._each(messages, ask, seed=sampling.seed, finished=1, progress=progress)
+
+    def _answer_of(self, choice: Any) -> str:
+        """The text of a choice of a chat."""
+        message = choice.get("message") if isinstance(choice, dict) else None
+        if isinstance(message, dict) and message.get("tool_calls"):
+            raise GenerationError(
+                f"server {self._base_url} answered with a call of a tool, and none was offered"
+            )
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, str):
+            raise GenerationError(
+                f"server {self._base_url} answered with a message that holds no text"
+            )
+        return self._without_key(content)
+
+    def _each(
+        self,
+        prompts: Sequence[str],
+        request: Callable[[str, int], T],
+        *,
+        seed: int,
+        finished: int,
+        progress: ProgressCallback | None,
+    ) -> list[T]:
+        """Make one request for every prompt, many at once, each with a seed of its own."""
+        seeds = streams.text_seeds(seed, prompts)
+        results: dict[int, T] = {}
         with ThreadPoolExecutor(self._max_concurrency) as pool:
             futures = {
-                pool.submit(self._complete, prompt, num_samples, seed, sampling, model): index
-                for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+                pool.submit(request, prompt, own): index
+                for index, (prompt, own) in enumerate(zip(prompts, seeds, strict=True))
             }
             try:
                 for future in as_completed(futures):
                     results[futures[future]] = future.result()
                     if progress is not None:
-                        progress(num_samples)
+                        progress(finished)
             except BaseException:
                 # Nothing that has not begun is worth beginning.
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return results
+        return [results[index] for index in range(len(prompts))]
 
-    def _complete(
-        self, prompt: str, num_samples: int, seed: int, sampling: SamplingParameters, model: str
-    ) -> list[str]:
+    def _body(
+        self, model: str, num_samples: int, seed: int, sampling: SamplingParameters
+    ) -> dict[str, Any]:
+        """What every request says of how it is answered."""
         body: dict[str, Any] = {
             "model": model,
-            "prompt": prompt,
             "n": num_samples,
             "seed": seed,
             "max_tokens": sampling.max_new_tokens,
@@ -193,7 +259,13 @@ class OpenAIGenerator:
         }
         if sampling.stop:
             body["stop"] = list(sampling.stop)
-        answer = self._json(self._request("POST", "/completions", body | self._extra_parameters))
+        return body
+
+    def _choices(self, path: str, body: Mapping[str, Any], num_samples: int) -> list[Any]:
+        """Send a request; returns its choices, which are as many as were asked for."""
+        answer = self._json(
+            self._request("POST", path, {**body, **self._extra_parameters})
+        )
         choices = answer.get("choices") if isinstance(answer, dict) else None
         if not isinstance(choices, list) or len(choices) != num_samples:
             found = len(choices) if isinstance(choices, list) else "no"
@@ -201,6 +273,13 @@ class OpenAIGenerator:
                 f"server {self._base_url} answered with {found} choices where {num_samples} were "
                 "asked for"
             )
+        return choices
+
+    def _complete(
+        self, prompt: str, num_samples: int, seed: int, sampling: SamplingParameters, model: str
+    ) -> list[str]:
+        body = {**self._body(model, num_samples, seed, sampling), "prompt": prompt}
+        choices = self._choices("/completions", body, num_samples)
         texts: dict[int, str] = {}
         for place, choice in enumerate(choices):
             text = choice.get("text") if isinstance(choice, dict) else None

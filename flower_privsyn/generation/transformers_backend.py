@@ -166,6 +166,48 @@ class TransformersGenerator:
                 progress(len(batch) * len(samples))
         return results
 
+    def answer(
+        self,
+        messages: Sequence[str],
+        *,
+        system: str = "",
+        sampling: SamplingParameters,
+        progress: ProgressCallback | None = None,
+    ) -> list[str]:
+        """Answer messages as the model's own chat template has them; see `ChatGenerator`.
+
+        Args:
+            messages: What the user says, each in a conversation of its own.
+            system: The system's message before it; "" for none.
+            sampling: How answers are drawn.
+            progress: Called with the number of answers just finished.
+
+        Raises:
+            GenerationError: The model has no chat template, or as for `generate`.
+        """
+        check_texts("messages", messages)
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise GenerationError(
+                f"model {self.name!r} has no chat template: it goes on with beginnings and "
+                "answers no messages"
+            )
+        before = [{"role": "system", "content": system}] if system else []
+        prompts = [
+            str(
+                self._tokenizer.apply_chat_template(
+                    [*before, {"role": "user", "content": message}],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+            )
+            for message in messages
+        ]
+        # Templates write the token that texts begin with, and so does the tokenizer.
+        begin = self._tokenizer.bos_token
+        if begin and self._tokenizer("")["input_ids"]:
+            prompts = [prompt.removeprefix(begin) for prompt in prompts]
+        return [row[0] for row in self.generate(prompts, sampling=sampling, progress=progress)]
+
     def _tokenize(self, prompts: Sequence[str], sampling: SamplingParameters) -> list[list[int]]:
         """Turn prompts into tokens, cut at the beginning to what the model can still continue."""
         config = self._model.config.get_text_config()

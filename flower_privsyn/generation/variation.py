@@ -45,7 +45,12 @@ class Variation(Protocol):
     name: str
 
     def vary(
-        self, texts: Sequence[str], *, seed: int, progress: ProgressCallback | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int,
+        progress: ProgressCallback | None = None,
+        labels: Sequence[str] | None = None,
     ) -> list[str]:
         """Write one variation of every text.
 
@@ -54,6 +59,7 @@ class Variation(Protocol):
             seed: 0 <= seed < 2**64; the same texts and seed give the same variations. For
                 several variations of the same texts, use several seeds.
             progress: Called with the number of texts just finished.
+            labels: The class of each text, where texts have classes; None where they have none.
 
         Returns:
             As many texts, in the same order.
@@ -145,7 +151,12 @@ class MaskFill:
         self._gathers_before_head = self._probe_head()
 
     def vary(
-        self, texts: Sequence[str], *, seed: int, progress: ProgressCallback | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int,
+        progress: ProgressCallback | None = None,
+        labels: Sequence[str] | None = None,  # noqa: ARG002 - masks are filled from the text alone
     ) -> list[str]:
         """Mask and fill every text; see `Variation`.
 
@@ -154,6 +165,7 @@ class MaskFill:
                 back as it is.
             seed: 0 <= seed < 2**64.
             progress: Called with the number of texts just finished.
+            labels: Not looked at.
 
         Returns:
             As many texts, in the same order, without special tokens; never an empty one for a

@@ -34,12 +34,16 @@ class Needs:
         libraries: names under which they are imported.
         public_text: the setting `public-text`; "" where none is read.
         prompt: the setting `prompt`; "" where none is read.
+        variation_prompt: the setting `variation-prompt`; "" where none is read.
+        initial_prompt: the setting `initial-prompt`; "" where none is read.
     """
 
     models: tuple[NeededModel, ...] = ()
     libraries: tuple[str, ...] = ()
     public_text: str = ""
     prompt: str = ""
+    variation_prompt: str = ""
+    initial_prompt: str = ""
 
 
 class Look(Protocol):

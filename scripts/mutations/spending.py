@@ -226,7 +226,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="private evolution does not try its expansion",
         file="flower_privsyn/strategies/private_evolution.py",
-        function="EvolutionByVotes.prepare",
+        function="EvolutionByVotes._rehearse",
         before="            self._expansion().rehearse(self._seeds)\n",
         after="            pass\n",
         tests=(f"{CHANGES_TESTS}::TestTriedBeforeTheFirstRound",),

@@ -148,6 +148,7 @@ class LikelyVariation:
         *,
         seed: int,
         progress: Callable[[int], None] | None = None,
+        labels: Sequence[str] | None = None,
     ) -> list[str]:
         """One variation of every text that can stand; the text itself where none was drawn.
 
@@ -155,6 +156,7 @@ class LikelyVariation:
             texts: the texts.
             seed: 0 <= seed < 2**64.
             progress: called with the number of texts just finished.
+            labels: the class of each text; None where there are none.
         """
         result = list(texts)
         left = np.arange(len(texts), dtype=np.int64)
@@ -164,6 +166,7 @@ class LikelyVariation:
             drawn = self._variation.vary(
                 [texts[index] for index in left.tolist()],
                 seed=seed if attempt == 0 else derive_seed(seed, "again", attempt),
+                **_of_classes(labels, left),
             )
             stands = self._stand([texts[index] for index in left.tolist()], drawn)
             for index, text, kept in zip(left.tolist(), drawn, stands.tolist(), strict=True):
@@ -188,6 +191,13 @@ class LikelyVariation:
             scores = self._likelihood.per_token([drawn[place] for place in places.tolist()])
             stands[places] = scores >= self._floor
         return stands
+
+
+def _of_classes(
+    labels: Sequence[str] | None, places: npt.NDArray[np.int64]
+) -> dict[str, list[str]]:
+    """The classes of some texts as an argument; none where texts have no classes."""
+    return {} if labels is None else {"labels": [labels[place] for place in places.tolist()]}
 
 
 class CareSettings(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -19,20 +19,24 @@ class EvolvesText(Protocol):
         """What embeds texts."""
 
     @property
+    def variation(self) -> Literal["mask-fill", "prompt"]:
+        """How they are varied."""
+
+    @property
     def variation_model(self) -> str:
-        """What varies them."""
+        """What fills masks."""
+
+    @property
+    def variation_prompt(self) -> str:
+        """What a generator is asked in their place."""
 
     @property
     def public_text(self) -> str:
         """What they begin with."""
 
-    @property
-    def prompt(self) -> str:
-        """Of the generator."""
-
 
 def evolution_needs(config: EvolvesText, *, generator: str, judge: str = "") -> Needs:
-    """Embedder, mask-filling model, public text; and what expands the survivors.
+    """Embedder, what varies texts, public text; and what writes.
 
     Args:
         config: the settings.
@@ -41,8 +45,10 @@ def evolution_needs(config: EvolvesText, *, generator: str, judge: str = "") -> 
     """
     models = [
         NeededModel(setting="embedding-model", name=config.embedding_model, kind="embedding"),
-        NeededModel(setting="variation-model", name=config.variation_model, kind="masked"),
     ]
+    if config.variation == "mask-fill":
+        name = config.variation_model
+        models.append(NeededModel(setting="variation-model", name=name, kind="masked"))
     if judge:
         models.append(NeededModel(setting="likelihood-model", name=judge, kind="causal"))
     if generator:
@@ -51,7 +57,7 @@ def evolution_needs(config: EvolvesText, *, generator: str, judge: str = "") -> 
         models=tuple(models),
         libraries=("sentence_transformers", "torch", "transformers"),
         public_text=config.public_text,
-        prompt=config.prompt,
+        variation_prompt=config.variation_prompt if config.variation == "prompt" else "",
     )
 
 

@@ -51,15 +51,15 @@ class Population:
         texts: Sequence[str],
         *,
         round_number: int,
-        source: str,
+        source: str | Sequence[str],
         parents: Sequence[tuple[str, ...]] | None = None,
     ) -> Population:
-        """A population of one round with ids "<round>:<index>"."""
+        """A population of one round with ids "<round>:<index>", of one source or one each."""
         return cls(
             texts=tuple(texts),
             ids=tuple(f"{round_number}:{index}" for index in range(len(texts))),
             parents=tuple(parents) if parents is not None else ((),) * len(texts),
-            source=(source,) * len(texts),
+            source=(source,) * len(texts) if isinstance(source, str) else tuple(source),
         )
 
     def with_embeddings(self, embeddings: npt.NDArray[np.float32]) -> Population:

@@ -1,16 +1,60 @@
-"""The variation of texts that several methods use: masks, filled by a language model."""
+"""The variations of texts that several methods use: by masks that a model fills, or by prompts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 
+from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.files import located
 from flower_privsyn.generation.variation import MaskUnit
 
 if TYPE_CHECKING:
-    from flower_privsyn.generation import Variation
+    from flower_privsyn.generation import ByInstruction, TextGenerator, Variation
+
+VariationName = Annotated[
+    Literal["mask-fill", "prompt"],
+    'how texts are varied: "mask-fill", by `variation_model` (PrE-Text); "prompt", by `generator`, '
+    "which is asked for it (Aug-PE).",
+]
+"""The setting `variation`."""
+
+VariationPrompt = Annotated[
+    str,
+    'what it is asked, for "prompt": "paraphrase", "style", "fill-blanks", or a JSON file.',
+]
+"""The setting `variation-prompt`."""
+
+GeneratorInterface = Annotated[
+    Literal["completions", "chat"],
+    'how `generator` is asked by prompts: "completions", it goes on with them, as a base model '
+    'does; "chat", they are messages that it answers, as an instruction model does (a server\'s '
+    "/chat/completions, without tools).",
+]
+"""The setting `generator-interface`."""
+
+Domain = Annotated[
+    str,
+    "what the texts are, in public words, for prompts that ask for them: "
+    '"reviews of restaurants".',
+]
+"""The setting `domain`."""
+
+BlankFraction = Annotated[
+    float, Ge(0), Le(1), 'share of the words that "fill-blanks" leaves out of a text.'
+]
+"""The setting `blank-fraction`."""
+
+WordSpread = Annotated[
+    NonNegativeFloat,
+    "standard deviation of the number of words that a prompt asks for, about that of the text "
+    "which is varied.",
+]
+"""The setting `word-spread`."""
+
+LeastWords = Annotated[PositiveInt, "words that a prompt asks for at least."]
+"""The setting `least-words`."""
 
 MaskFraction = Annotated[float, Gt(0), Le(1)]
 """Share of a text's tokens that are masked in one step."""
@@ -71,4 +115,84 @@ def mask_filling(config: MaskSettings, *, unit: MaskUnit = "token") -> Variation
         temperature=config.temperature,
         top_p=config.top_p,
         max_tokens=config.max_tokens,
+    )
+
+
+class PromptSettings(Protocol):
+    """Settings of what a generator is asked for by prompts."""
+
+    @property
+    def generator_interface(self) -> Literal["completions", "chat"]:
+        """How it is asked."""
+
+    @property
+    def domain(self) -> str:
+        """What the texts are."""
+
+    @property
+    def blank_fraction(self) -> float:
+        """Share of words left out."""
+
+    @property
+    def word_spread(self) -> float:
+        """Of the number of words asked for."""
+
+    @property
+    def least_words(self) -> int:
+        """Asked for at least."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Of an answer."""
+
+    @property
+    def temperature(self) -> float:
+        """Of sampling."""
+
+    @property
+    def top_p(self) -> float:
+        """The nucleus."""
+
+
+def prompting(
+    config: PromptSettings,
+    generator: TextGenerator,
+    *,
+    prompt: str,
+    purpose: Literal["variation", "beginning"] = "variation",
+) -> ByInstruction:
+    """A generator that is asked as the settings have it.
+
+    Args:
+        config: the settings.
+        generator: that is asked.
+        prompt: a bundled name, or a JSON file.
+        purpose: of the prompt.
+
+    Raises:
+        ConfigError: the prompt cannot be read, or is not for such models.
+    """
+    from flower_privsyn.generation import (
+        Asking,
+        ByInstruction,
+        SamplingParameters,
+        load_instruction,
+    )
+
+    return ByInstruction(
+        generator,
+        load_instruction(located(prompt), purpose=purpose),
+        asking=Asking(
+            domain=config.domain,
+            blank_fraction=config.blank_fraction,
+            word_spread=config.word_spread,
+            least_words=config.least_words,
+        ),
+        sampling=SamplingParameters(
+            seed=0,
+            max_new_tokens=config.max_new_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+        ),
+        chat=config.generator_interface == "chat",
     )

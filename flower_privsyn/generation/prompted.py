@@ -1,0 +1,211 @@
+"""Texts by instruction: a language model writes them, or writes given ones anew."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Final
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from flower_privsyn.checks import NonNegativeFloat, PositiveInt, Settings, check_whole
+from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.generation import streams
+from flower_privsyn.generation.backends import (
+    ChatGenerator,
+    ProgressCallback,
+    SamplingParameters,
+    TextGenerator,
+    check_texts,
+)
+from flower_privsyn.generation.instructions import Instruction
+
+#: What models say of the length of their answer.
+_COUNT: Final = re.compile(r"\(\s*\d+\s+words?\s*\)")
+_QUOTES: Final = ('"', "\u201c", "\u201d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(Settings):
+    """How texts are asked for.
+
+    References:
+        Xie et al. (Aug-PE), ICML 2024; the defaults are those of their code, where it counts words.
+    """
+
+    domain: Annotated[str, "What the texts are, in public words: it stands for {domain}."] = "text"
+    blank_fraction: Annotated[
+        float, Ge(0), Le(1), "Share of the words that {blanked} has replaced by blanks."
+    ] = 0.5
+    word_spread: Annotated[
+        NonNegativeFloat,
+        "Standard deviation of {words} about the number of words the text has.",
+    ] = 0.0
+    least_words: Annotated[PositiveInt, "{words} is never less."] = 25
+
+    def _called(self, name: str) -> str:
+        return f"generation setting {name}"
+
+
+class ByInstruction:
+    """A language model that is asked by an instruction: as a chat, or to go on with a beginning.
+
+    Args:
+        generator: The language model.
+        instruction: What it is asked.
+        asking: What stands in the instruction.
+        sampling: How answers are drawn; the seed is replaced, stop strings are joined.
+        chat: Whether it is a chat model.
+
+    Raises:
+        ConfigError: The instruction is not for such models, or the generator is no chat model.
+    """
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        instruction: Instruction,
+        *,
+        asking: Asking,
+        sampling: SamplingParameters,
+        chat: bool,
+    ) -> None:
+        if chat and not isinstance(generator, ChatGenerator):
+            raise ConfigError(
+                f"the generator {generator.name} takes no messages: name a server with "
+                "/chat/completions, or have it go on with a beginning "
+                '(generator-interface = "completions")'
+            )
+        instruction.render(chat=chat)  # which refuses one that is not for such models
+        self.name = f"{instruction.name} by {generator.name}"
+        self._generator = generator
+        self._instruction = instruction
+        self._asking = asking
+        self._chat = chat
+        stop = () if chat else instruction.stop
+        self._sampling = replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *stop))))
+
+    def vary(
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int,
+        progress: ProgressCallback | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> list[str]:
+        """Have every text written anew; see `Variation`.
+
+        Args:
+            texts: The texts.
+            seed: 0 <= seed < 2**64.
+            progress: Called with the number of texts just finished.
+            labels: The class of each text; None where there are none.
+
+        Returns:
+            As many texts; one for which the model wrote nothing comes back as it is.
+
+        Raises:
+            ConfigError: The seed is out of range.
+            GenerationError: The model failed, or an entry is no string.
+        """
+        check_texts("texts", texts)
+        found = self._ask(texts, labels=labels, seed=seed, progress=progress)
+        return [new or old for old, new in zip(texts, found, strict=True)]
+
+    def write(
+        self,
+        number: int,
+        *,
+        words: int,
+        seed: int,
+        progress: ProgressCallback | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> list[str]:
+        """Have texts written where there were none.
+
+        Args:
+            number: How many, >= 0.
+            words: About how many words each is to have.
+            seed: 0 <= seed < 2**64.
+            progress: Called with the number of texts just finished.
+            labels: The class of each; None where there are none.
+
+        Returns:
+            As many texts, with "" where the model wrote nothing.
+        """
+        # As long as a text of so many words; what stands in it is in no prompt.
+        return self._ask(["_ " * words] * number, labels=labels, seed=seed, progress=progress)
+
+    def rehearse(self, labels: Sequence[str] | None = None) -> None:
+        """Have the model write once, before anything depends on it; nothing is kept.
+
+        Args:
+            labels: All classes; None where there are none.
+
+        Raises:
+            GenerationError: It does not answer, refuses, or answers something else.
+        """
+        self._ask(["A text."], labels=labels[:1] if labels else None, seed=0, progress=None)
+
+    def _ask(
+        self,
+        texts: Sequence[str],
+        *,
+        labels: Sequence[str] | None,
+        seed: int,
+        progress: ProgressCallback | None,
+    ) -> list[str]:
+        check_whole("generation setting seed", seed, ge=0, le=2**64 - 1)
+        own = streams.text_seeds(streams.derive_seed(seed, "instruction"), texts)
+        prompts = [
+            self._prompt(text, label, streams.stream(own_seed))
+            for text, label, own_seed in zip(
+                texts, labels if labels is not None else [""] * len(texts), own, strict=True
+            )
+        ]
+        sampling = replace(self._sampling, seed=streams.derive_seed(seed, "answer"))
+        if self._chat:
+            if not isinstance(self._generator, ChatGenerator):
+                raise TypeError(f"{self._generator.name} takes no messages")
+            system = self._instruction.system.replace("{domain}", self._asking.domain)
+            answers = self._generator.answer(
+                prompts, system=system, sampling=sampling, progress=progress
+            )
+        else:
+            answers = [
+                row[0]
+                for row in self._generator.generate(prompts, sampling=sampling, progress=progress)
+            ]
+        if len(answers) != len(texts):
+            raise GenerationError(
+                f"the generator {self._generator.name} was asked {len(texts)} times and answered "
+                f"{len(answers)} times"
+            )
+        return [_plain(answer) for answer in answers]
+
+    def _prompt(self, text: str, label: str, random: np.random.Generator) -> str:
+        """The prompt for one text; every part that is drawn comes from its own stream."""
+        asking, words = self._asking, text.split()
+        wanted = len(words) + round(float(random.normal(0.0, 1.0)) * asking.word_spread)
+        blanks = random.random(len(words)) < asking.blank_fraction
+        styles = self._instruction.styles
+        style = styles[int(random.integers(len(styles)))] if styles else ""
+        return self._instruction.render(
+            chat=self._chat,
+            label=label,
+            text=" ".join(words),
+            blanked=" ".join("_" if gone else w for w, gone in zip(words, blanks, strict=True)),
+            words=str(max(asking.least_words, wanted)),
+            style=style,
+            domain=asking.domain,
+        )
+
+
+def _plain(answer: str) -> str:
+    """An answer as a text: in one line, without the quotes around it and what it says of itself."""
+    text = " ".join(_COUNT.sub(" ", answer).split())
+    if len(text) > 1 and text[0] in _QUOTES and text[-1] in _QUOTES:
+        text = text[1:-1].strip()
+    return "" if "\ufffd" in text else text

@@ -1,0 +1,460 @@
+"""A population of texts that users vote on: what private evolution and Aug-PE share.
+
+Each round broadcasts the embeddings of the population; users vote for the texts nearest to theirs;
+the released votes say which texts survive; survivors and what is varied of them are the next
+population. What a method begins with and what it writes in the end is its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from annotated_types import Ge, Gt, Le
+
+from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import located
+from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
+from flower_privsyn.private_path.method import Method, Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.needs import Look, Needs
+from flower_privsyn.private_path.release import ReleasedSum
+from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.queries import NearestNeighborHistogram, Query
+from flower_privsyn.queries.nearest_neighbor import VoteClip
+from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.strategies.parts.likelihood import (
+    LikelihoodModel,
+    LikelihoodQuantile,
+    WholeSentences,
+    hold_to_public_text,
+)
+from flower_privsyn.strategies.parts.outlines import about_candidates, evolution_needs
+from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.strategies.parts.selection import (
+    SelectionName,
+    Threshold,
+    ThresholdUnit,
+    selection_of,
+)
+from flower_privsyn.strategies.parts.variation import (
+    BlankFraction,
+    Domain,
+    GeneratorInterface,
+    LeastWords,
+    MaskFraction,
+    MaskUnitSetting,
+    VariationName,
+    VariationPrompt,
+    WordSpread,
+    mask_filling,
+    prompting,
+)
+
+if TYPE_CHECKING:
+    from flower_privsyn.embedding import Embedder
+    from flower_privsyn.generation import TextGenerator, Variation
+    from flower_privsyn.host.progress import Progress
+    from flower_privsyn.runs import RunDirectory
+
+logger = logging.getLogger("flwr.privsyn")
+
+T = TypeVar("T")
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvolutionConfig(PrivateSumConfig):
+    """Settings of a population that users vote on."""
+
+    max_samples: Annotated[
+        PositiveInt, "samples of one user that vote, a random subset fixed per user and seed."
+    ] = 8
+    num_candidates: Annotated[
+        int,
+        Ge(2),
+        "texts in the population (N_syn); 1,024 at epsilon 1.29 and 2,048 at epsilon 7.58 in "
+        "PrE-Text.",
+    ] = 1024
+    lookahead: Annotated[
+        NonNegativeInt,
+        "variations whose mean embedding stands for a candidate (K); 4 in the authors' code, 0 "
+        "embeds the candidate itself.",
+    ] = 4
+    clip: Annotated[
+        VoteClip,
+        '"count", the papers\' votes with sensitivity `max_samples`; or "l2", each user\'s votes '
+        "scaled to norm `clip_to`, with less noise.",
+    ] = "count"
+    clip_to: Annotated[NonNegativeFloat, 'norm for `clip = "l2"`; 0 for sqrt(max_samples).'] = 0.0
+    selection: SelectionName = "resample"
+    threshold: Threshold = 1.0
+    threshold_unit: ThresholdUnit = "noise-std"
+    num_variations: Annotated[
+        PositiveInt,
+        "texts of the next population for each survivor (L), of which there are so many fewer: "
+        "itself and L - 1 variations (Aug-PE); with 1 a variation alone (PrE-Text).",
+    ] = 1
+    public_text: Annotated[
+        str, 'seeds: "bundled", or a JSONL file with `text` and no person\'s data.'
+    ] = "bundled"
+    variation: VariationName = "mask-fill"
+    variation_model: Annotated[str, "masked language model that varies texts."] = "privsyn-mlm"
+    mask_fraction: Annotated[
+        MaskFraction, "share of a text's tokens masked in one step; 0.3 in PrE-Text."
+    ] = 0.3
+    mask_steps: Annotated[PositiveInt, "how often a text is masked and filled; 2 in PrE-Text."] = 2
+    mask_unit: MaskUnitSetting = "token"
+    variation_prompt: VariationPrompt = "paraphrase"
+    domain: Domain = "text"
+    blank_fraction: BlankFraction = 0.5
+    word_spread: WordSpread = 0.0
+    least_words: LeastWords = 25
+    whole_sentences: WholeSentences = False
+    likelihood_quantile: LikelihoodQuantile = 0.0
+    likelihood_model: LikelihoodModel = "privsyn-lm"
+    generator: Annotated[
+        str,
+        'causal language model that writes: a name, a folder, "gguf:FILE" for llama.cpp, or '
+        '"http://host:port/v1#model" for an OpenAI-compatible server like vLLM\'s.',
+    ] = "privsyn-lm"
+    generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
+    generator_interface: GeneratorInterface = "completions"
+    max_new_tokens: Annotated[PositiveInt, "tokens per synthetic text; 85 in PrE-Text."] = 85
+    temperature: Annotated[PositiveFloat, "sampling temperature of variation and expansion."] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), "nucleus of variation and expansion."] = 1.0
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        # First, because its sentences do not quote what may be a key.
+        check_generator(self.generator, self.generator_api_key_env)
+        super().__post_init__()
+        if self.num_candidates % self.num_variations:
+            raise ConfigError(
+                f"num-candidates must be a multiple of num-variations = {self.num_variations}, "
+                f"got {self.num_candidates}"
+            )
+        self.histogram()
+
+    def histogram(self) -> NearestNeighborHistogram:
+        """The query these settings ask."""
+        return NearestNeighborHistogram(
+            max_samples=self.max_samples, clip=self.clip, clip_to=self.clip_to
+        )
+
+
+class Evolution(Method):
+    """The server's half of a method that evolves a population by released votes.
+
+    Args:
+        config: the settings.
+        embedder: in place of `config.embedding_model`.
+        variation: in place of `config.variation`.
+        generator: in place of `config.generator`.
+    """
+
+    #: What is read after the last release alone, unless the generator varies texts before it.
+    of_the_generator: ClassVar[frozenset[str]] = frozenset({"generator", "max-new-tokens"})
+
+    def __init__(
+        self,
+        config: EvolutionConfig,
+        *,
+        embedder: Embedder | None = None,
+        variation: Variation | None = None,
+        generator: TextGenerator | None = None,
+    ) -> None:
+        self._settings = config
+        self._query: Query = config.histogram()
+        self._selection = selection_of(config)
+        self._embedder = embedder
+        self._variation = variation
+        self._generator = generator
+        self._place: Workplace | None = None
+        self._population: Population | None = None
+        self._careful: Variation | None = None
+        self._seeds: list[str] = []
+
+    @property
+    def writes(self) -> bool:
+        """Whether the generator writes after the last release."""
+        return False
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """Nearest-neighbour votes."""
+        return (self._query,)
+
+    def needs(self) -> Needs:
+        """Embedder, what varies texts, public text; and the generator where it is asked."""
+        config = self._settings
+        return evolution_needs(
+            config,
+            judge=config.likelihood_model if config.likelihood_quantile > 0 else "",
+            generator=config.generator if self._asks_generator else "",
+        )
+
+    def outline(self, look: Look) -> Outline:
+        """Votes for as many candidates in every round."""
+        config = self._settings
+        dimension, m = look.dimension(config.embedding_model), config.num_candidates
+        return about_candidates(self._query, candidates=m, dimension=dimension)
+
+    def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
+        """As the class says, without what the next population depends on."""
+        free = super().free_settings(run, all_released=all_released)
+        held = self._settings.variation == "prompt" and not all_released
+        return free - self.of_the_generator if held else free
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory; available from `prepare` on."""
+        return need(self._place).run
+
+    @property
+    def progress(self) -> Progress:
+        """Where long work reports its steps; available from `prepare` on."""
+        return need(self._place).progress
+
+    # ------------------------------------------------------------------ before the first round
+
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+        """Load the models and the public text."""
+        self._place = place
+        from flower_privsyn.embedding import default_cache_directory, load_embedder, require_company
+        from flower_privsyn.generation import load_generator
+
+        config = self._settings
+        if self._embedder is None:
+            self._embedder = load_embedder(
+                located(config.embedding_model), precision=config.embedding_precision
+            )
+        require_company(self._embedder, default_cache_directory())
+        if self._asks_generator and self._generator is None:
+            self._generator = load_generator(
+                located(config.generator), api_key_env=config.generator_api_key_env
+            )
+        if self._variation is None:
+            self._variation = self._load_variation()
+        self._prepare_seeds()
+        self._rehearse()
+        return (
+            RecordSource(
+                fingerprint=self._embedder.fingerprint, dimension=self._embedder.dimension
+            ),
+        )
+
+    @property
+    def _asks_generator(self) -> bool:
+        return self.writes or (self._settings.variation == "prompt" and self._variation is None)
+
+    def _load_variation(self) -> Variation:
+        config = self._settings
+        if config.variation == "mask-fill":
+            return mask_filling(config, unit=config.mask_unit)
+        return prompting(config, need(self._generator), prompt=config.variation_prompt)
+
+    def _prepare_seeds(self) -> None:
+        """Read the public text, and have everything stay as likely as it where that is asked."""
+        from flower_privsyn.data import public_texts
+
+        config = self._settings
+        seeds = public_texts(
+            located(config.public_text),
+            tokenizer=need(self._embedder).tokenizer,
+            max_tokens=config.max_tokens,
+            at_sentences=config.whole_sentences,
+        )
+        self._seeds, self._careful = hold_to_public_text(
+            seeds, need(self._variation), config, progress=self.progress
+        )
+        if len(self._seeds) < config.num_candidates:
+            raise ConfigError(
+                f"num-candidates = {config.num_candidates} is more than the {len(self._seeds)} "
+                f"public texts of at most {config.max_tokens} tokens in public-text = "
+                f'"{config.public_text}"'
+                + (" that are likely enough" if config.likelihood_quantile > 0 else "")
+            )
+
+    def _rehearse(self) -> None:
+        """Have the generator write once where it varies texts: it must not fail after a release."""
+        from flower_privsyn.generation import ByInstruction
+
+        if isinstance(self._variation, ByInstruction):
+            with self.progress.stage("Try the generator", total=None):
+                self._variation.rehearse()
+
+    def first(self) -> Question:
+        """What the first population is asked about."""
+        return self._begin(1)
+
+    def _begin(self, number: int) -> Question:
+        population = self._drawn(number)
+        return self._question(self._set_candidates(population, round_number=number))
+
+    def _drawn(self, number: int) -> Population:
+        """The first population: random public samples, drawn without replacement."""
+        config = self._settings
+        chooser = np.random.default_rng([config.seed, 1])
+        drawn = chooser.choice(len(self._seeds), size=config.num_candidates, replace=False)
+        texts = [self._seeds[i] for i in drawn]
+        return Population.create(texts, round_number=number, source="public")
+
+    # ------------------------------------------------------------------ a round
+
+    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
+        """Choose survivors, keep them, vary them."""
+        number = release.round_number
+        population = self._current(number)
+        counts = self._survivors(release)
+        population.to_parquet(
+            self._population_file(number),
+            votes=release.values.tolist(),
+            survived=counts.tolist(),
+        )
+        if last:
+            return None
+        parents = population.take(np.repeat(np.arange(len(population)), counts))
+        return self._question(
+            self._set_candidates(self._varied(parents, number), round_number=number + 1)
+        )
+
+    def _question(self, population: Population) -> Question:
+        return Question(self._query, {"candidates": need(population.embeddings)})
+
+    def _survivors(self, release: ReleasedSum) -> IntArray:
+        """How often each candidate survives: (m,) integers.
+
+        When no candidate stands above the threshold the histogram says nothing: the population
+        survives as it is, or so many of it as are wanted, and the round counts.
+        """
+        config, number, m = self._settings, release.round_number, len(release.values)
+        chooser = np.random.default_rng([config.seed, 2, number])
+        keep = m // config.num_variations
+        counts = self._selection.counts(
+            release.values, keep=keep, noise_std=release.noise_std, chooser=chooser
+        )
+        if counts is not None:
+            return counts
+        logger.warning(
+            "round %d: no candidate stands above the threshold; %s",
+            number,
+            "the population stays" if keep == m else "survivors are drawn at random",
+        )
+        counts = np.zeros(m, dtype=np.int64)
+        counts[chooser.permutation(m)[:keep]] = 1
+        return counts
+
+    def _varied(self, parents: Population, number: int) -> Population:
+        """The next population: variations of the survivors, after these where L is above 1."""
+        copies = self._settings.num_variations
+        texts = list(parents.texts) if copies > 1 else []
+        variations = max(1, copies - 1)
+        with self.progress.stage(
+            f"Round {number}: vary survivors", variations * len(parents)
+        ) as stage:
+            for copy in range(variations):
+                texts += need(self._careful).vary(
+                    parents.texts,
+                    seed=self._seed_of(number, 0, *([copy] if copy else [])),
+                    progress=stage.update,
+                )
+        sources = ["survivor"] * (len(texts) - variations * len(parents))
+        return Population.create(
+            texts,
+            round_number=number + 1,
+            source=sources + ["variation"] * (variations * len(parents)),
+            parents=[(parent,) for parent in parents.ids] * (len(texts) // len(parents)),
+        )
+
+    def _set_candidates(self, population: Population, *, round_number: int) -> Population:
+        """Embed a population, and store it as the candidates of a round."""
+        population = population.with_embeddings(self._lookahead(population, round_number))
+        population.to_parquet(self._population_file(round_number))
+        self._population = population
+        return population
+
+    def _lookahead(self, population: Population, round_number: int) -> npt.NDArray[np.float32]:
+        """The mean embedding of K variations of each text, or of the text itself for K = 0."""
+        embedder, variation = need(self._embedder), need(self._variation)
+        copies, n = self._settings.lookahead, len(population)
+        if copies == 0:
+            with self.progress.stage(f"Round {round_number}: embed candidates", n) as stage:
+                return embedder.embed(population.texts, progress=stage.update)
+        total = np.zeros((n, embedder.dimension), dtype=np.float64)
+        with self.progress.stage(
+            f"Round {round_number}: vary and embed candidates", 2 * copies * n
+        ) as stage:
+            for copy in range(copies):
+                texts = variation.vary(
+                    population.texts,
+                    seed=self._seed_of(round_number, copy + 1),
+                    progress=stage.update,
+                )
+                total += embedder.embed(texts, progress=stage.update)
+        return (total / copies).astype(np.float32)
+
+    # ------------------------------------------------------------------ resuming
+
+    def restore(self, round_number: int) -> Question:
+        """The stored candidates of a round."""
+        return self._question(self._current(round_number))
+
+    def carry_over(self, round_number: int) -> None:
+        """The candidates of a lost round stand again in the next one, under their old ids."""
+        population = self._current(round_number)
+        population.to_parquet(self._population_file(round_number + 1))
+
+    def _current(self, round_number: int) -> Population:
+        population = self._population
+        if population is None or not self._is_of(population, round_number):
+            population = Population.from_parquet(self._population_file(round_number))
+            self._population = population
+        return population
+
+    def _is_of(self, population: Population, round_number: int) -> bool:
+        return bool(population.ids) and population.ids[0] == f"{round_number}:0"
+
+    # ------------------------------------------------------------------ small things
+
+    def _has_candidates(self, round_number: int) -> bool:
+        return self._population_file(round_number).exists()
+
+    def _population_file(self, round_number: int) -> Path:
+        return RoundFiles(self.run.round_dir(round_number)).population
+
+    def _seed_of(self, round_number: int, *purpose: int) -> int:
+        """A seed of public randomness, different for every round and purpose."""
+        sequence = np.random.SeedSequence([self._settings.seed, 3, round_number, *purpose])
+        return int(sequence.generate_state(1, dtype=np.uint64)[0])
+
+
+def need(value: T | None) -> T:
+    """What `prepare` has set.
+
+    Raises:
+        RuntimeError: it has not been called.
+    """
+    if value is None:
+        raise RuntimeError("the strategy has not been started")
+    return value
+
+
+def survivor_records(survivors: Population) -> list[dict[str, Any]]:
+    """Survivors as `RunDirectory.write_synthetic` takes them."""
+    return [
+        {
+            "text": text,
+            "round": int(identifier.split(":")[0]),
+            "parent": list(parents),
+            "source": "survivor",
+        }
+        for text, identifier, parents in zip(
+            survivors.texts, survivors.ids, survivors.parents, strict=True
+        )
+    ]
