@@ -38,6 +38,40 @@ class PrivateSumKeywords(TypedDict, total=False):
     resume: bool
 
 
+class EvolutionKeywords(PrivateSumKeywords, total=False):
+    """Settings of `EvolutionConfig`."""
+
+    sampling: Literal["full", "poisson", "fixed-size"]
+    num_candidates: int
+    lookahead: int
+    clip: Literal["count", "l2"]
+    clip_to: float
+    selection: Literal["resample", "rank"]
+    threshold: float
+    threshold_unit: Literal["noise-std", "votes"]
+    num_variations: int
+    public_text: str
+    variation: Literal["mask-fill", "prompt"]
+    variation_model: str
+    mask_fraction: float
+    mask_steps: int
+    mask_unit: Literal["token", "word"]
+    variation_prompt: str
+    domain: str
+    blank_fraction: float
+    word_spread: float
+    least_words: int
+    whole_sentences: bool
+    likelihood_quantile: float
+    likelihood_model: str
+    generator: str
+    generator_api_key_env: str
+    generator_interface: Literal["completions", "chat"]
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+
+
 class PreferenceKeywords(PrivateSumKeywords, total=False):
     """Settings of `PreferenceConfig`."""
 
@@ -94,33 +128,13 @@ class FederatedTrainingKeywords(PrivateSumKeywords, total=False):
     checkpoints: Literal["last", "all"]
 
 
-class PrivateEvolutionKeywords(PrivateSumKeywords, total=False):
+class PrivateEvolutionKeywords(EvolutionKeywords, total=False):
     """Settings of `PrivateEvolutionConfig`."""
 
-    sampling: Literal["full", "poisson", "fixed-size"]
-    num_candidates: int
-    lookahead: int
-    clip: Literal["count", "l2"]
-    clip_to: float
-    threshold: float
-    threshold_unit: Literal["noise-std", "votes"]
-    public_text: str
     initial_text: Literal["public", "selected"]
     sketch_model: str
-    variation_model: str
-    mask_fraction: float
-    mask_steps: int
-    mask_unit: Literal["token", "word"]
-    whole_sentences: bool
-    likelihood_quantile: float
-    likelihood_model: str
-    generator: str
-    generator_api_key_env: str
     prompt: str
     expand_samples: int
-    max_new_tokens: int
-    temperature: float
-    top_p: float
     survivor_weights: Literal["distinct", "counted"]
     opening_words: int
     refuse_repetition: bool

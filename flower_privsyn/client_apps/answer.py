@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def answer_of(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray
     def contribute(users: Sequence[int]) -> list[bool]:
         none = np.zeros(cohort.num_users, dtype=np.bool_)
         if users[0] == _NOBODY:
-            asked = Cohort(cohort.records[:0], cohort.owners[:0], 1)
+            asked = replace(cohort.rows(slice(0)), num_users=1)
         else:
             none[users] = True
             asked = cohort.select(none)
@@ -102,7 +103,7 @@ def answer_of(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray
     failing = np.array([one is None for one in found], dtype=np.bool_)
     quarantine.note((object() for _ in range(int(failing.sum()))), records=0)
     kept = ~failing[cohort.owners]
-    rest = Cohort(cohort.records[kept], cohort.owners[kept], cohort.num_users)
+    rest = cohort.rows(kept)
     return _finite(query.answer(rest, broadcast))
 
 

@@ -35,6 +35,9 @@ UNUSABLE: Final = "\0"
 #: Between the texts of several columns that are one document.
 BETWEEN_COLUMNS: Final = "\n\n"
 
+#: Between the labels of several columns that are one class.
+BETWEEN_LABELS: Final = " | "
+
 
 class Columns:
     """Which columns to read.
@@ -47,16 +50,27 @@ class Columns:
         user_id: The one user of the source, whose rows name nobody; None where they do.
         strict: Whether what a node leaves out in silence is refused, and sentences may name the
             columns of files without a schema: for the owner who looks.
+        label: Column with the class of a text, or several with commas between them, whose values
+            are joined by " | "; "" for none.
 
     Raises:
         ConfigError: A name is empty or occurs twice.
     """
 
     def __init__(
-        self, client: str, text: str, date_: str, user_id: str | None, *, strict: bool = False
+        self,
+        client: str,
+        text: str,
+        date_: str,
+        user_id: str | None,
+        *,
+        strict: bool = False,
+        label: str = "",
     ) -> None:
         self.texts = tuple(name.strip() for name in text.split(","))
-        for key, values in (("client-column", (client,)), ("text-column", self.texts)):
+        self.labels = tuple(name.strip() for name in label.split(",")) if label else ()
+        named = (("client-column", (client,)), ("text-column", self.texts))
+        for key, values in (*named, ("label-column", self.labels)):
             if not all(values):
                 raise ConfigError(
                     f"{key} must be the name of a column, got an empty string."
@@ -65,6 +79,8 @@ class Columns:
                 )
         if len(set(self.texts)) < len(self.texts):
             raise ConfigError(f"text-column names a column twice, got {text!r}.")
+        if len(set(self.labels)) < len(self.labels):
+            raise ConfigError(f"label-column names a column twice, got {label!r}.")
         if user_id == "":
             raise ConfigError("user-id must not be empty.")
         self.client = client
@@ -74,8 +90,8 @@ class Columns:
 
     def of_one_user(self) -> Columns:
         """The same columns of a source that names nobody."""
-        texts = ",".join(self.texts)
-        return Columns(self.client, texts, self.date, "somebody", strict=self.strict)
+        texts, labels = ",".join(self.texts), ",".join(self.labels)
+        return Columns(self.client, texts, self.date, "somebody", strict=self.strict, label=labels)
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -85,7 +101,7 @@ class Columns:
     @property
     def wanted(self) -> tuple[str, ...]:
         """What is read where it is there, each once."""
-        return tuple(dict.fromkeys((*self.required, self.date)))
+        return tuple(dict.fromkeys((*self.required, self.date, *self.labels)))
 
     def missing(self, name: str, names: Iterable[str], *, schema: bool) -> str:
         """What to say of a column that is not there: "has no column ...".
@@ -134,16 +150,25 @@ class Columns:
 
 
 class Rows:
-    """The columns of one file: ids, texts and dates as Arrow arrays, without nulls but dates."""
+    """The columns of one file as Arrow arrays; of dates and labels some may be null."""
 
     def __init__(
-        self, clients: Any, texts: Any, unusable: Any, dates: Any | None, undated: str
+        self,
+        clients: Any,
+        texts: Any,
+        unusable: Any,
+        dates: Any | None,
+        undated: str,
+        labels: Any | None,
+        unlabelled: str,
     ) -> None:
         self.clients = clients  # string, or None where the source is one user
         self.texts = texts  # empty where unusable
         self.unusable = unusable  # bool
         self.dates = dates  # date32, nulls allowed; None if there is no such column
         self.undated = undated  # why there is none
+        self.labels = labels  # large_string, nulls allowed; None if there is no such column
+        self.unlabelled = unlabelled  # why there is none
 
 
 class Problem(Exception):  # noqa: N818 - a signal, turned into a DataError with its place
@@ -181,7 +206,7 @@ def typed(table: Any, columns: Columns) -> Rows:
             dates = _dates(table.column(columns.date), columns.date)
         except Problem as problem:  # which concerns only those who ask for dates
             undated = problem.rule
-    return Rows(clients, texts, unusable, dates, undated)
+    return Rows(clients, texts, unusable, dates, undated, *_labels(table, columns))
 
 
 def _ids(column: Any, name: str) -> Any:
@@ -229,6 +254,35 @@ def _documents(table: Any, columns: Columns) -> tuple[Any, Any]:
         together = pc.if_else(pc.or_(_blank(together), _blank(texts)), one, both)
     unusable = pc.or_(unusable, absent)
     return _chunked(pc.if_else(unusable, none, together)), _chunked(unusable)
+
+
+def _labels(table: Any, columns: Columns) -> tuple[Any | None, str]:
+    """The class of each text, null where it has none; or None, and why no text has one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not columns.labels:
+        return None, "no label-column is named"
+    for name in columns.labels:
+        if name not in table.column_names:
+            return None, f"there is no column {name!r}"
+    parts = []
+    for name in columns.labels:
+        try:
+            column = _strings(table.column(name), name, "a string or an integer", integers=True)
+        except Problem as problem:  # which concerns only those who ask for classes
+            return None, problem.rule
+        missing = pc.is_null(column)
+        if (bad := _no_unicode(column)).any():
+            missing = pc.or_(missing, pa.chunked_array([pa.array(bad)]))
+        null = pa.scalar(None, pa.large_string())
+        column = pc.if_else(missing, null, column)  # masked before anything reads the characters
+        parts.append(_whole(pc.utf8_trim_whitespace(column)))
+    between = pa.scalar(BETWEEN_LABELS, pa.large_string())
+    together = parts[0]
+    for part in parts[1:]:
+        together = pc.binary_join_element_wise(together, part, between, null_handling="emit_null")
+    return _chunked(together), ""
 
 
 def _blank(texts: Any) -> Any:

@@ -34,11 +34,13 @@ class Samples:
         texts: The n samples, those of one user next to one another.
         owners: int64 (n,), index of the user, nondecreasing.
         num_users: Number of users, those without samples included.
+        labels: int64 (n,), which of the run's classes each sample is of; None where there are none.
     """
 
     texts: list[str]
     owners: NDArray[np.int64]  # (n,)
     num_users: int
+    labels: NDArray[np.int64] | None = None  # (n,)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -80,6 +82,9 @@ class Cut(Settings):
         Lt(2**127),
         "Key of the subset and of the held-out coins; public.",
     ] = 0
+    classes: Annotated[
+        tuple[str, ...], "Classes of documents; public. Those of another one do not count."
+    ] = ()
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -100,6 +105,7 @@ class Cut(Settings):
             newer_than=str(settings.get("newer-than") or ""),
             held_out_fraction=float(settings.get("held-out-fraction") or 0.0),
             seed=int(settings["seed"]),
+            classes=class_names(str(settings.get("classes") or "")),
         )
 
     def split(self, users: Users) -> tuple[Users, Users]:
@@ -107,13 +113,16 @@ class Cut(Settings):
         return users.split_held_out(fraction=self.held_out_fraction, seed=self.seed)
 
     def documents(self, users: Users) -> Users:
-        """The same users with the documents that count: new enough, and within the limits.
+        """The same users with the documents that count: new, of a class, and within the limits.
 
         Raises:
-            DataError: If `newer_than` is set and the source has no column of dates.
+            DataError: If `newer_than` is set and the source has no column of dates, or `classes`
+                and it has no column of labels.
         """
         if self.newer_than:
             users = users.newer_than(self.newer_than)
+        if self.classes:
+            users = users.of_classes(self.classes)
         return within_limits(users, seed=self.seed)
 
     def asked(self, users: Users) -> Users:
@@ -146,22 +155,32 @@ class Cut(Settings):
         """
         texts: list[str] = []
         owners: list[int] = []
+        documents: list[int] = []
         failed: list[str] = []
         found = self._pieces(users.texts, tokenizer, progress)
-        for owner, pieces in zip(users.owners.tolist(), found, strict=True):
+        for document, (owner, pieces) in enumerate(zip(users.owners.tolist(), found, strict=True)):
             if pieces is None:
                 failed.append(users.user_ids[owner])
                 continue
             texts.extend(pieces)
             owners.extend([owner] * len(pieces))
+            documents.extend([document] * len(pieces))
         if failed:
             quarantine.note(failed, records=len(failed))
         owner_array = np.asarray(owners, dtype=np.int64)
+        labels = self._class_of(users)[documents] if self.classes else None
         if self.max_samples is not None:
             keep = _cap(texts, owner_array, users.user_ids, self.max_samples, seed_key(self.seed))
             texts = [texts[index] for index in keep]
             owner_array = owner_array[keep]
-        return Samples(texts=texts, owners=owner_array, num_users=len(users))
+            labels = None if labels is None else labels[keep]
+        return Samples(texts=texts, owners=owner_array, num_users=len(users), labels=labels)
+
+    def _class_of(self, users: Users) -> NDArray[np.int64]:
+        """Which class each document is of, all of which count."""
+        places = {name: place for place, name in enumerate(self.classes)}
+        labels = users.labels or []
+        return np.array([places[str(label)] for label in labels], dtype=np.int64)
 
     def pieces(
         self, texts: Sequence[str], *, tokenizer: Any, at_sentences: bool = False
@@ -203,6 +222,22 @@ class Cut(Settings):
                 yield from quarantine.salvage(part, cut, probe=quarantine.PROBE)
             if progress is not None:
                 progress(len(part))
+
+
+def class_names(setting: str) -> tuple[str, ...]:
+    """The classes that a setting names, with commas between them.
+
+    Raises:
+        ConfigError: One is empty, or occurs twice.
+    """
+    if not setting.strip():
+        return ()
+    names = tuple(name.strip() for name in setting.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"classes must be different names with commas between them, got {setting!r}."
+        )
+    return names
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:

@@ -243,8 +243,9 @@ def _arrow(dataset: Any, names: list[str]) -> Any:
     Arrow all the way: the library's own columns are read row by row, seconds per 100,000 rows,
     and its Arrow format gathers the rows of a shuffled data set batch by batch.
     """
-    indices = getattr(dataset, "_indices", None)
     import pyarrow as pa
+
+    indices = getattr(dataset, "_indices", None)
 
     if indices is None or not hasattr(indices, "column"):
         table, rows = dataset.select_columns(names).with_format("arrow")[:], None
@@ -257,8 +258,24 @@ def _arrow(dataset: Any, names: list[str]) -> Any:
             column = column.cast(pa.large_string())  # the chunks together may exceed 2 GiB
         if rows is not None:
             column = pa.chunked_array([column.combine_chunks().take(rows)])
-        columns.append(column)
+        columns.append(_named(column, dataset, name))
     return pa.table(columns, names=names)
+
+
+def _named(column: Any, dataset: Any, name: str) -> Any:
+    """A column of class labels as their names; any other one as it is."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = getattr((getattr(dataset, "features", None) or {}).get(name), "names", None)
+    if not names or not pa.types.is_integer(column.type):
+        return column
+    known = pa.array(names, pa.large_string())
+    places = column.combine_chunks().cast(pa.int64())
+    # The library writes -1 for a label that is not known.
+    inside = pc.and_(pc.greater_equal(places, 0), pc.less(places, len(names)))
+    places = pc.if_else(inside, places, pa.scalar(None, pa.int64()))
+    return pa.chunked_array([known.take(places)])
 
 
 # ---- partitions as users -----------------------------------------------------------------------
@@ -356,6 +373,8 @@ def partitioned(dataset: Any, text: str, columns: Columns, *, where: str) -> Row
     rows.texts = pa.chunked_array([*rows.texts.chunks, pa.array([""] * len(empty), strings)])
     no_text = pa.array([False] * len(empty), pa.bool_())
     rows.unusable = pa.chunked_array([*rows.unusable.chunks, no_text])
+    if rows.labels is not None:
+        rows.labels = pa.chunked_array([*rows.labels.chunks, pa.nulls(len(empty), strings)])
     if rows.dates is not None:
         no_dates = pa.nulls(len(empty), pa.date32())
         rows.dates = pa.chunked_array([*rows.dates.chunks, no_dates])

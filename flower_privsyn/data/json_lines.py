@@ -106,6 +106,7 @@ def _read_rows(path: Path, rows: Iterable[Row], data: bytearray, columns: Column
 
     clients: list[str] = []
     texts: dict[str, list[str | None]] = {name: [] for name in columns.texts}
+    labels: dict[str, list[str | None]] = {name: [] for name in columns.labels}
     dates: list[date | None] = []
     first: dict[str, Any] | None = None
     for place, row in rows:
@@ -119,6 +120,8 @@ def _read_rows(path: Path, rows: Iterable[Row], data: bytearray, columns: Column
             clients.append(_client(row, place, columns))
         for name in columns.texts:
             texts[name].append(columns.cell(row.get(name), place))
+        for name in columns.labels:
+            labels[name].append(_label(row.get(name)))
         dates.append(parse_date(row.get(columns.date)))
     if first is None:
         raise DataError(f"{path} is empty.")
@@ -130,6 +133,8 @@ def _read_rows(path: Path, rows: Iterable[Row], data: bytearray, columns: Column
     }
     if columns.user_id is None:
         arrays[columns.client] = pa.chunked_array([pa.array(clients, pa.large_string())])
+    for name, values in labels.items():
+        arrays.setdefault(name, pa.chunked_array([pa.array(values, pa.large_string())]))
     if columns.date not in arrays:
         # Lines have no columns: that no line has a date is what the users wrote, not a schema.
         arrays[columns.date] = pa.chunked_array([pa.array(dates, pa.date32())])
@@ -150,6 +155,19 @@ def _client(row: dict[str, Any], place: str, columns: Columns) -> str:
     if (text := columns.cell(str(client), place)) in (None, UNUSABLE) or text is None:
         raise DataError(f"{place}: {name!r} must be text that UTF-8 can hold.")
     return text
+
+
+def _label(value: object) -> str | None:
+    """A class as text; None for what names none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value
 
 
 def _check_texts(

@@ -7,7 +7,6 @@ makes others lose theirs, and nobody makes them wait for long.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -83,13 +82,7 @@ def within_limits(users: Users, *, seed: int) -> Users:
             keep[rows[place]] = True
     if keep.all():
         return users
-    return Users(
-        user_ids=users.user_ids,
-        texts=list(itertools.compress(users.texts, keep)),
-        owners=users.owners[keep],
-        dates=None if users.dates is None else list(itertools.compress(users.dates, keep)),
-        undated=users.undated,
-    )
+    return users.only(keep)
 
 
 def ranked(user_id: str, texts: Sequence[str], *, key: bytes, purpose: bytes) -> list[int]:

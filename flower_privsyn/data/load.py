@@ -29,6 +29,7 @@ def load_users(
     client_column: str = "client_id",
     text_column: str = "text",
     date_column: str = "date",
+    label_column: str = "label",
     newer_than: date | str | None = None,
     split: str = "train",
     user_id: str | None = None,
@@ -56,6 +57,9 @@ def load_users(
         text_column: Column with the text, or several with commas between them, whose texts are
             joined by a blank line.
         date_column: Column with the date (ISO string, date or timestamp); may be absent.
+        label_column: Column with the class of a text (a string, an integer or a data set's class
+            label), or several with commas between them, whose values are joined by " | "; may be
+            absent.
         newer_than: Keep only documents dated after this day (``date`` or ``YYYY-MM-DD``).
         split: Which split of a data set that has several and whose name names none.
         user_id: The source is one user with this id, and ``client_column`` is not read: for
@@ -72,7 +76,9 @@ def load_users(
         MissingExtraError: If a data set is asked for and ``datasets`` is not installed.
     """
     cutoff = None if newer_than is None else parse_cutoff(newer_than)
-    columns = Columns(client_column, text_column, date_column, user_id, strict=strict)
+    columns = Columns(
+        client_column, text_column, date_column, user_id, strict=strict, label=label_column
+    )
     if data_partitioner and user_id is not None:
         raise ConfigError("data-partitioner makes many users, and user-id one: give one of them.")
     location = "the data set"
@@ -99,7 +105,7 @@ def load_configured(*configurations: Mapping[str, Any], strict: bool = False) ->
     Args:
         configurations: Looked up in order; the first value that is not empty counts. Keys: `data`
             (what `load_users` takes; a path is relative to where the command was typed),
-            `client-column`, `text-column`, `date-column`, `data-partitioner`.
+            `client-column`, `text-column`, `date-column`, `label-column`, `data-partitioner`.
         strict: As in `load_users`.
 
     Raises:
@@ -124,6 +130,7 @@ def load_configured(*configurations: Mapping[str, Any], strict: bool = False) ->
         client_column=setting("client-column", "client_id"),
         text_column=setting("text-column", "text"),
         date_column=setting("date-column", "date"),
+        label_column=setting("label-column", "label"),
         data_partitioner=setting("data-partitioner"),
         strict=strict,
     )
@@ -280,19 +287,25 @@ def _grouped(parts: list[Rows], columns: Columns, where: str) -> Users:
     filled = pc.not_equal(pc.utf8_trim_whitespace(texts), pa.scalar("", pa.large_string()))
     rows = np.flatnonzero(filled.to_numpy())
     order = rows[np.argsort(codes[rows], kind="stable")]  # (n,)
-    dates, undated = None, f"{parts[0].undated} ({where})"
-    if any(part.dates is not None for part in parts):
-        chunks: list[Any] = []
-        for part in parts:
-            if part.dates is None:
-                chunks.append(pa.nulls(len(part.texts), pa.date32()))
-            else:
-                chunks.extend(part.dates.chunks)
-        dates = pa.chunked_array(chunks, pa.date32()).take(pa.array(order)).to_pylist()
     return Users(
         user_ids=tuple(user_ids),
         texts=texts.combine_chunks().take(pa.array(order)).to_pylist(),
         owners=codes[order],
-        dates=dates,
-        undated=undated,
+        dates=_joined([part.dates for part in parts], parts, pa.date32(), order),
+        undated=f"{parts[0].undated} ({where})",
+        labels=_joined([part.labels for part in parts], parts, pa.large_string(), order),
+        unlabelled=f"{parts[0].unlabelled} ({where})",
     )
+
+
+def _joined(columns: list[Any], parts: list[Rows], kind: Any, order: Any) -> list[Any] | None:
+    """One column of all files, null for those without it; None where no file has it."""
+    import pyarrow as pa
+
+    if all(column is None for column in columns):
+        return None
+    chunks: list[Any] = []
+    for column, part in zip(columns, parts, strict=True):
+        chunks.extend([pa.nulls(len(part.texts), kind)] if column is None else column.chunks)
+    found: list[Any] = pa.chunked_array(chunks, kind).take(pa.array(order)).to_pylist()
+    return found

@@ -64,6 +64,7 @@ def read_text_files(folder: Path, files: list[tuple[str, Path]], columns: Column
     table = pa.table({"user": pa.array(clients, strings), "text": pa.array(texts, strings)})
     rows = typed(table, of_files)
     rows.undated = "texts in files have none"
+    rows.unlabelled = "texts in files have none"
     return rows
 
 

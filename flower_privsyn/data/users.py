@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 
 import numpy as np
@@ -71,6 +71,9 @@ class Users:
         owners: int64 (n,), index into ``user_ids``, nondecreasing.
         dates: One date (or None where unknown) per document, or None when there are no dates.
         undated: Why there are none, to go on with in a sentence.
+        labels: The class of each document (None where it names none), or None when there are no
+            labels.
+        unlabelled: Why there are none, to go on with in a sentence.
 
     Raises:
         DataError: If ids repeat or have no UTF-8, lengths differ, or owners are out of order or
@@ -82,6 +85,8 @@ class Users:
     owners: NDArray[np.int64]  # (n,)
     dates: list[date | None] | None = None
     undated: str = "these have no dates"
+    labels: list[str | None] | None = None
+    unlabelled: str = "these have no labels"
 
     def __post_init__(self) -> None:
         owners = np.asarray(self.owners)
@@ -95,11 +100,12 @@ class Users:
                 f"owners must hold one entry per text: {len(owners)} owners, "
                 f"{len(self.texts)} texts."
             )
-        if self.dates is not None and len(self.dates) != len(self.texts):
-            raise DataError(
-                f"dates must hold one entry per text: {len(self.dates)} dates, "
-                f"{len(self.texts)} texts."
-            )
+        for name, values in (("dates", self.dates), ("labels", self.labels)):
+            if values is not None and len(values) != len(self.texts):
+                raise DataError(
+                    f"{name} must hold one entry per text: {len(values)} {name}, "
+                    f"{len(self.texts)} texts."
+                )
         if len(set(self.user_ids)) != len(self.user_ids):
             raise DataError("user_ids must be distinct, but some occur twice.")
         try:
@@ -172,15 +178,29 @@ class Users:
                 f"mask must be a boolean array of shape ({len(self)},), "
                 f"got {mask.dtype} of shape {mask.shape}."
             )
-        # By their positions: in a simulation every node takes its few out of everybody's.
-        rows = np.flatnonzero(mask[self.owners])
+        kept = self.only(mask[self.owners])
         new_index = np.cumsum(mask, dtype=np.int64) - 1
-        return Users(
+        return replace(
+            kept,
             user_ids=tuple(self.user_ids[user] for user in np.flatnonzero(mask).tolist()),
-            texts=[self.texts[row] for row in rows.tolist()],
-            owners=new_index[self.owners[rows]],
-            dates=None if self.dates is None else [self.dates[row] for row in rows.tolist()],
-            undated=self.undated,
+            owners=new_index[kept.owners],
+        )
+
+    def only(self, keep: NDArray[np.bool_]) -> Users:
+        """The same users with some of their documents.
+
+        Args:
+            keep: bool (n,), which.
+        """
+        # By their positions: in a simulation every node takes its few out of everybody's.
+        rows = np.flatnonzero(keep)
+        places = rows.tolist()
+        return replace(
+            self,
+            texts=[self.texts[row] for row in places],
+            owners=self.owners[rows],
+            dates=None if self.dates is None else [self.dates[row] for row in places],
+            labels=None if self.labels is None else [self.labels[row] for row in places],
         )
 
     def deal(self, *, partition_id: int, num_partitions: int) -> Users:
@@ -222,14 +242,31 @@ class Users:
         keep = np.fromiter(
             (day is not None and day > cutoff for day in self.dates), bool, len(self.dates)
         )
-        return Users(
-            user_ids=self.user_ids,
-            texts=list(itertools.compress(self.texts, keep)),
-            owners=self.owners[keep],
-            dates=list(itertools.compress(self.dates, keep)),
-        )
+        return self.only(keep)
 
-    def check_documents(self, *, dated: bool = False) -> None:
+    def of_classes(self, classes: Sequence[str]) -> Users:
+        """Drop documents that are of none of some classes; every user stays.
+
+        What one user calls a document must not decide about the others: one that names another
+        class, or none, is left out and counted as `quarantine` counts (`check_documents` names it
+        to the owner who looks).
+
+        Args:
+            classes: Public, as the run has them.
+
+        Raises:
+            DataError: If there are no labels at all, as in a source without such a column.
+        """
+        if self.labels is None:
+            raise DataError(f"classes needs a label per document, but {self.unlabelled}.")
+        known = frozenset(classes)
+        keep = np.fromiter((label in known for label in self.labels), bool, len(self.labels))
+        if not keep.all():
+            owners = np.unique(self.owners[~keep]).tolist()
+            quarantine.note((self.user_ids[user] for user in owners), records=int((~keep).sum()))
+        return self.only(keep)
+
+    def check_documents(self, *, dated: bool = False, classes: Sequence[str] = ()) -> None:
         """Tell an owner who looks that nobody here has a document, or only numbers, or no dates.
 
         For the person who holds all this text, before anything is asked. Never part of an answer:
@@ -237,9 +274,11 @@ class Users:
 
         Args:
             dated: Whether ``newer-than`` will ask for dates.
+            classes: Which a run will ask for; none where it asks for none.
 
         Raises:
-            DataError: There is no document, or each is a number, or, with `dated`, none has a date.
+            DataError: There is no document, or each is a number, or, with `dated`, none has a date,
+                or, with `classes`, one is of another class or of none.
         """
         if not self.texts:
             raise DataError(
@@ -256,6 +295,22 @@ class Users:
             raise DataError(
                 "newer-than needs a date per document, but none of these documents has one."
             )
+        if classes:
+            self._check_labels(frozenset(classes))
+
+    def _check_labels(self, classes: frozenset[str]) -> None:
+        if self.labels is None:
+            raise DataError(f"classes needs a label per document, but {self.unlabelled}.")
+        place = next((p for p, label in enumerate(self.labels) if label not in classes), None)
+        if place is None:
+            return
+        said = (
+            "has no label" if self.labels[place] is None else f"is labelled {self.labels[place]!r}"
+        )
+        raise DataError(
+            f"a document of {self.user_ids[int(self.owners[place])]!r} {said}, which is none of "
+            f"the run's classes ({', '.join(sorted(classes))}): a node leaves such documents out."
+        )
 
     def split_held_out(self, *, fraction: float, seed: int) -> tuple[Users, Users]:
         """Set users aside for evaluation by a coin that depends on the seed and the user id only.

@@ -20,12 +20,12 @@ from flower_privsyn.dry_run.shelf import Shelf
 from flower_privsyn.generation.generators import is_remote
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.strategies.kernel_sketch import KernelSketchConfig
+from flower_privsyn.strategies.parts.evolution import EvolutionConfig
 from flower_privsyn.strategies.parts.federated_training import FederatedTrainingConfig
 from flower_privsyn.strategies.parts.preferences import PreferenceConfig
 from flower_privsyn.strategies.parts.public_side import NUM_EXAMPLES
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
 from flower_privsyn.strategies.popri import POPriConfig
-from flower_privsyn.strategies.parts.evolution import EvolutionConfig
 from flower_privsyn.strategies.private_evolution import PrivateEvolutionConfig
 
 #: Share of the speed of one large product that passes of a small model over a batch reach, and of

@@ -18,7 +18,16 @@ _FOLDER = Path(__file__).with_name("prompts") / "instructions"
 PLACEHOLDERS: Final = ("text", "blanked", "words", "style", "class", "domain")
 
 _PLACEHOLDER: Final = re.compile(r"\{([a-z]+)\}")
-_TEXTS: Final = ("name", "description", "reference", "purpose", "system", "chat", "base", "of_class")
+_TEXTS: Final = (
+    "name",
+    "description",
+    "reference",
+    "purpose",
+    "system",
+    "chat",
+    "base",
+    "of_class",
+)
 _LISTS: Final = ("styles", "stop")
 
 #: Of a file: a text is written anew, or one is written where there was none.
@@ -83,9 +92,7 @@ class Instruction:
         if not (self.chat.strip() or self.base.strip()):
             raise ConfigError("prompt settings chat and base must not both be empty")
         if self.of_class and "{label}" not in self.of_class:
-            raise ConfigError(
-                f"prompt setting of_class must hold {{label}}, got {self.of_class!r}"
-            )
+            raise ConfigError(f"prompt setting of_class must hold {{label}}, got {self.of_class!r}")
         for key in ("chat", "base"):
             self._check_placeholders(key)
 
@@ -158,7 +165,7 @@ def load_instruction(name_or_path: str | Path, *, purpose: str) -> Instruction:
         path = bundled[given]
     found = _read(path)
     if found.purpose != purpose:
-        raise ConfigError(f'prompt {given!r} is for a {found.purpose}, not for a {purpose}')
+        raise ConfigError(f"prompt {given!r} is for a {found.purpose}, not for a {purpose}")
     return found
 
 

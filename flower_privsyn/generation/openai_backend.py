@@ -263,9 +263,7 @@ class OpenAIGenerator:
 
     def _choices(self, path: str, body: Mapping[str, Any], num_samples: int) -> list[Any]:
         """Send a request; returns its choices, which are as many as were asked for."""
-        answer = self._json(
-            self._request("POST", path, {**body, **self._extra_parameters})
-        )
+        answer = self._json(self._request("POST", path, {**body, **self._extra_parameters}))
         choices = answer.get("choices") if isinstance(answer, dict) else None
         if not isinstance(choices, list) or len(choices) != num_samples:
             found = len(choices) if isinstance(choices, list) else "no"

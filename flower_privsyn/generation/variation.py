@@ -67,6 +67,28 @@ class Variation(Protocol):
         ...
 
 
+def vary(
+    variation: Variation,
+    texts: Sequence[str],
+    *,
+    seed: int,
+    progress: ProgressCallback | None = None,
+    labels: Sequence[str] | None = None,
+) -> list[str]:
+    """Vary texts by a variation that may have been written before texts had classes.
+
+    Args:
+        variation: What varies.
+        texts: As `Variation.vary`.
+        seed: As `Variation.vary`.
+        progress: As `Variation.vary`.
+        labels: As `Variation.vary`; the variation is not told of classes where there are none.
+    """
+    if labels is None:
+        return variation.vary(texts, seed=seed, progress=progress)
+    return variation.vary(texts, seed=seed, progress=progress, labels=labels)
+
+
 class MaskFill:
     """Variation of PrE-Text: mask 30 % of the tokens, sample what stands there, twice.
 

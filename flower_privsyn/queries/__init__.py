@@ -16,7 +16,11 @@ from flower_privsyn.queries.model_delta import (
     bit_share,
     next_clip_norm,
 )
-from flower_privsyn.queries.nearest_neighbor import NearestNeighborHistogram, nearest_candidates
+from flower_privsyn.queries.nearest_neighbor import (
+    LabelledHistogram,
+    NearestNeighborHistogram,
+    nearest_candidates,
+)
 from flower_privsyn.queries.query import (
     READS,
     TEXT_DIMENSION,
@@ -35,6 +39,7 @@ QUERIES: tuple[type[Query], ...] = (
     KernelMean,
     ModelDelta,
     JointSketch,
+    LabelledHistogram,
 )
 
 __all__ = [
@@ -46,6 +51,7 @@ __all__ = [
     "Cohort",
     "JointSketch",
     "KernelMean",
+    "LabelledHistogram",
     "MeanSimilarity",
     "ModelDelta",
     "NearestNeighborHistogram",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, Self, final, get_args
 
 import numpy as np
@@ -57,11 +57,13 @@ class Cohort:
             For a query that `trains` it is (n, parameters) float32, a user's update in each row.
         owners: (n,) int64, nondecreasing; the user of each row, in `range(num_users)`.
         num_users: users in the cohort, those without any record included.
+        labels: (n,) int64, which of the run's classes each record is of; None where it has none.
     """
 
     records: npt.NDArray[Any]
     owners: IntArray
     num_users: int
+    labels: IntArray | None = None
 
     def __post_init__(self) -> None:
         """Check the shapes and the order that every kernel relies on."""
@@ -77,20 +79,38 @@ class Cohort:
             or bool(np.any(self.owners[1:] < self.owners[:-1]))
         ):
             raise ValueError(f"owners must be nondecreasing and in range({self.num_users})")
+        if self.labels is not None and self.labels.shape != self.owners.shape:
+            raise ValueError(f"labels must be (n,), got {self.labels.shape}")
 
     @classmethod
-    def of(cls, records: Sequence[Any], owners: Sequence[int] | IntArray, num_users: int) -> Self:
+    def of(
+        cls,
+        records: Sequence[Any],
+        owners: Sequence[int] | IntArray,
+        num_users: int,
+        labels: IntArray | None = None,
+    ) -> Self:
         """The cohort of records of unequal lengths: texts, or arrays of tokens.
 
         Args:
             records: the n records.
             owners: (n,) whose they are, nondecreasing.
             num_users: users in the cohort.
+            labels: (n,) classes of the records; None where they have none.
         """
         held = np.empty(len(records), dtype=np.object_)
         for place, record in enumerate(records):  # all at once, equal lengths would be a matrix
             held[place] = record
-        return cls(held, np.asarray(owners, dtype=np.int64), num_users)
+        return cls(held, np.asarray(owners, dtype=np.int64), num_users, labels)
+
+    def rows(self, keep: npt.NDArray[np.bool_] | slice) -> Cohort:
+        """Return the cohort of the same users with some of its records.
+
+        Args:
+            keep: (n,) which, or a slice of them.
+        """
+        labels = None if self.labels is None else self.labels[keep]
+        return Cohort(self.records[keep], self.owners[keep], self.num_users, labels)
 
     def select(self, users: npt.NDArray[np.bool_]) -> Cohort:
         """Return the cohort of the users where the (num_users,) mask is true."""
@@ -98,9 +118,9 @@ class Cohort:
             raise ValueError(f"the mask must have shape ({self.num_users},), got {users.shape}")
         if bool(users.all()):
             return self
-        keep = users[self.owners]
+        kept = self.rows(users[self.owners])
         position = np.cumsum(users) - 1
-        return Cohort(self.records[keep], position[self.owners[keep]], int(users.sum()))
+        return replace(kept, owners=position[kept.owners], num_users=int(users.sum()))
 
     def cap(self, max_records: int) -> Cohort:
         """Return the cohort with at most `max_records` rows per user, the first ones kept."""
@@ -108,14 +128,15 @@ class Cohort:
         keep = np.arange(len(self.owners)) - first < max_records
         if bool(keep.all()):
             return self
-        return Cohort(self.records[keep], self.owners[keep], self.num_users)
+        return self.rows(keep)
 
     def blocks(self, users_per_block: int) -> Iterator[Cohort]:
         """Yield consecutive cohorts of at most `users_per_block` users."""
         for start in range(0, self.num_users, users_per_block):
             stop = min(start + users_per_block, self.num_users)
             low, high = np.searchsorted(self.owners, [start, stop])
-            yield Cohort(self.records[low:high], self.owners[low:high] - start, stop - start)
+            part = self.rows(slice(low, high))
+            yield replace(part, owners=part.owners - start, num_users=stop - start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +164,9 @@ class Query(Settings, ABC):
     #: Whether the node trains the model that was broadcast on each user's tokens, and the records
     #: that `statistic` gets are the updates: what `ModelDelta` asks, and its subclasses.
     trains: ClassVar[bool] = False
+
+    #: Whether it asks of which class each record is: `Cohort.labels`.
+    labelled: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that replaces the clipping."""
@@ -305,5 +329,5 @@ class Query(Settings, ABC):
         if cohort.records.dtype != np.object_:
             finite = np.isfinite(cohort.records).all(axis=1)
             if not finite.all():
-                cohort = Cohort(cohort.records[finite], cohort.owners[finite], cohort.num_users)
+                cohort = cohort.rows(finite)
         return cohort if self.max_records is None else cohort.cap(self.max_records)

@@ -274,9 +274,7 @@ class EvolutionByVotes(Evolution):
         again = len(seeds) < config.num_candidates
         chooser = np.random.default_rng([config.seed, 1])
         drawn = chooser.choice(len(seeds), size=config.num_candidates, replace=again)
-        return Population.create(
-            [seeds[i] for i in drawn], round_number=number, source="selected"
-        )
+        return Population.create([seeds[i] for i in drawn], round_number=number, source="selected")
 
     def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
         """Lines 12 to 14: choose survivors, keep them, vary them."""

@@ -471,3 +471,83 @@ class TestModelsThatAreNotThere:
         with pytest.raises(PrivsynError, match=named):
             PrivateEvolution(settings(**changes), **parts).start(federation())
         assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+class TestRankAndPrompts:
+    """Settings of Aug-PE, with the same votes."""
+
+    def test_the_best_stay_and_each_has_variations(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        config = settings(
+            selection="rank", num_variations=4, num_rounds=2, lookahead=0, output="survivors"
+        )
+        strategy = evolution(config)
+        strategy.start(federation())
+        first, second = (
+            pq.read_table(strategy.run.path / f"rounds/{n:04d}/population.parquet").to_pylist()
+            for n in (1, 2)
+        )
+        kept = [row for row in first if row["survived"]]
+        assert len(kept) == 4
+        assert {row["survived"] for row in first} == {0, 1}
+        assert min(row["votes"] for row in kept) >= max(
+            row["votes"] for row in first if not row["survived"]
+        )
+        assert [row["text"] for row in second[:4]] == [row["text"] for row in kept]
+        assert [row["source"] for row in second] == ["survivor"] * 4 + ["variation"] * 12
+        assert [row["parent"] for row in second] == [[row["id"]] for row in kept] * 4
+        for place, row in enumerate(second[4:]):
+            assert sorted(row["text"].split()) == sorted(kept[place % 4]["text"].split())
+        assert len({row["text"] for row in second}) == 16
+
+    def test_a_generator_varies_what_survives(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        config = settings(
+            variation="prompt", domain="letters", num_rounds=2, lookahead=0, output="survivors"
+        )
+        strategy = evolution(config, variation=None)
+        strategy.start(federation())
+        first, second = (
+            pq.read_table(strategy.run.path / f"rounds/{n:04d}/population.parquet").to_pylist()
+            for n in (1, 2)
+        )
+        texts = {row["id"]: row["text"] for row in first if row["survived"]}
+        for row in second:  # the echo's answers are words of its prompt
+            (parent,) = row["parent"]
+            assert set(row["text"].split()) & set(texts[parent].split())
+        assert any("(letters)" in row["text"] or "letters" in row["text"] for row in second)
+        free = strategy.method.free_settings(strategy.run, all_released=False)
+        assert "generator" not in free
+        assert "generator" in strategy.method.free_settings(strategy.run, all_released=True)
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"num_variations": 5}, "num-candidates must be a multiple of num-variations = 5"),
+            ({"selection": "best"}, "selection must be one of"),
+            ({"variation": "draw"}, "variation must be one of"),
+            ({"generator_interface": "talk"}, "generator-interface must be one of"),
+        ],
+    )
+    def test_settings_that_cannot_be_are_refused(
+        self, settings: Builder, changes: dict[str, Any], sentence: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=sentence):
+            settings(**changes)
+
+    def test_a_prompt_that_is_none_is_refused_before_anything_is_spent(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        for number, (changes, sentence) in enumerate(
+            (
+                ({"variation_prompt": "sonnet"}, "'sonnet' is not known"),
+                ({"generator_interface": "chat"}, "takes no messages"),
+            )
+        ):
+            folder = tmp_path / f"run-{number}"
+            config = settings(variation="prompt", run_dir=str(folder), **changes)
+            with pytest.raises(ConfigError, match=sentence):
+                evolution(config, variation=None).start(federation())
+            assert not (folder / "ledger.jsonl").exists() or not releases(folder)

@@ -100,6 +100,12 @@ class Server:
             return 200, b"Success"
         if path == "/v1/completions":
             return self._complete(body)
+        if path == "/v1/chat/completions":
+            said = json.dumps(body["messages"])
+            status, answer = self._complete({**body, "prompt": said})
+            for choice in answer.get("choices", []):
+                choice["message"] = {"role": "assistant", "content": choice.pop("text")}
+            return status, answer
         return 404, {"detail": "Not Found"}
 
     def _complete(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:

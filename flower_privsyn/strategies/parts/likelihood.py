@@ -19,6 +19,7 @@ from annotated_types import Ge, Lt
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.files import located
 from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.generation.variation import vary
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Variation
@@ -163,10 +164,11 @@ class LikelyVariation:
         for attempt in range(self._tries):
             if not left.size:
                 break
-            drawn = self._variation.vary(
+            drawn = vary(
+                self._variation,
                 [texts[index] for index in left.tolist()],
                 seed=seed if attempt == 0 else derive_seed(seed, "again", attempt),
-                **_of_classes(labels, left),
+                labels=None if labels is None else [labels[index] for index in left.tolist()],
             )
             stands = self._stand([texts[index] for index in left.tolist()], drawn)
             for index, text, kept in zip(left.tolist(), drawn, stands.tolist(), strict=True):
@@ -191,13 +193,6 @@ class LikelyVariation:
             scores = self._likelihood.per_token([drawn[place] for place in places.tolist()])
             stands[places] = scores >= self._floor
         return stands
-
-
-def _of_classes(
-    labels: Sequence[str] | None, places: npt.NDArray[np.int64]
-) -> dict[str, list[str]]:
-    """The classes of some texts as an argument; none where texts have no classes."""
-    return {} if labels is None else {"labels": [labels[place] for place in places.tolist()]}
 
 
 class CareSettings(Protocol):

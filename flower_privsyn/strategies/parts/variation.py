@@ -36,8 +36,7 @@ GeneratorInterface = Annotated[
 
 Domain = Annotated[
     str,
-    "what the texts are, in public words, for prompts that ask for them: "
-    '"reviews of restaurants".',
+    'what the texts are, in public words, for prompts that ask for them: "reviews of restaurants".',
 ]
 """The setting `domain`."""
 

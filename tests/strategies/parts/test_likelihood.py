@@ -22,7 +22,14 @@ class Drawn:
         self.calls = list(calls)
         self.seeds: list[int] = []
 
-    def vary(self, texts: Sequence[str], *, seed: int, progress: object = None) -> list[str]:
+    def vary(
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int,
+        progress: object = None,
+        labels: Sequence[str] | None = None,
+    ) -> list[str]:
         self.seeds.append(seed)
         script = self.calls.pop(0)
         return [script[text] for text in texts]

@@ -1,0 +1,96 @@
+"""Instructions for base and chat models: what the files may hold, and what stands in the prompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.generation.instructions import load_instruction
+
+GOOD = {"name": "mine", "purpose": "variation", "base": "Say {text} again:", "stop": ["\n"]}
+BUNDLED = {"paraphrase": "variation", "style": "variation", "fill-blanks": "variation"}
+
+
+@pytest.mark.parametrize(("name", "purpose"), [*BUNDLED.items(), ("write", "beginning")])
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_bundled_ones_say_everything_they_were_given(
+    name: str, purpose: str, chat: bool
+) -> None:
+    instruction = load_instruction(name, purpose=purpose)
+    values = {
+        "text": "T-E-X-T",
+        "blanked": "T-E-X-T",
+        "words": "37",
+        "style": "S-T-Y-L-E",
+        "domain": "D-O-M-A-I-N",
+    }
+    prompt = instruction.render(chat=chat, label="C-L-A-S-S", **values)
+    assert "{" not in prompt
+    assert "C-L-A-S-S" in prompt
+    assert "37" in prompt
+    assert "D-O-M-A-I-N" in prompt
+    assert ("T-E-X-T" in prompt) is (purpose == "variation")
+    assert ("S-T-Y-L-E" in prompt) is bool(instruction.styles)
+    assert "class" not in instruction.render(chat=chat, **values)
+    assert instruction.stop
+    assert instruction.reference
+
+
+def test_braces_in_a_text_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(GOOD))
+    instruction = load_instruction(path, purpose="variation")
+    assert (
+        instruction.render(chat=False, text="{words} {no}", words="9") == "Say {words} {no} again:"
+    )
+    with pytest.raises(ConfigError, match="not for chat models"):
+        instruction.render(chat=True, text="a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"purpose": "poem"}, 'purpose must be one of "variation", "beginning", got \'poem\''),
+        ({"base": "Say it again:"}, "must hold {text} or {blanked}"),
+        ({"purpose": "beginning"}, "must not hold {text} or {blanked}"),
+        ({"base": "Say {text} {loudly}:"}, "unknown placeholder {loudly}; known are {text}"),
+        ({"base": "Say {text} {style}:"}, "holds {style}, and styles is empty"),
+        ({"base": "", "chat": " "}, "chat and base must not both be empty"),
+        ({"of_class": " of a class"}, "of_class must hold {label}"),
+        ({"stop": "\n"}, "stop must be a list of texts"),
+        ({"styles": [""]}, "styles must be texts that are not empty"),
+        ({"name": " "}, "name must not be empty"),
+        ({"base": 3}, "base must be text, got 3"),
+        ({"tone": "high"}, "unknown key 'tone'"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(
+    changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**GOOD, **changes}))
+    with pytest.raises(ConfigError) as refused:
+        load_instruction(path, purpose="variation")
+    assert sentence in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give one of fill-blanks, paraphrase, style, write"):
+        load_instruction("sonnet", purpose="variation")
+    with pytest.raises(ConfigError, match="is for a beginning, not for a variation"):
+        load_instruction("write", purpose="variation")
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load_instruction(tmp_path / "none.json", purpose="variation")
+    for content, sentence in (("{", "not valid JSON"), ("[]", "one JSON object")):
+        path = tmp_path / "bad.json"
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=sentence):
+            load_instruction(path, purpose="variation")
+    path.write_text(json.dumps({"name": "mine"}))
+    with pytest.raises(ConfigError, match="lacks the key 'purpose'"):
+        load_instruction(path, purpose="variation")

@@ -1,0 +1,205 @@
+"""Texts by instruction, from base and from chat models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.generation import (
+    Asking,
+    ByInstruction,
+    OpenAIGenerator,
+    SamplingParameters,
+    TransformersGenerator,
+    Variation,
+    load_instruction,
+)
+from flower_privsyn.generation.instructions import Instruction
+from flower_privsyn.testing import EchoGenerator
+from tests.support.generation_server import Server
+
+SAMPLING = SamplingParameters(seed=0, max_new_tokens=12, stop=("END",))
+EVERYTHING = Instruction(
+    name="everything",
+    purpose="variation",
+    base="{style}|{class}|{words}|{domain}|{blanked}|{text}",
+    of_class="<{label}>",
+    styles=("loud", "low"),
+    stop=("\n",),
+)
+
+
+class Notes(EchoGenerator):
+    """Answers what is scripted, and keeps what it was asked."""
+
+    def __init__(self, answers: Sequence[str] = ()) -> None:
+        self.answers = list(answers)
+        self.prompts: list[str] = []
+        self.sampling: Any = None
+
+    def generate(self, prompts: Sequence[str], **kwargs: Any) -> list[list[str]]:
+        self.prompts += prompts
+        self.sampling = kwargs["sampling"]
+        return [[text] for text in self.answers] if self.answers else [[p[::-1]] for p in prompts]
+
+
+def asked(generator: Notes, instruction: Instruction = EVERYTHING, **asking: Any) -> ByInstruction:
+    settings = Asking(domain="letters", **asking)
+    return ByInstruction(generator, instruction, asking=settings, sampling=SAMPLING, chat=False)
+
+
+def test_what_stands_in_a_prompt() -> None:
+    generator = Notes()
+    variation = asked(generator, blank_fraction=1.0, least_words=1)
+    assert isinstance(variation, Variation)
+    variation.vary(["one  two\nthree"], seed=1, labels=["sad"])
+    style, label, words, domain, blanked, text = generator.prompts[0].split("|")
+    assert style in ("loud", "low")
+    assert (label, words, domain, blanked, text) == (
+        "<sad>",
+        "3",
+        "letters",
+        "_ _ _",
+        "one two three",
+    )
+    assert generator.sampling.stop == ("END", "\n")
+    variation.vary(["one"], seed=1)
+    assert generator.prompts[1].split("|")[1] == ""
+
+
+def test_words_styles_and_blanks_are_drawn_for_each_text_and_the_same_again() -> None:
+    text = " ".join(["word"] * 100)
+    generator = Notes()
+    variation = asked(generator, blank_fraction=0.25, word_spread=10.0, least_words=90)
+    first = variation.vary([text] * 400, seed=3)
+    rows = [prompt.split("|") for prompt in generator.prompts]
+    words = np.array([int(row[2]) for row in rows])
+    assert words.min() == 90
+    assert words[words > 90].mean() > 100
+    assert np.std(words) == pytest.approx(8.0, abs=1.0)  # of a normal cut at one deviation
+    blanks = [row[4].split().count("_") for row in rows]
+    assert np.mean(blanks) == pytest.approx(25.0, abs=1.0)
+    assert {row[0] for row in rows} == {"loud", "low"}
+    assert len(set(generator.prompts)) > 390
+    assert variation.vary([text] * 400, seed=3) == first
+    assert generator.prompts[400:] == generator.prompts[:400]
+    variation.vary([text] * 400, seed=4)
+    assert generator.prompts[800:] != generator.prompts[:400]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("  a\n new   one ", "a new one"),
+        ('"a new one"', "a new one"),
+        ("\u201ca new one\u201d (3 words)", "a new one"),
+        ("a new one (12 words)", "a new one"),
+        ("", "old"),
+        (" \n ", "old"),
+        ("half a char\ufffd", "old"),
+        ('"', '"'),
+    ],
+)
+def test_an_answer_becomes_one_line_and_nothing_stays_as_it_was(answer: str, text: str) -> None:
+    assert asked(Notes([answer])).vary(["old"], seed=0) == [text]
+
+
+def test_texts_are_written_where_there_were_none() -> None:
+    generator = Notes()
+    instruction = load_instruction("write", purpose="beginning")
+    written = asked(generator, instruction, least_words=5).write(
+        3, words=60, seed=5, labels=["a", "b", "a"]
+    )
+    assert len(written) == 3
+    assert ["60 words" in prompt for prompt in generator.prompts] == [True] * 3
+    assert ['"b"' in prompt for prompt in generator.prompts] == [False, True, False]
+
+
+def test_a_generator_that_loses_a_text_or_takes_no_messages_is_refused() -> None:
+    with pytest.raises(GenerationError, match="asked 2 times and answered 1 times"):
+        asked(Notes(["one"])).vary(["a", "b"], seed=0)
+    chat = load_instruction("style", purpose="variation")
+    with pytest.raises(ConfigError, match="takes no messages"):
+        ByInstruction(Notes(), chat, asking=Asking(), sampling=SAMPLING, chat=True)
+    with pytest.raises(ConfigError, match="blank_fraction must be a number between 0 and 1"):
+        Asking(blank_fraction=1.5)
+
+
+class TestChat:
+    def chat(self, server: Server, **options: Any) -> OpenAIGenerator:
+        return OpenAIGenerator(server.url, "tiny", backoff=0.001, max_retries=1, **options)
+
+    def test_messages_are_sent_each_in_a_conversation_and_without_tools(
+        self, server: Server
+    ) -> None:
+        generator = self.chat(server)
+        variation = ByInstruction(
+            generator,
+            load_instruction("style", purpose="variation"),
+            asking=Asking(domain="letters"),
+            sampling=SAMPLING,
+            chat=True,
+        )
+        finished: list[int] = []
+        found = variation.vary(["one", "two", "one"], seed=2, progress=finished.append)
+        assert sum(finished) == 3
+        assert len(set(found)) == 3  # equal texts are asked with other seeds
+        assert variation.vary(["one", "two", "one"], seed=2) == found
+        path, body, _ = server.requests[0]
+        assert path == "/v1/chat/completions"
+        assert set(body) == {
+            "model", "messages", "n", "seed", "max_tokens", "temperature", "top_p", "stop",
+        }  # fmt: skip
+        assert [message["role"] for message in body["messages"]] == ["system", "user"]
+        assert "letters" in body["messages"][0]["content"]
+        assert body["stop"] == ["END"]  # an answer may have several lines
+        generator.close()
+
+    def test_without_a_system_message_there_is_none(self, server: Server) -> None:
+        generator = self.chat(server)
+        assert len(generator.answer(["hello"], sampling=SAMPLING)) == 1
+        assert [m["role"] for m in server.requests[0][1]["messages"]] == ["user"]
+        assert generator.answer([], sampling=SAMPLING) == []
+        generator.close()
+
+    @pytest.mark.parametrize(
+        ("message", "sentence"),
+        [
+            ({"content": None, "tool_calls": [{"id": "1"}]}, "a call of a tool"),
+            ({"content": None}, "a message that holds no text"),
+            ({}, "a message that holds no text"),
+            ("words", "a message that holds no text"),
+        ],
+    )
+    def test_an_answer_that_is_no_text_is_refused(
+        self, server: Server, message: Any, sentence: str
+    ) -> None:
+        server.misbehave = lambda path, body, number: (200, {"choices": [{"message": message}]})
+        generator = self.chat(server)
+        with pytest.raises(GenerationError, match=sentence):
+            generator.answer(["hello"], sampling=SAMPLING)
+        generator.close()
+
+    def test_a_key_that_a_server_says_again_is_taken_out(self, server: Server) -> None:
+        key = "sk-proj-Q7v2pLr9wXe4TzN8"
+        said = {"choices": [{"message": {"content": f"it is {key}"}}]}
+        server.misbehave = lambda path, body, number: (200, said)
+        generator = self.chat(server, api_key=key)
+        assert key not in generator.answer(["hello"], sampling=SAMPLING)[0]
+        generator.close()
+
+    def test_a_model_of_this_process_answers_by_its_own_template(self) -> None:
+        generator = TransformersGenerator("privsyn-lm")
+        with pytest.raises(GenerationError, match="'privsyn-lm' has no chat template"):
+            generator.answer(["hello"], sampling=SAMPLING)
+        generator._tokenizer.chat_template = (
+            "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+            "{% if add_generation_prompt %}assistant:{% endif %}"
+        )
+        answered = generator.answer(["hello", "you"], system="Be kind.", sampling=SAMPLING)
+        prompts = [f"system: Be kind.\nuser: {text}\nassistant:" for text in ("hello", "you")]
+        assert answered == [row[0] for row in generator.generate(prompts, sampling=SAMPLING)]
