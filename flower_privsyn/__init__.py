@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.strategies import (
         DPFTRL,
+        AugPE,
+        AugPEConfig,
         CatalogueEntry,
         DPFedAvg,
         DPFedAvgConfig,
@@ -87,6 +89,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AugPE": "strategies",
+    "AugPEConfig": "strategies",
     "Broadcast": "queries",
     "CatalogueEntry": "strategies",
     "CausalTraining": "training.causal",
@@ -155,6 +159,8 @@ _HOMES = {
 
 __all__ = [
     "DPFTRL",
+    "AugPE",
+    "AugPEConfig",
     "Broadcast",
     "CatalogueEntry",
     "CausalTraining",

@@ -141,6 +141,15 @@ class PrivateEvolutionKeywords(EvolutionKeywords, total=False):
     output: Literal["expanded", "survivors", "both"]
 
 
+class AugPEKeywords(EvolutionKeywords, total=False):
+    """Settings of `AugPEConfig`."""
+
+    classes: str
+    initial_text: Literal["written", "public"]
+    initial_prompt: str
+    initial_words: int
+
+
 class POPriKeywords(PreferenceKeywords, total=False):
     """Settings of `POPriConfig`."""
 

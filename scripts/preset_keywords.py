@@ -16,6 +16,7 @@ from typing import Any
 
 from flower_privsyn.checks import Settings
 from flower_privsyn.strategies import (
+    AugPEConfig,
     DPFedAvgConfig,
     DPFTRLConfig,
     POPriConfig,
@@ -25,6 +26,7 @@ from flower_privsyn.training.causal import CausalTraining
 
 WITH_PRESETS: tuple[type[Settings], ...] = (
     PrivateEvolutionConfig,
+    AugPEConfig,
     POPriConfig,
     DPFedAvgConfig,
     DPFTRLConfig,

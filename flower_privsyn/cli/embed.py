@@ -43,6 +43,7 @@ def embed(
     client_column: _Name = None,
     text_column: _Name = None,
     date_column: _Name = None,
+    label_column: _Name = None,
     data_partitioner: Partitioner = "",
 ) -> int:
     """Cut and embed everything a run will ask of these users and put it into the node's cache.
@@ -52,6 +53,8 @@ def embed(
     """
     if app is None and (config or settings):
         raise ConfigError("--config and --set are of an app: name it with --app.")
+    from flower_privsyn.data.cut import class_names
+
     values = {} if app is None else _settings_of(app, config, settings or [])
     asked = {
         "embedding-model": embedding_model,
@@ -68,6 +71,7 @@ def embed(
         "client-column": client_column,
         "text-column": text_column,
         "date-column": date_column,
+        "label-column": label_column,
         "data-partitioner": data_partitioner,
     }
     places = {key: own or values.get(key, "") for key, own in places.items()}
@@ -76,7 +80,8 @@ def embed(
             "There is no text to embed: name a file of users, a folder or a data set with --data"
             + (f"; {app} names none." if "data" in values else ".")
         )
-    return _embed(asked, places, nodes or int(values.get("num-nodes", 1)), processes)
+    classes = class_names(str(values.get("classes", "")))
+    return _embed(asked, classes, places, nodes or int(values.get("num-nodes", 1)), processes)
 
 
 def _settings_of(app: str, config: str | None, settings: list[str]) -> dict[str, Any]:
@@ -85,11 +90,18 @@ def _settings_of(app: str, config: str | None, settings: list[str]) -> dict[str,
     return dict(resolve_config(load_app(app), config_name=config, settings=settings))
 
 
-def _embed(asked: dict[str, Any], places: dict[str, Any], nodes: int, processes: int) -> int:
+def _embed(
+    asked: dict[str, Any],
+    classes: tuple[str, ...],
+    places: dict[str, Any],
+    nodes: int,
+    processes: int,
+) -> int:
     """Embed what a run will ask of these users.
 
     Args:
         asked: what the run asks, by the names of its settings; None for a default.
+        classes: of the run.
         places: where the users' text is, by the names of a node's settings.
         nodes: that the users will be dealt to.
         processes: that embed.
@@ -109,7 +121,7 @@ def _embed(asked: dict[str, Any], places: dict[str, Any], nodes: int, processes:
     with ended_by_signals(), follower() as follow, quarantine.counting() as tally:
         done = first_pass(
             places,
-            DataRequest(**{key.replace("-", "_"): checked[key] for key in asked}),
+            DataRequest(**{key.replace("-", "_"): checked[key] for key in asked}, classes=classes),
             load_embedder=default_embedder,
             directory=default_cache_directory(),
             progress=ShownProgress(follow),

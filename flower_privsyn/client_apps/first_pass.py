@@ -87,7 +87,7 @@ def first_pass(
     Killed at any point and called again it goes on: at most 512 texts a process are embedded twice.
 
     Args:
-        configuration: `data`, `client-column`, `text-column`, `date-column`,
+        configuration: `data`, `client-column`, `text-column`, `date-column`, `label-column`,
             `data-partitioner`, as in a run.
         request: as the run will make it.
         load_embedder: from (model name, precision) to the embedder of the nodes; a function that
@@ -108,7 +108,7 @@ def first_pass(
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}.")
     everyone = load_configured(configuration, strict=True)  # before the model, which takes long
-    everyone.check_documents(dated=bool(request.newer_than))
+    everyone.check_documents(dated=bool(request.newer_than), classes=request.classes)
     embedder = load_embedder(request.embedding_model, request.embedding_precision)
     cache, store = EmbeddingCache(directory), RecordStore(directory)
     source = EmbeddingSource(embedder, directory, store)

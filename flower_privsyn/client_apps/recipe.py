@@ -23,6 +23,7 @@ _DEFAULTS: Final = {
     "client-column": "client_id",
     "text-column": "text",
     "date-column": "date",
+    "label-column": "label",
     "data-partitioner": "",
 }
 
@@ -32,9 +33,10 @@ def users_of_node(context: Context) -> Users:
 
     A SuperNode reads from its own configuration alone: `data` (a file, a folder, or the name of a
     data set, as `load_users` takes it), whose users are all its own, `client-column`,
-    `text-column`, `date-column` (default `client_id`, `text`, `date`) and `data-partitioner`. In a
-    simulation, where one person owns everything, the run's configuration counts where the node's
-    says nothing, and the users are dealt to the nodes by `partition-id` and `num-partitions`.
+    `text-column`, `date-column`, `label-column` (default `client_id`, `text`, `date`, `label`) and
+    `data-partitioner`. In a simulation, where one person owns everything, the run's configuration
+    counts where the node's says nothing, and the users are dealt to the nodes by `partition-id` and
+    `num-partitions`.
 
     Formal guarantee:
         Outside a simulation the unit of privacy, one value of the owner's `client-column` or one

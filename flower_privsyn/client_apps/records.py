@@ -99,7 +99,9 @@ class FixedRecords:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of this process's own memory."""
-        arrays = (self.cohort.records, self.cohort.owners)
+        arrays = [self.cohort.records, self.cohort.owners]
+        if self.cohort.labels is not None:
+            arrays.append(self.cohort.labels)
         own = sum(a.nbytes for a in arrays if a.flags.owndata or not self.mapped)
         if self.cohort.records.dtype == np.object_:
             own += sum(map(sys.getsizeof, self.cohort.records))
@@ -116,7 +118,8 @@ class FixedRecords:
     @classmethod
     def stored(cls, stored: StoredRecords) -> FixedRecords:
         """From the disk."""
-        return cls(Cohort(stored.records, stored.owners, len(stored.user_ids)), mapped=True)
+        cohort = Cohort(stored.records, stored.owners, len(stored.user_ids), stored.labels)
+        return cls(cohort, mapped=True)
 
 
 def open_store(directory: Path) -> RecordStore | None:
@@ -173,7 +176,11 @@ class EmbeddingSource:
             cut: how their documents are cut.
         """
         here = machine_digest(device_of(self.embedder))
-        settings = (cut.max_tokens, cut.max_samples or 0, cut.seed, self.dimension, here)
+        settings: tuple[object, ...] = (
+            cut.max_tokens, cut.max_samples or 0, cut.seed, self.dimension, here
+        )  # fmt: skip
+        if cut.classes:
+            settings = (*settings, cut.classes, users.labels)
         return content_key(self.fingerprint, settings, users.user_ids, users.owners, users.texts)
 
     def find(self, key: str) -> FixedRecords | None:
@@ -190,6 +197,7 @@ class EmbeddingSource:
                 key,
                 records=records.cohort.records,
                 owners=records.cohort.owners,
+                labels=records.cohort.labels,
                 user_ids=user_ids,
                 fingerprint=self.fingerprint,
             )
@@ -215,13 +223,13 @@ class EmbeddingSource:
         except DataError as error:
             logger.warning("%s Continuing without it.", error)
         records = cached_embed(self.embedder, samples.texts, cache, progress)
-        usable = np.isfinite(records).all(axis=1)  # (n,)
-        owners = samples.owners
+        usable = np.asarray(np.isfinite(records).all(axis=1))  # (n,)
+        cohort = Cohort(records, samples.owners, len(user_ids), samples.labels)
         if not usable.all():
-            unusable = np.unique(owners[~usable]).tolist()
+            unusable = np.unique(samples.owners[~usable]).tolist()
             quarantine.note((user_ids[user] for user in unusable), records=int((~usable).sum()))
-            records, owners = records[usable], owners[usable]
-        return FixedRecords(Cohort(records, owners, len(user_ids)))
+            cohort = cohort.rows(usable)
+        return FixedRecords(cohort)
 
 
 @dataclass(frozen=True)
@@ -234,7 +242,8 @@ class TextSource:
 
     def read(self, samples: Samples, user_ids: Sequence[str]) -> FixedRecords:
         """Keep the documents as they are."""
-        return FixedRecords(Cohort.of(samples.texts, samples.owners, len(user_ids)))
+        users = len(user_ids)
+        return FixedRecords(Cohort.of(samples.texts, samples.owners, users, samples.labels))
 
 
 @dataclass(frozen=True)
@@ -269,4 +278,5 @@ class TokenSource:
         tokens = [
             np.array(ids[: self.max_tokens], dtype=np.int64) for ids in found if ids is not None
         ]
-        return FixedRecords(Cohort.of(tokens, samples.owners[usable], len(user_ids)))
+        labels = None if samples.labels is None else samples.labels[usable]
+        return FixedRecords(Cohort.of(tokens, samples.owners[usable], len(user_ids), labels))

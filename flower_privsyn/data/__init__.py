@@ -3,7 +3,7 @@
 from flower_privsyn.data.cut import Cut, Samples
 from flower_privsyn.data.limits import within_limits
 from flower_privsyn.data.load import load_configured, load_users
-from flower_privsyn.data.public_text import public_texts
+from flower_privsyn.data.public_text import labels_of_public_texts, public_texts
 from flower_privsyn.data.simulated import simulate_users
 from flower_privsyn.data.users import Users, parse_cutoff
 
@@ -11,6 +11,7 @@ __all__ = [
     "Cut",
     "Samples",
     "Users",
+    "labels_of_public_texts",
     "load_configured",
     "load_users",
     "parse_cutoff",

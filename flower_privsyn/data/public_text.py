@@ -38,6 +38,43 @@ def public_texts(
     Raises:
         DataError: the file is missing or a line is not as described.
     """
+    path, content = _read(source, setting)
+    texts = [text_of_line(path, number, line) for number, line in bounded.lines(content)]
+    pieces = Cut(max_tokens=max_tokens).pieces(
+        texts, tokenizer=tokenizer, at_sentences=at_sentences
+    )
+    return list(dict.fromkeys(itertools.chain.from_iterable(pieces)))
+
+
+def labels_of_public_texts(
+    source: str, *, tokenizer: Any, max_tokens: int = 64, at_sentences: bool = False
+) -> dict[str, str]:
+    """The class of each public text whose line has a `label`, by text as `public_texts` cuts it.
+
+    Args:
+        source: as for `public_texts`; the bundled passages have no labels.
+        tokenizer: as for `public_texts`.
+        max_tokens: as for `public_texts`.
+        at_sentences: as for `public_texts`.
+
+    Raises:
+        DataError: as for `public_texts`.
+    """
+    path, content = _read(source, "public-text")
+    texts, labels = [], []
+    for number, line in bounded.lines(content):
+        label = (flat_json.outermost(_unmarked(line, number)) or {}).get("label")
+        if isinstance(label, str | int) and not isinstance(label, bool):
+            texts.append(text_of_line(path, number, line))
+            labels.append(str(label).strip())
+    cut = Cut(max_tokens=max_tokens)
+    found = cut.pieces(texts, tokenizer=tokenizer, at_sentences=at_sentences)
+    pairs = zip(found, labels, strict=True)
+    return {piece: label for pieces, label in pairs for piece in pieces}
+
+
+def _read(source: str, setting: str) -> tuple[Path, bytearray]:
+    """A file of public text and where it is."""
     path = BUNDLED if source == "bundled" else expanded(source)
     try:
         content = bounded.read_bytes(path)
@@ -47,13 +84,12 @@ def public_texts(
             str(error) if isinstance(error, DataError) else type(error).__name__
         )
         raise DataError(f'{setting} = "{source}": {path} cannot be read ({reason})') from error
-    texts: list[str] = []
-    for number, line in bounded.lines(content):
-        texts.append(text_of_line(path, number, line))
-    pieces = Cut(max_tokens=max_tokens).pieces(
-        texts, tokenizer=tokenizer, at_sentences=at_sentences
-    )
-    return list(dict.fromkeys(itertools.chain.from_iterable(pieces)))
+    return path, content
+
+
+def _unmarked(line: bytes, number: int) -> bytes:
+    """A line without the byte order mark that the first one may begin with."""
+    return line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def text_of_line(path: Path, number: int, line: bytes) -> str:
@@ -67,8 +103,7 @@ def text_of_line(path: Path, number: int, line: bytes) -> str:
     Raises:
         DataError: it is no object with a string `text`.
     """
-    line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-    text = (flat_json.outermost(line) or {}).get("text")
+    text = (flat_json.outermost(_unmarked(line, number)) or {}).get("text")
     if not isinstance(text, str):
         raise DataError(f'{path} line {number}: expected a JSON object with a string "text"')
     return text

@@ -49,12 +49,14 @@ class StoredRecords:
         owners: int64 (n,), index into `user_ids`, nondecreasing, read-only.
         user_ids: Of the u users, those without records included.
         fingerprint: Of the embedder that made them.
+        labels: int64 (n,), classes of the records, read-only; None where they have none.
     """
 
     records: NDArray[np.float32]
     owners: NDArray[np.int64]
     user_ids: tuple[str, ...]
     fingerprint: str
+    labels: NDArray[np.int64] | None = None
 
 
 def content_key(
@@ -171,6 +173,7 @@ class RecordStore:
         owners: NDArray[np.int64],
         user_ids: Sequence[str],
         fingerprint: str,
+        labels: NDArray[np.int64] | None = None,
     ) -> StoredRecords:
         """Write an entry, unless there is one, and map it.
 
@@ -180,6 +183,7 @@ class RecordStore:
             owners: int64 (n,), nondecreasing, in `range(len(user_ids))`.
             user_ids: Of the u users.
             fingerprint: Of the embedder.
+            labels: int64 (n,), classes of the records; None where they have none.
 
         Raises:
             DataError: If the shapes do not fit, or the entry cannot be written.
@@ -189,6 +193,7 @@ class RecordStore:
             owners=np.ascontiguousarray(owners, dtype="<i8"),
             user_ids=tuple(user_ids),
             fingerprint=fingerprint,
+            labels=None if labels is None else np.ascontiguousarray(labels, dtype="<i8"),
         )
         try:
             _check(given)
@@ -297,6 +302,10 @@ def _check(stored: StoredRecords) -> None:
         )
     if owners.dtype != np.int64:
         raise ValueError(f"owners must be int64, got {owners.dtype}")
+    if stored.labels is not None and (
+        stored.labels.shape != owners.shape or stored.labels.dtype != np.int64
+    ):
+        raise ValueError(f"labels must be int64 (n,), got {stored.labels.dtype}")
     users = len(stored.user_ids)
     if len(owners) and (
         owners[0] < 0 or owners[-1] >= users or bool(np.any(owners[1:] < owners[:-1]))
@@ -309,17 +318,17 @@ def _write(path: Path, stored: StoredRecords) -> None:
 
     values = pa.array(stored.records.reshape(-1))
     facts = {"user_ids": list(stored.user_ids), "fingerprint": stored.fingerprint}
+    columns = {
+        "records": pa.FixedSizeListArray.from_arrays(values, stored.records.shape[1]),
+        "owners": pa.array(stored.owners),
+    }
+    if stored.labels is not None:
+        columns["labels"] = pa.array(stored.labels)
     batch = pa.record_batch(
-        [
-            pa.FixedSizeListArray.from_arrays(values, stored.records.shape[1]),
-            pa.array(stored.owners),
-        ],
+        list(columns.values()),
         # Pure ASCII: whatever an id is made of comes back as it was.
         schema=pa.schema(
-            [
-                ("records", pa.list_(pa.float32(), stored.records.shape[1])),
-                ("owners", pa.int64()),
-            ],
+            [(name, column.type) for name, column in columns.items()],
             metadata={_FACTS: json.dumps(facts)},
         ),
     )
@@ -349,6 +358,7 @@ def _read(path: Path) -> StoredRecords:
         owners=batch.column("owners").to_numpy(),
         user_ids=tuple(facts["user_ids"]),
         fingerprint=facts["fingerprint"],
+        labels=batch.column("labels").to_numpy() if "labels" in batch.schema.names else None,
     )
     _check(stored)
     return stored

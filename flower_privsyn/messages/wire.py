@@ -23,7 +23,9 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from flower_privsyn.data import Cut
+from flower_privsyn.messages.data_request import DataRequest as DataRequest
+from flower_privsyn.messages.data_request import WireError as WireError
+from flower_privsyn.messages.data_request import data_request, request_record
 from flower_privsyn.messages.packed import (
     bytes_per_number,
     most_steps,
@@ -43,9 +45,8 @@ from flower_privsyn.privacy import (
     mechanism_from_dict,
     participation_of,
 )
-from flower_privsyn.queries import READS, Broadcast, Query, Reads, TrainableModel
+from flower_privsyn.queries import Broadcast, Query
 
-PROTOCOL = 3
 PREPARE = "query.prepare"
 
 _REQUEST = "privsyn.request"
@@ -87,70 +88,9 @@ CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
 }
 
 
-class WireError(ValueError):
-    """A message does not have the agreed form. The text names the record, never its content."""
-
-
 def message_type(query: type[Query] | Query) -> str:
     """Flower message type that carries a query."""
     return f"query.{query.name}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataRequest:
-    """How a node turns its text into records; the same in every round of a run.
-
-    Attributes:
-        embedding_model: name or path of the embedding model; where tokens are read and no model is
-            trained, of the model whose tokenizer cuts them; not looked at where text is read.
-        embedding_precision: "float32" or "bfloat16".
-        max_tokens: length of one sample in tokens; not looked at where text is read.
-        max_samples: samples of one user that take part, or 0 for all of them.
-        newer_than: ISO date; only text dated after it takes part; "" for all.
-        held_out_fraction: share of users kept out of the run for evaluation.
-        seed: public seed of the cap's subset, of the held-out split and of the order in which a
-            user's samples are trained on.
-        max_nodes_per_user: on how many nodes one user may be.
-        trains: the language model whose updates are the records, cut by its own tokenizer; None
-            where embeddings are, and the embedding model has the tokenizer.
-        reads: what the questions are about (`Query.reads`); where a model is trained always
-            "tokens".
-    """
-
-    embedding_model: str
-    embedding_precision: str
-    max_tokens: int
-    max_samples: int
-    newer_than: str
-    held_out_fraction: float
-    seed: int
-    max_nodes_per_user: int = 1
-    trains: TrainableModel | None = None
-    reads: Reads = "embeddings"
-
-    def __post_init__(self) -> None:
-        """Models are trained on tokens, and nobody has to say so."""
-        if self.trains is not None:
-            object.__setattr__(self, "reads", "tokens")
-
-    def suits(self, query: type[Query] | Query) -> bool:
-        """Whether the records of this request are what a question is about."""
-        return query.reads == self.reads and query.trains == (self.trains is not None)
-
-    @property
-    def cut(self) -> Cut:
-        """How the node cuts its text.
-
-        Raises:
-            ConfigError: A value is out of range.
-        """
-        return Cut(
-            max_tokens=None if self.reads == "text" else self.max_tokens,
-            max_samples=self.max_samples or None,
-            newer_than=self.newer_than,
-            held_out_fraction=self.held_out_fraction,
-            seed=self.seed,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +182,7 @@ def pack_prepare(data: DataRequest, *, plan: Announcement | None = None) -> Reco
             or whose owner does not allow it, says so before anything is spent.
     """
     plan = plan or Announcement()
-    record = _request_record(data)
+    record = request_record(data)
     record["queries"] = list(plan.queries)
     record["num-rounds"] = plan.num_rounds
     record["relation"] = plan.relation.value
@@ -257,7 +197,7 @@ def pack_prepare(data: DataRequest, *, plan: Announcement | None = None) -> Reco
 def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
     """Read a preparation request on a node: how to make records, and what will be asked."""
     record = _config(message, _REQUEST)
-    data, queries = _data_request(record), record.get("queries")
+    data, queries = data_request(record), record.get("queries")
     if not isinstance(queries, list) or not all(isinstance(name, str) for name in queries):
         raise WireError("the request does not name its questions")
     try:
@@ -351,7 +291,7 @@ def _array_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
 
 def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
     """Request of one round; `broadcast` is `ask.broadcast` made by `broadcast_record`."""
-    record = _request_record(ask.data)
+    record = request_record(ask.data)
     record["round"] = ask.round_number
     record["query"] = ask.query.name
     record["sampling"] = json.dumps(ask.sampling.to_dict())
@@ -379,7 +319,7 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
             round_number=int(record["round"]),  # type: ignore[arg-type]
             query=query_class.from_wire(dict(_config(message, _QUERY))),
             broadcast=read_broadcast(arrays),
-            data=_data_request(record),
+            data=data_request(record),
             sampling=Sampling.from_dict(json.loads(str(record["sampling"]))),
             sampling_key=bytes(record["sampling-key"]),  # type: ignore[arg-type]
             sample_count=int(record["sample-count"]),  # type: ignore[arg-type]
@@ -540,43 +480,6 @@ def unexpected_records(message: Message) -> list[str]:
         else:
             found.extend(f"{name}.{key}" for key in sorted(keys - allowed[name]))
     return found
-
-
-def _request_record(data: DataRequest) -> ConfigRecord:
-    fields: dict[str, Any] = {key.replace("_", "-"): value for key, value in asdict(data).items()}
-    fields["trains"] = json.dumps(data.trains.to_dict() if data.trains else None)
-    return ConfigRecord({"protocol": PROTOCOL, **fields})
-
-
-def _data_request(record: ConfigRecord) -> DataRequest:
-    if record.get("protocol") != PROTOCOL:
-        raise WireError(
-            f"the server speaks protocol {record.get('protocol')!r}, this client {PROTOCOL}: "
-            "install the same flower-privsyn on both sides"
-        )
-    try:
-        trains = json.loads(str(record["trains"]))
-        reads = str(record["reads"])
-        if reads not in READS or (trains is not None and reads != "tokens"):
-            raise WireError("the request does not say what is read")
-        if trains is None and reads != "text" and not str(record["embedding-model"]):
-            raise WireError("the request names no embedding model")
-        return DataRequest(
-            embedding_model=str(record["embedding-model"]),
-            embedding_precision=str(record["embedding-precision"]),
-            max_tokens=int(record["max-tokens"]),  # type: ignore[arg-type]
-            max_samples=int(record["max-samples"]),  # type: ignore[arg-type]
-            newer_than=str(record["newer-than"]),
-            held_out_fraction=float(record["held-out-fraction"]),  # type: ignore[arg-type]
-            seed=int(record["seed"]),  # type: ignore[arg-type]
-            max_nodes_per_user=int(record["max-nodes-per-user"]),  # type: ignore[arg-type]
-            trains=None if trains is None else TrainableModel.from_dict(trains),
-            reads=reads,  # type: ignore[arg-type]
-        )
-    except WireError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireError("the request's data settings cannot be read") from error
 
 
 def _config(message: Message, name: str) -> ConfigRecord:

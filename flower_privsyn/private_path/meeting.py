@@ -274,6 +274,7 @@ def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataR
         max_nodes_per_user=settings.max_nodes_per_user,
         trains=source.trains,
         reads=source.reads,
+        classes=settings.class_names,
     )
 
 

@@ -32,7 +32,15 @@ _EMPTY_IS_DEFAULT = frozenset({"sampling", "checkpoint", "selection"})
 
 #: Keys that nodes read from the run's configuration; a strategy leaves them alone.
 CLIENT_KEYS = frozenset(
-    {"data", "client-column", "text-column", "date-column", "data-partitioner", "ray-address"}
+    {
+        "data",
+        "client-column",
+        "text-column",
+        "date-column",
+        "label-column",
+        "data-partitioner",
+        "ray-address",
+    }
 )
 
 #: Those of them that say who a user is and what they wrote; a resumed run keeps them.
@@ -268,6 +276,11 @@ class PrivateSumConfig(Settings):
     def defaults(cls) -> dict[str, Any]:
         """The default of every setting under its hyphenated key."""
         return {name.replace("_", "-"): cls.declared[name].default for name in cls._names()}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes that documents are of, which are public; none where they have none."""
+        return ()
 
     def sampling_of(self, population: int) -> Sampling:
         """Who takes part in a round, given the size of the roster.

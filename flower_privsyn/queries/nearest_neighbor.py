@@ -234,13 +234,13 @@ class LabelledHistogram(NearestNeighborHistogram):
 
     Formal guarantee:
         Unit: user. The votes of a user for the candidates of all classes are ONE vector, capped and
-        clipped as a whole: a user with records of several classes contributes no more than one
-        whose records are all of one. With `clip="count"` the L2 norm is at most `max_samples`,
-        attained when all votes fall on one candidate; votes in k classes stay below
-        `max_samples - k + 1` of it in each of them. With `clip="l2"` it is at most `clip_to`,
+        clipped as a whole, so that a user with records of several classes contributes no more than
+        one whose records are all of one. With `clip="count"` its L1 and L2 norms are at most
+        `max_samples`, attained where all votes fall on one candidate; in k classes the L2 norm is
+        at most sqrt((max_samples - k + 1)^2 + k - 1). With `clip="l2"` it is at most `clip_to`,
         attained in any number of classes. (One vector per class, each clipped by itself, would
         multiply the sensitivity by the square root of the number of classes.) Which classes there
-        are is public; a record of none of them does not vote.
+        are is public; a record of none of them, or of one without candidates, does not vote.
 
     References:
         Xie et al., "Differentially Private Synthetic Data via Foundation Model APIs 2: Text"
@@ -258,7 +258,10 @@ class LabelledHistogram(NearestNeighborHistogram):
         if classes is None:
             raise ValueError(f"{self.name} is asked about classes of candidates")
         if classes.shape != (len(asked["candidates"]),) or classes.dtype.kind != "i":
-            raise ValueError(f"classes must be whole numbers, one per candidate, got {classes}")
+            raise ValueError(
+                f"classes must be whole numbers, one per candidate, got {classes.dtype} "
+                f"{classes.shape}"
+            )
 
     def _votes(self, cohort: Cohort, broadcast: Broadcast) -> tuple[IntArray, IntArray]:
         """Who votes, users in ascending order, and for which candidate: one entry per vote."""

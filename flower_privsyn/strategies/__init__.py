@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
     from flower_privsyn.private_path.release import ReleasedSum
     from flower_privsyn.private_path.settings import CLIENT_KEYS, PrivateSumConfig
+    from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig
     from flower_privsyn.strategies.by_name import STRATEGIES, configuration_of, strategy_of
     from flower_privsyn.strategies.catalogue import CatalogueEntry, Paper
     from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
 
 _HOMES = {
+    "AugPE": "strategies.aug_pe",
+    "AugPEConfig": "strategies.aug_pe",
     "CLIENT_KEYS": "private_path.settings",
     "DPFTRL": "strategies.dp_ftrl",
     "STRATEGIES": "strategies.by_name",
@@ -70,6 +73,8 @@ __all__ = [
     "CLIENT_KEYS",
     "DPFTRL",
     "STRATEGIES",
+    "AugPE",
+    "AugPEConfig",
     "CatalogueEntry",
     "DPFTRLConfig",
     "DPFedAvg",

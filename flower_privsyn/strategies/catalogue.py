@@ -141,7 +141,8 @@ class CatalogueEntry(ComparedMethod):
     Attributes:
         config: reference to its settings, a `PrivateSumConfig`.
         strategy: reference to the strategy, a `PrivateSumStrategy` made from those settings.
-        queries: names of the queries it asks, the first in every run.
+        queries: names of the queries it asks, the first in every run, unless settings have
+            another one asked in its place.
         papers: where it was published, the first above all; none for a method of this package.
         communication: reference to a function from settings to `evaluation.costs.Communication`;
             its parameters are named as the settings, with underscores. "" where nobody counted.
@@ -243,6 +244,18 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         colour=1,
         mark="square",
         settings_of="private-evolution",
+    ),
+    CatalogueEntry(
+        name="aug-pe",
+        title="Aug-PE",
+        kind="synthetic text",
+        colour=5,
+        mark="diamond",
+        config=f"{_STRATEGIES}.aug_pe:AugPEConfig",
+        strategy=f"{_STRATEGIES}.aug_pe:AugPE",
+        queries=("nearest_neighbor_histogram", "labelled_histogram"),
+        papers=(Paper(authors="Xie et al.", venue="ICML", year=2024),),
+        communication=f"{_COSTS}:private_evolution_communication",
     ),
     ComparedMethod(
         name="pe-sft",

@@ -215,8 +215,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a request names no embedding model",
-        file=WIRE,
-        function="_data_request",
+        file="flower_privsyn/messages/data_request.py",
+        function="data_request",
         before='reads != "text" and not str(record["embedding-model"])',
         after="False",
         tests=("tests/messages/test_wire.py",),

@@ -32,7 +32,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="updates of a model suit a question about tokens",
-        file="flower_privsyn/messages/wire.py",
+        file="flower_privsyn/messages/data_request.py",
         function="DataRequest.suits",
         before=" and query.trains == (self.trains is not None)",
         after="",

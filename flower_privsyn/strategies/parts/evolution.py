@@ -20,6 +20,7 @@ from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveFloa
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
+from flower_privsyn.generation.variation import vary
 from flower_privsyn.private_path.method import Method, Outline, Question, RecordSource, Workplace
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
@@ -134,10 +135,13 @@ class EvolutionConfig(PrivateSumConfig):
         # First, because its sentences do not quote what may be a key.
         check_generator(self.generator, self.generator_api_key_env)
         super().__post_init__()
-        if self.num_candidates % self.num_variations:
+        several, of = self.num_variations, f"num-variations = {self.num_variations}"
+        if self.class_names:
+            several *= len(self.class_names)
+            of += f" times the {len(self.class_names)} classes"
+        if self.num_candidates % several:
             raise ConfigError(
-                f"num-candidates must be a multiple of num-variations = {self.num_variations}, "
-                f"got {self.num_candidates}"
+                f"num-candidates must be a multiple of {of}, got {self.num_candidates}"
             )
         self.histogram()
 
@@ -170,6 +174,7 @@ class Evolution(Method):
         generator: TextGenerator | None = None,
     ) -> None:
         self._settings = config
+        self._classes = config.class_names
         self._query: Query = config.histogram()
         self._selection = selection_of(config)
         self._embedder = embedder
@@ -203,7 +208,9 @@ class Evolution(Method):
         """Votes for as many candidates in every round."""
         config = self._settings
         dimension, m = look.dimension(config.embedding_model), config.num_candidates
-        return about_candidates(self._query, candidates=m, dimension=dimension)
+        return about_candidates(
+            self._query, candidates=m, dimension=dimension, labelled=bool(self._classes)
+        )
 
     def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
         """As the class says, without what the next population depends on."""
@@ -273,13 +280,21 @@ class Evolution(Method):
         self._seeds, self._careful = hold_to_public_text(
             seeds, need(self._variation), config, progress=self.progress
         )
-        if len(self._seeds) < config.num_candidates:
+        needed, of = self._seeds_needed, f"num-candidates = {config.num_candidates}"
+        if needed != config.num_candidates:
+            of = f"what {of} begins with, {needed} texts,"
+        if len(self._seeds) < needed:
             raise ConfigError(
-                f"num-candidates = {config.num_candidates} is more than the {len(self._seeds)} "
-                f"public texts of at most {config.max_tokens} tokens in public-text = "
+                f"{of} is more than the {len(self._seeds)} public texts of at most "
+                f"{config.max_tokens} tokens in public-text = "
                 f'"{config.public_text}"'
                 + (" that are likely enough" if config.likelihood_quantile > 0 else "")
             )
+
+    @property
+    def _seeds_needed(self) -> int:
+        """How many public texts the first population is drawn from at least."""
+        return self._settings.num_candidates
 
     def _rehearse(self) -> None:
         """Have the generator write once where it varies texts: it must not fail after a release."""
@@ -287,7 +302,7 @@ class Evolution(Method):
 
         if isinstance(self._variation, ByInstruction):
             with self.progress.stage("Try the generator", total=None):
-                self._variation.rehearse()
+                self._variation.rehearse(self._classes or None)
 
     def first(self) -> Question:
         """What the first population is asked about."""
@@ -320,56 +335,76 @@ class Evolution(Method):
         if last:
             return None
         parents = population.take(np.repeat(np.arange(len(population)), counts))
-        return self._question(
-            self._set_candidates(self._varied(parents, number), round_number=number + 1)
-        )
+        following = self._varied(parents, number, f"Round {number}: vary survivors")
+        return self._question(self._set_candidates(following, round_number=number + 1))
 
     def _question(self, population: Population) -> Question:
-        return Question(self._query, {"candidates": need(population.embeddings)})
+        broadcast: dict[str, npt.NDArray[Any]] = {"candidates": need(population.embeddings)}
+        if self._classes:
+            broadcast["classes"] = self._class_of(population)
+        return Question(self._query, broadcast)
+
+    def _class_of(self, population: Population) -> npt.NDArray[np.int32]:
+        """(m,) which of the classes each candidate is of."""
+        places = {name: place for place, name in enumerate(self._classes)}
+        labels = need(population.labels)
+        return np.array([places[label] for label in labels], dtype=np.int32)
 
     def _survivors(self, release: ReleasedSum) -> IntArray:
-        """How often each candidate survives: (m,) integers.
+        """How often each candidate survives: (m,) integers; of every class equally many.
 
-        When no candidate stands above the threshold the histogram says nothing: the population
-        survives as it is, or so many of it as are wanted, and the round counts.
+        When no candidate of a class stands above the threshold the histogram says nothing of it:
+        its population survives as it is, or so many of it as are wanted, and the round counts.
         """
-        config, number, m = self._settings, release.round_number, len(release.values)
-        chooser = np.random.default_rng([config.seed, 2, number])
-        keep = m // config.num_variations
+        number, m = release.round_number, len(release.values)
+        if not self._classes:
+            return self._chosen(release, np.arange(m), [number])
+        counts = np.zeros(m, dtype=np.int64)
+        classes = self._class_of(self._current(number))
+        for place in range(len(self._classes)):
+            members = np.flatnonzero(classes == place)
+            counts[members] = self._chosen(release, members, [number, place])
+        return counts
+
+    def _chosen(self, release: ReleasedSum, members: IntArray, key: list[int]) -> IntArray:
+        """How often each of some candidates survives, of which there are so many in the end."""
+        chooser = np.random.default_rng([self._settings.seed, 2, *key])
+        keep = len(members) // self._settings.num_variations
         counts = self._selection.counts(
-            release.values, keep=keep, noise_std=release.noise_std, chooser=chooser
+            release.values[members], keep=keep, noise_std=release.noise_std, chooser=chooser
         )
         if counts is not None:
             return counts
         logger.warning(
             "round %d: no candidate stands above the threshold; %s",
-            number,
-            "the population stays" if keep == m else "survivors are drawn at random",
+            release.round_number,
+            "the population stays" if keep == len(members) else "survivors are drawn at random",
         )
-        counts = np.zeros(m, dtype=np.int64)
-        counts[chooser.permutation(m)[:keep]] = 1
+        counts = np.zeros(len(members), dtype=np.int64)
+        counts[chooser.permutation(len(members))[:keep]] = 1
         return counts
 
-    def _varied(self, parents: Population, number: int) -> Population:
+    def _varied(self, parents: Population, number: int, stage_name: str) -> Population:
         """The next population: variations of the survivors, after these where L is above 1."""
         copies = self._settings.num_variations
         texts = list(parents.texts) if copies > 1 else []
         variations = max(1, copies - 1)
-        with self.progress.stage(
-            f"Round {number}: vary survivors", variations * len(parents)
-        ) as stage:
+        with self.progress.stage(stage_name, variations * len(parents)) as stage:
             for copy in range(variations):
-                texts += need(self._careful).vary(
+                texts += vary(
+                    need(self._careful),
                     parents.texts,
                     seed=self._seed_of(number, 0, *([copy] if copy else [])),
                     progress=stage.update,
+                    labels=parents.labels,
                 )
         sources = ["survivor"] * (len(texts) - variations * len(parents))
         return Population.create(
             texts,
             round_number=number + 1,
             source=sources + ["variation"] * (variations * len(parents)),
-            parents=[(parent,) for parent in parents.ids] * (len(texts) // len(parents)),
+            parents=[(parent,) for parent in parents.ids] * copies,
+            labels=None if parents.labels is None else parents.labels * copies,
         )
 
     def _set_candidates(self, population: Population, *, round_number: int) -> Population:
@@ -391,10 +426,12 @@ class Evolution(Method):
             f"Round {round_number}: vary and embed candidates", 2 * copies * n
         ) as stage:
             for copy in range(copies):
-                texts = variation.vary(
+                texts = vary(
+                    variation,
                     population.texts,
                     seed=self._seed_of(round_number, copy + 1),
                     progress=stage.update,
+                    labels=population.labels,
                 )
                 total += embedder.embed(texts, progress=stage.update)
         return (total / copies).astype(np.float32)
@@ -446,8 +483,8 @@ def need(value: T | None) -> T:
 
 
 def survivor_records(survivors: Population) -> list[dict[str, Any]]:
-    """Survivors as `RunDirectory.write_synthetic` takes them."""
-    return [
+    """Survivors as `RunDirectory.write_synthetic` takes them, with their labels."""
+    records: list[dict[str, Any]] = [
         {
             "text": text,
             "round": int(identifier.split(":")[0]),
@@ -458,3 +495,6 @@ def survivor_records(survivors: Population) -> list[dict[str, Any]]:
             survivors.texts, survivors.ids, survivors.parents, strict=True
         )
     ]
+    for record, label in zip(records, survivors.labels or (), strict=False):
+        record["label"] = label
+    return records

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from flower_privsyn.private_path.method import Outline, Question, RecordSource
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
@@ -61,16 +62,23 @@ def evolution_needs(config: EvolvesText, *, generator: str, judge: str = "") -> 
     )
 
 
-def about_candidates(query: Query, *, candidates: int, dimension: int) -> Outline:
+def about_candidates(
+    query: Query, *, candidates: int, dimension: int, labelled: bool = False
+) -> Outline:
     """As many candidates in every round.
 
     Args:
         query: what is asked about them.
         candidates: how many.
         dimension: of an embedding.
+        labelled: whether each has a class.
     """
-    zeros = np.zeros((candidates, dimension), dtype=np.float32)
-    question = Question(query, {"candidates": zeros})
+    broadcast: dict[str, npt.NDArray[Any]] = {
+        "candidates": np.zeros((candidates, dimension), dtype=np.float32)
+    }
+    if labelled:
+        broadcast["classes"] = np.zeros(candidates, dtype=np.int32)
+    question = Question(query, broadcast)
     source = RecordSource(fingerprint="", dimension=dimension)
     return Outline(sources=(source,), question=lambda _: question)
 

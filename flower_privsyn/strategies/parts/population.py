@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class Population:
         parents: for each text the ids it was made from; empty for public seeds.
         source: for each text "public", "generated", "variation" or "survivor".
         embeddings: (n, d) float32, what is broadcast, or None before it is computed.
+        labels: for each text the name of its class; None where texts have none.
     """
 
     texts: tuple[str, ...]
@@ -32,6 +33,7 @@ class Population:
     parents: tuple[tuple[str, ...], ...]
     source: tuple[str, ...]
     embeddings: npt.NDArray[np.float32] | None = None
+    labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check that the columns have one length."""
@@ -40,6 +42,8 @@ class Population:
             raise ValueError("texts, ids, parents and source must have one length")
         if self.embeddings is not None and len(self.embeddings) != len(self.texts):
             raise ValueError(f"{len(self.embeddings)} embeddings for {len(self.texts)} texts")
+        if self.labels is not None and len(self.labels) != len(self.texts):
+            raise ValueError(f"{len(self.labels)} labels for {len(self.texts)} texts")
 
     def __len__(self) -> int:
         """Number of texts."""
@@ -53,6 +57,7 @@ class Population:
         round_number: int,
         source: str | Sequence[str],
         parents: Sequence[tuple[str, ...]] | None = None,
+        labels: Sequence[str] | None = None,
     ) -> Population:
         """A population of one round with ids "<round>:<index>", of one source or one each."""
         return cls(
@@ -60,11 +65,12 @@ class Population:
             ids=tuple(f"{round_number}:{index}" for index in range(len(texts))),
             parents=tuple(parents) if parents is not None else ((),) * len(texts),
             source=(source,) * len(texts) if isinstance(source, str) else tuple(source),
+            labels=None if labels is None else tuple(labels),
         )
 
     def with_embeddings(self, embeddings: npt.NDArray[np.float32]) -> Population:
         """The same texts with their embeddings."""
-        return Population(self.texts, self.ids, self.parents, self.source, embeddings)
+        return replace(self, embeddings=embeddings)
 
     def take(self, indices: npt.NDArray[np.int64]) -> Population:
         """The texts at `indices`, in that order, repetitions allowed."""
@@ -75,6 +81,7 @@ class Population:
             tuple(self.parents[i] for i in indices),
             tuple(self.source[i] for i in indices),
             embeddings,
+            None if self.labels is None else tuple(self.labels[i] for i in indices),
         )
 
     def to_parquet(self, path: Path, **columns: Sequence[Any]) -> None:
@@ -88,6 +95,8 @@ class Population:
             "parent": [list(parents) for parents in self.parents],
             "source": list(self.source),
         }
+        if self.labels is not None:
+            table["label"] = list(self.labels)
         if self.embeddings is not None:
             flat = pa.array(self.embeddings.astype(np.float32).reshape(-1))
             table["embedding"] = pa.FixedSizeListArray.from_arrays(flat, self.embeddings.shape[1])
@@ -112,15 +121,26 @@ class Population:
             parents=tuple(tuple(p) for p in table.column("parent").to_pylist()),
             source=tuple(table.column("source").to_pylist()),
             embeddings=embeddings,
+            labels=tuple(table.column("label").to_pylist()) if _labelled(path) else None,
         )
 
 
-def survivors(run: RunDirectory, *, counted: bool = False) -> Population:
-    """The union of the survivors of all released rounds of a run.
+def _labelled(path: Path) -> bool:
+    """Whether the texts of a file have classes."""
+    import pyarrow.parquet as pq
+
+    return "label" in pq.read_schema(path).names
+
+
+def survivors(
+    run: RunDirectory, *, counted: bool = False, rounds: Sequence[int] | None = None
+) -> Population:
+    """The union of the survivors of released rounds of a run.
 
     Args:
         run: its directory.
         counted: take a text that survived in several rounds several times.
+        rounds: of which rounds; None for all that were released.
 
     Returns:
         The survivors; none of a run whose rounds choose no texts.
@@ -130,17 +150,28 @@ def survivors(run: RunDirectory, *, counted: bool = False) -> Population:
     texts: list[str] = []
     ids: list[str] = []
     parents: list[tuple[str, ...]] = []
-    seen: set[str] = set()
-    for number in run.rounds_with_outcome("released"):
+    labels: list[str] = []
+    seen: set[tuple[str, str]] = set()
+    for number in run.rounds_with_outcome("released") if rounds is None else rounds:
         file = RoundFiles(run.round_path(number)).population
         if not file.is_file() or "survived" not in pq.read_schema(file).names:
             continue
-        table = pq.read_table(file, columns=["id", "text", "parent", "survived"])
+        named = ["label"] if _labelled(file) else []
+        table = pq.read_table(file, columns=["id", "text", "parent", "survived", *named])
         for row in table.to_pylist():
-            if not row["survived"] or (row["text"] in seen and not counted):
+            known = (row["text"], row.get("label", ""))
+            if not row["survived"] or (known in seen and not counted):
                 continue
-            seen.add(row["text"])
+            seen.add(known)
             texts.append(row["text"])
             ids.append(row["id"])
             parents.append(tuple(row["parent"]))
-    return Population(tuple(texts), tuple(ids), tuple(parents), ("survivor",) * len(texts))
+            if named:
+                labels.append(row["label"])
+    return Population(
+        tuple(texts),
+        tuple(ids),
+        tuple(parents),
+        ("survivor",) * len(texts),
+        labels=tuple(labels) if labels else None,
+    )

@@ -1,0 +1,137 @@
+"""How a node is to turn its text into records: the part of a request that all rounds share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from flwr.app import ConfigRecord
+
+from flower_privsyn.data import Cut
+from flower_privsyn.queries import READS, Query, Reads, TrainableModel
+
+#: What server and nodes must agree on.
+PROTOCOL: Final = 3
+
+
+class WireError(ValueError):
+    """A message does not have the agreed form. The text names the record, never its content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRequest:
+    """How a node turns its text into records; the same in every round of a run.
+
+    Attributes:
+        embedding_model: name or path of the embedding model; where tokens are read and no model is
+            trained, of the model whose tokenizer cuts them; not looked at where text is read.
+        embedding_precision: "float32" or "bfloat16".
+        max_tokens: length of one sample in tokens; not looked at where text is read.
+        max_samples: samples of one user that take part, or 0 for all of them.
+        newer_than: ISO date; only text dated after it takes part; "" for all.
+        held_out_fraction: share of users kept out of the run for evaluation.
+        seed: public seed of the cap's subset, of the held-out split and of the order in which a
+            user's samples are trained on.
+        max_nodes_per_user: on how many nodes one user may be.
+        trains: the language model whose updates are the records, cut by its own tokenizer; None
+            where embeddings are, and the embedding model has the tokenizer.
+        reads: what the questions are about (`Query.reads`); where a model is trained always
+            "tokens".
+        classes: the run's classes of documents, public; of others none counts. Empty where
+            documents have none, and then it does not travel.
+    """
+
+    embedding_model: str
+    embedding_precision: str
+    max_tokens: int
+    max_samples: int
+    newer_than: str
+    held_out_fraction: float
+    seed: int
+    max_nodes_per_user: int = 1
+    trains: TrainableModel | None = None
+    reads: Reads = "embeddings"
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Models are trained on tokens, and nobody has to say so."""
+        if self.trains is not None:
+            object.__setattr__(self, "reads", "tokens")
+
+    def suits(self, query: type[Query] | Query) -> bool:
+        """Whether the records of this request are what a question is about."""
+        if query.labelled and not self.classes:
+            return False
+        return query.reads == self.reads and query.trains == (self.trains is not None)
+
+    @property
+    def cut(self) -> Cut:
+        """How the node cuts its text.
+
+        Raises:
+            ConfigError: A value is out of range.
+        """
+        return Cut(
+            max_tokens=None if self.reads == "text" else self.max_tokens,
+            max_samples=self.max_samples or None,
+            newer_than=self.newer_than,
+            held_out_fraction=self.held_out_fraction,
+            seed=self.seed,
+            classes=self.classes,
+        )
+
+
+def request_record(data: DataRequest) -> ConfigRecord:
+    """The request as part of a message."""
+    fields: dict[str, Any] = {key.replace("_", "-"): value for key, value in asdict(data).items()}
+    fields["trains"] = json.dumps(data.trains.to_dict() if data.trains else None)
+    fields["classes"] = list(data.classes)
+    if not data.classes:
+        del fields["classes"]
+    return ConfigRecord({"protocol": PROTOCOL, **fields})
+
+
+def data_request(record: ConfigRecord) -> DataRequest:
+    """Read the request from a message on a node.
+
+    Raises:
+        WireError: It is of another protocol, or cannot be read.
+    """
+    if record.get("protocol") != PROTOCOL:
+        raise WireError(
+            f"the server speaks protocol {record.get('protocol')!r}, this client {PROTOCOL}: "
+            "install the same flower-privsyn on both sides"
+        )
+    try:
+        trains = json.loads(str(record["trains"]))
+        reads = str(record["reads"])
+        if reads not in READS or (trains is not None and reads != "tokens"):
+            raise WireError("the request does not say what is read")
+        if trains is None and reads != "text" and not str(record["embedding-model"]):
+            raise WireError("the request names no embedding model")
+        return DataRequest(
+            embedding_model=str(record["embedding-model"]),
+            embedding_precision=str(record["embedding-precision"]),
+            max_tokens=int(record["max-tokens"]),  # type: ignore[arg-type]
+            max_samples=int(record["max-samples"]),  # type: ignore[arg-type]
+            newer_than=str(record["newer-than"]),
+            held_out_fraction=float(record["held-out-fraction"]),  # type: ignore[arg-type]
+            seed=int(record["seed"]),  # type: ignore[arg-type]
+            max_nodes_per_user=int(record["max-nodes-per-user"]),  # type: ignore[arg-type]
+            trains=None if trains is None else TrainableModel.from_dict(trains),
+            reads=reads,  # type: ignore[arg-type]
+            classes=_classes(record.get("classes", [])),
+        )
+    except WireError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError("the request's data settings cannot be read") from error
+
+
+def _classes(found: object) -> tuple[str, ...]:
+    """The classes of a request, which are different names."""
+    names = tuple(found) if isinstance(found, list) else (None,)
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise WireError("the request's classes are not different names")
+    return tuple(map(str, names))

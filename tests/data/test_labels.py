@@ -1,0 +1,180 @@
+"""Labels from every kind of source to samples, and what is left out of a run with classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from flower_privsyn.data import Cut, Users, labels_of_public_texts, load_users
+from flower_privsyn.data.cut import class_names
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.privacy import quarantine
+from flower_privsyn.testing import HashEmbedder
+
+ROWS = [
+    {"client_id": "a", "text": "the first", "label": "good"},
+    {"client_id": "b", "text": "the second", "label": "bad"},
+    {"client_id": "a", "text": "the third", "label": " bad "},
+    {"client_id": "c", "text": "the fourth"},
+]
+EXPECTED = [("a", "the first", "good"), ("a", "the third", "bad"), ("b", "the second", "bad"),
+            ("c", "the fourth", None)]  # fmt: skip
+
+
+def rows(users: Users) -> list[tuple[str, str, str | None]]:
+    assert users.labels is not None
+    return [
+        (users.user_ids[owner], text, label)
+        for owner, text, label in zip(users.owners, users.texts, users.labels, strict=True)
+    ]
+
+
+class TestSources:
+    def test_json_lines_and_an_array(self, tmp_path: Path) -> None:
+        lines, array = tmp_path / "users.jsonl", tmp_path / "users.json"
+        lines.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        array.write_text(json.dumps(ROWS))
+        assert rows(load_users(lines)) == rows(load_users(array)) == EXPECTED
+
+    @pytest.mark.parametrize("ending", [".csv", ".tsv"])
+    def test_delimited_text(self, tmp_path: Path, ending: str) -> None:
+        between = "," if ending == ".csv" else "\t"
+        path = tmp_path / f"users{ending}"
+        names = ["client_id", "text", "label"]
+        body = [between.join(str(row.get(name, "")) for name in names) for row in ROWS]
+        path.write_text("\n".join([between.join(names), *body]) + "\n")
+        assert rows(load_users(path)) == [*EXPECTED[:-1], ("c", "the fourth", "")]
+
+    def test_parquet_and_another_column_of_whole_numbers(self, tmp_path: Path) -> None:
+        path = tmp_path / "users.parquet"
+        stars = [5, 1, 1, None]
+        table = pa.Table.from_pylist(ROWS).append_column("stars", pa.array(stars, pa.int64()))
+        pq.write_table(table, path)
+        assert rows(load_users(path)) == EXPECTED
+        found = load_users(path, label_column="stars").labels
+        assert found == ["5", "1", "1", None]
+        both = load_users(path, label_column="label, stars").labels
+        assert both == ["good | 5", "bad | 1", "bad | 1", None]
+
+    def test_the_class_labels_of_a_data_set_are_named(self) -> None:
+        datasets = pytest.importorskip("datasets")
+        features = datasets.Features(
+            {
+                "client_id": datasets.Value("string"),
+                "text": datasets.Value("string"),
+                "label": datasets.ClassLabel(names=["bad", "good"]),
+            }
+        )
+        values = {
+            "client_id": ["a", "b", "c"],
+            "text": ["x", "y", "z"],
+            "label": [1, 0, -1],
+        }
+        found = datasets.Dataset.from_dict(values, features=features)
+        assert load_users(found).labels == ["good", "bad", None]
+        assert load_users(found.select([2, 0])).labels == [None, "good"]
+
+    @pytest.mark.parametrize("value", [3, 2**70, True, None, [1], {"a": 1}, 1.5, "\ud800"])
+    def test_a_label_of_any_kind_takes_no_user_away(self, tmp_path: Path, value: Any) -> None:
+        path = tmp_path / "users.jsonl"
+        changed = {**ROWS[1], "label": value}
+        path.write_text("".join(json.dumps(row) + "\n" for row in [ROWS[0], changed]))
+        users = load_users(path)
+        assert users.user_ids == ("a", "b")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        assert users.labels == ["good", str(value) if whole else None]
+
+    def test_a_source_without_labels_says_why_when_it_is_asked(self, tmp_path: Path) -> None:
+        path = tmp_path / "users.csv"
+        path.write_text("client_id,text,kind\na,some words,x\n")
+        users = load_users(path)
+        assert users.labels is None
+        with pytest.raises(DataError, match="classes needs a label per document, but there is no "
+                           r"column 'label' \(.*users.csv\)"):  # fmt: skip
+            Cut(classes=("x",)).documents(users)
+        assert load_users(path, label_column="kind").labels == ["x"]
+        with pytest.raises(ConfigError, match="label-column names a column twice"):
+            load_users(path, label_column="kind,kind")
+
+
+def everyone() -> Users:
+    return Users(
+        user_ids=("a", "b", "c"),
+        texts=["one two three four five six", "seven eight", "nine ten", "eleven"],
+        owners=np.array([0, 0, 1, 2]),
+        labels=["good", "bad", "other", None],
+    )
+
+
+class TestCut:
+    CUT = Cut(max_tokens=4, classes=("bad", "good"))
+
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return tokenizer
+
+    def test_documents_of_another_class_do_not_count_and_their_users_stay(self) -> None:
+        with quarantine.counting() as tally:
+            kept = self.CUT.asked(everyone())
+        assert kept.user_ids == ("a", "b", "c")
+        assert kept.labels == ["good", "bad"]
+        assert "2 users" in str(tally)
+        with pytest.raises(DataError, match="a document of 'b' is labelled 'other', which is none "
+                           r"of the run's classes \(bad, good\)"):  # fmt: skip
+            everyone().check_documents(classes=("bad", "good"))
+        with pytest.raises(DataError, match="a document of 'c' has no label"):
+            everyone().check_documents(classes=("bad", "good", "other"))
+        kept.check_documents(classes=("bad", "good"))
+
+    def test_every_sample_has_the_class_of_its_document(self) -> None:
+        samples = self.CUT.samples(self.CUT.asked(everyone()), tokenizer=self.tokenizer())
+        assert samples.texts == ["one two three four", "seven eight"]
+        assert samples.labels is not None
+        assert samples.labels.tolist() == [1, 0]
+        whole = Cut(max_tokens=4).samples(everyone(), tokenizer=self.tokenizer())
+        assert whole.labels is None
+
+    def test_the_cap_keeps_labels_with_their_samples(self) -> None:
+        texts = [f"text number {n} here" for n in range(40)]
+        names = [f"c{n % 5}" for n in range(40)]
+        users = Users(
+            user_ids=("a", "b"), texts=texts, owners=np.repeat([0, 1], 20), labels=list(names)
+        )
+        cut = Cut(max_tokens=4, max_samples=6, classes=tuple(f"c{n}" for n in range(5)))
+        samples = cut.samples(cut.asked(users), tokenizer=self.tokenizer())
+        assert len(samples) == 12
+        assert samples.labels is not None
+        known = dict(zip(texts, names, strict=True))
+        assert [f"c{label}" for label in samples.labels] == [known[t] for t in samples.texts]
+
+    def test_labels_stay_with_their_documents_wherever_these_go(self) -> None:
+        users = everyone()
+        part = users.select(np.array([False, True, True]))
+        assert part.labels == ["other", None]
+        dealt = [users.deal(partition_id=n, num_partitions=2).labels for n in range(2)]
+        assert dealt == [["good", "bad", None], ["other"]]
+        with pytest.raises(DataError, match="labels must hold one entry per text"):
+            Users(user_ids=("a",), texts=["x"], owners=np.array([0]), labels=[])
+
+    @pytest.mark.parametrize("setting", ["a,,b", "a, a", ","])
+    def test_classes_are_different_names(self, setting: str) -> None:
+        with pytest.raises(ConfigError, match="classes must be different names"):
+            class_names(setting)
+        assert class_names(" a b ,c") == ("a b", "c")
+        assert class_names(" ") == ()
+
+
+def test_public_texts_may_have_classes(tmp_path: Path) -> None:
+    path = tmp_path / "public.jsonl"
+    lines = [{"text": "a b"}, {"text": "c d e f g", "label": "x"}, {"text": "h i", "label": 3}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = labels_of_public_texts(str(path), tokenizer=HashEmbedder().tokenizer, max_tokens=4)
+    assert found == {"c d e f": "x", "h i": "3"}

@@ -1,0 +1,219 @@
+"""Votes within classes: exact counts, one vector per user, the declared sensitivity attained."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import (
+    FullParticipation,
+    GaussianMechanism,
+    InsecureRandom,
+    NeighboringRelation,
+    Release,
+    calibrate_noise_multiplier,
+    release_epsilon,
+)
+from flower_privsyn.queries import Cohort, LabelledHistogram
+from flower_privsyn.testing import check_query, random_cohort
+from tests.support.questions import DATA
+
+CLASSES = np.array([0, 1, 2, 0, 1, 2, 0, 1], dtype=np.int32)
+
+
+def broadcast(seed: int = 0, classes: np.ndarray = CLASSES, dimension: int = 6) -> dict[str, Any]:
+    candidates = np.random.default_rng(seed).standard_normal((len(classes), dimension))
+    return {"candidates": candidates.astype(np.float32), "classes": classes}
+
+
+def labelled(cohort: Cohort, labels: np.ndarray) -> Cohort:
+    return Cohort(cohort.records, cohort.owners, cohort.num_users, labels.astype(np.int64))
+
+
+def randomly_labelled(users: int, *, seed: int, kinds: int = 3) -> Cohort:
+    cohort = random_cohort(num_users=users, max_records=7, dimension=6, seed=seed)
+    labels = np.random.default_rng(seed).integers(0, kinds, len(cohort.owners))
+    return labelled(cohort, labels)
+
+
+def test_every_record_votes_for_the_nearest_candidate_of_its_class() -> None:
+    cohort, asked = randomly_labelled(50, seed=1), broadcast()
+    assert cohort.labels is not None
+    distances = (
+        (cohort.records.astype(float)[:, None] - asked["candidates"].astype(float)[None]) ** 2
+    ).sum(axis=-1)
+    distances[cohort.labels[:, None] != CLASSES[None]] = np.inf
+    expected = np.bincount(distances.argmin(axis=1), minlength=len(CLASSES))
+    votes = LabelledHistogram(max_samples=7).answer(cohort, asked)
+    assert np.array_equal(votes, expected)
+    for label in range(3):  # counts of classes are exact
+        assert votes[label == CLASSES].sum() == (cohort.labels == label).sum()
+
+
+@pytest.mark.parametrize("clip", ["count", "l2"])
+def test_the_answer_is_the_sum_of_contributions_however_users_are_dealt(clip: str) -> None:
+    query = LabelledHistogram(max_samples=5, clip=clip)  # fewer than some users have
+    cohort = randomly_labelled(60, seed=2)
+    check_query(query, cohort, broadcast(), tolerance=0.0 if clip == "count" else 1e-7)
+
+
+def test_a_record_whose_class_has_no_candidate_does_not_vote() -> None:
+    cohort = randomly_labelled(30, seed=3, kinds=5)
+    assert cohort.labels is not None
+    votes = LabelledHistogram(max_samples=7).answer(cohort, broadcast())
+    assert votes.sum() == (cohort.labels < 3).sum()
+    nobody = labelled(cohort, np.full(len(cohort.owners), 4))
+    assert not LabelledHistogram(max_samples=7).answer(nobody, broadcast()).any()
+
+
+class TestTheBound:
+    def user(self, records: list[int], labels: list[int]) -> Cohort:
+        rows = np.eye(8, 6, dtype=np.float32)[records]
+        owners = np.zeros(len(records), dtype=np.int64)
+        return Cohort(rows, owners, 1, np.array(labels, dtype=np.int64))
+
+    def test_l2_is_attained_in_several_classes_and_in_one(self) -> None:
+        asked = {"candidates": np.eye(6, dtype=np.float32), "classes": np.arange(6) % 3}
+        query = LabelledHistogram(max_samples=6, clip="l2")
+        spread = self.user([0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2])
+        heaps = self.user([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1])
+        alone = self.user([2] * 6, [2] * 6)
+        for cohort in (spread, heaps, alone):
+            norm = float(np.linalg.norm(query.contribution(cohort, asked)))
+            assert 0.999 * query.sensitivity(NeighboringRelation.ZERO_OUT) <= norm
+            assert norm <= query.sensitivity(NeighboringRelation.ZERO_OUT) == math.sqrt(6)
+
+    @pytest.mark.parametrize("kinds", [1, 2, 3])
+    def test_counts_are_attained_in_one_class_and_less_in_several(self, kinds: int) -> None:
+        m = 9
+        asked = {"candidates": np.eye(6, dtype=np.float32), "classes": np.arange(6) % 3}
+        query = LabelledHistogram(max_samples=m)
+        places = [0] * (m - kinds + 1) + list(range(1, kinds))
+        cohort = self.user(places + [0] * 5, places + [0] * 5)  # five more than may vote
+        norm = float(np.linalg.norm(query.contribution(cohort, asked)))
+        assert norm == pytest.approx(math.hypot(m - kinds + 1, math.sqrt(kinds - 1)))
+        assert norm <= query.sensitivity(NeighboringRelation.ZERO_OUT) == m
+        assert (norm == m) is (kinds == 1)
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        rows=st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 4)), max_size=12),
+        clip=st.sampled_from(["count", "l2"]),
+        max_samples=st.integers(1, 6),
+        seed=st.integers(0, 9),
+    )
+    def test_nothing_that_a_user_labels_is_above_it(
+        self, rows: list[tuple[int, int]], clip: str, max_samples: int, seed: int
+    ) -> None:
+        rows.sort()
+        owners = np.array([user for user, _ in rows], dtype=np.int64)
+        labels = np.array([label for _, label in rows], dtype=np.int64)
+        records = np.random.default_rng(seed).standard_normal((len(rows), 6)).astype(np.float32)
+        if len(rows):
+            records[0] = np.nan
+        cohort = Cohort(records, owners, 3, labels)
+        query = LabelledHistogram(max_samples=max_samples, clip=clip)
+        found = query.contribution(cohort, broadcast(seed))
+        assert np.linalg.norm(found, axis=1).max() <= query.clip_norm
+        without = cohort.select(np.array([True, False, True]))
+        moved = query.answer(cohort, broadcast(seed)) - query.answer(without, broadcast(seed))
+        assert np.linalg.norm(moved) <= query.sensitivity(NeighboringRelation.ZERO_OUT) * (
+            1 + 1e-12
+        )
+
+    @pytest.mark.parametrize(
+        ("epsilon", "runs"), [pytest.param(1.0, 400_000, marks=pytest.mark.slow), (4.0, 150_000)]
+    )
+    def test_an_audit_comes_near_the_claimed_epsilon(self, epsilon: float, runs: int) -> None:
+        """The whole mechanism on its worst user, one with texts of three classes."""
+        asked = {"candidates": np.eye(6, dtype=np.float32), "classes": np.arange(6) % 3}
+        query = LabelledHistogram(max_samples=4, clip="l2")
+        absent = query.answer(self.user([5, 1], [2, 1]), asked)
+        present = absent + query.answer(self.user([0, 1, 2, 3], [0, 1, 2, 0]), asked)
+        multiplier = calibrate_noise_multiplier(
+            epsilon=epsilon, delta=1e-5, rounds=1, sampling=FullParticipation()
+        )
+
+        def bound(noise_multiplier: float) -> float:
+            mechanism = GaussianMechanism(
+                noise_multiplier=noise_multiplier,
+                l2_sensitivity=query.sensitivity(NeighboringRelation.ZERO_OUT),
+            )
+            random, direction = InsecureRandom(6), present - absent
+            positive = []
+            for total in (present, absent):
+                released = mechanism.release(np.tile(total, runs), random=random)
+                seen = (released.reshape(runs, -1) - absent) @ direction
+                positive.append(int((seen > 0.5 * (direction @ direction)).sum()))
+            hits, alarms = positive
+            true = stats.beta.ppf(0.0005, hits, runs - hits + 1)
+            false = stats.beta.ppf(0.9995, alarms + 1, runs - alarms)
+            apart = float(stats.norm.ppf(true) - stats.norm.ppf(false))
+            release = Release(noise_multiplier=1.0 / apart, sampling=FullParticipation())
+            return release_epsilon({release: 1}, delta=1e-5)
+
+        assert 0.9 * epsilon <= bound(multiplier) <= epsilon
+        assert bound(0.9 * multiplier) > epsilon
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"classes": None}, "classes of candidates"),
+            ({"classes": CLASSES[:3]}, "one per candidate"),
+            ({"classes": CLASSES.astype(np.float32)}, "whole numbers"),
+            ({"candidates": np.zeros((8, 5), np.float32)}, "candidates must be"),
+            ({"weights": CLASSES}, "asked about candidates"),
+        ],
+    )
+    def test_a_broadcast_that_does_not_say_of_which_class(
+        self, changes: dict[str, Any], named: str
+    ) -> None:
+        changed = {**broadcast(), **changes}
+        asked = {key: value for key, value in changed.items() if value is not None}
+        with pytest.raises(ValueError, match=named):
+            LabelledHistogram(max_samples=2).check(asked, dimension=6)
+        LabelledHistogram(max_samples=2).check(broadcast(), dimension=6)
+
+    def test_records_without_classes(self) -> None:
+        cohort = random_cohort(num_users=3, max_records=2, dimension=6, seed=0)
+        with pytest.raises(ValueError, match="records that have classes"):
+            LabelledHistogram(max_samples=2).answer(cohort, broadcast())
+        with pytest.raises(ValueError, match="labels must be"):
+            Cohort(cohort.records, cohort.owners, 3, np.zeros(1, np.int64))
+        assert not DATA.suits(LabelledHistogram())
+
+    def test_labels_go_with_their_records(self) -> None:
+        cohort = randomly_labelled(20, seed=5)
+        assert cohort.labels is not None
+        cohort = labelled(cohort, np.arange(len(cohort.owners)))
+        chosen = np.random.default_rng(0).random(20) < 0.5
+        for part in (cohort.select(chosen), cohort.cap(2), *cohort.blocks(7)):
+            assert part.labels is not None
+            assert np.array_equal(part.records, cohort.records[part.labels])
+
+
+def test_classes_travel_in_the_request_and_only_where_there_are_any() -> None:
+    from dataclasses import replace
+
+    from flower_privsyn.messages.data_request import WireError, data_request, request_record
+
+    with_classes = replace(DATA, classes=("b", "a"))
+    assert data_request(request_record(with_classes)) == with_classes
+    assert with_classes.suits(LabelledHistogram())
+    assert with_classes.cut.classes == ("b", "a")
+    assert "classes" not in request_record(DATA)
+    assert data_request(request_record(DATA)) == DATA
+    for wrong in (["a", "a"], [""], "a"):
+        record = request_record(with_classes)
+        record["classes"] = wrong
+        with pytest.raises(WireError, match="classes are not different names"):
+            wire.data_request(record)

@@ -1,0 +1,375 @@
+"""Aug-PE end to end in one process: labels from the nodes' text to `synthetic.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from flwr.app import Context
+
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError, FederationError, GenerationError
+from flower_privsyn.messages import wire
+from flower_privsyn.strategies import STRATEGIES, AugPE, AugPEConfig
+from flower_privsyn.testing import (
+    EchoGenerator,
+    HashEmbedder,
+    LoopbackGrid,
+    ShuffleWords,
+    hash_embedder,
+)
+from tests.support.run_files import lines, releases
+
+Builder = Callable[..., Any]
+
+WORDS = {
+    "law": "court judge appeal ruling witness jury verdict statute".split(),
+    "river": "water bank bridge fish boat flood current delta".split(),
+}
+CLASSES = "law,river"
+
+
+def labelled_users(number: int, *, seed: int = 0) -> Users:
+    """Users with one to three texts each, of one class or of both."""
+    random = np.random.default_rng(seed)
+    texts, owners, labels = [], [], []
+    for user in range(number):
+        for _ in range(random.integers(1, 4)):
+            label = ("law", "river")[int(random.integers(2))]
+            texts.append(" ".join(random.choice(WORDS[label], 6)))
+            owners.append(user)
+            labels.append(label)
+    return Users(
+        user_ids=tuple(f"u{n}" for n in range(number)),
+        texts=texts,
+        owners=np.array(owners),
+        labels=list(labels),
+    )
+
+
+class Writer(EchoGenerator):
+    """Writes words of the class that a prompt names, some number of them alike."""
+
+    def generate(self, prompts: Sequence[str], *, sampling: Any, **kwargs: Any) -> list[list[str]]:
+        found = []
+        for place, prompt in enumerate(prompts):
+            label = next((name for name in WORDS if f'"{name}"' in prompt), "river")
+            chooser = np.random.default_rng([sampling.seed % 2**63, place])
+            found.append([" ".join(chooser.choice(WORDS[label], 5))])
+        return found
+
+
+@pytest.fixture
+def config(tmp_path: Path, public_file: Path) -> Callable[..., AugPEConfig]:
+    def build(**changes: Any) -> AugPEConfig:
+        values: dict[str, Any] = {
+            "classes": CLASSES,
+            "num_rounds": 2,
+            "num_candidates": 24,
+            "num_variations": 3,
+            "max_samples": 2,
+            "noise_multiplier": 0.0,
+            "public_text": str(public_file),
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "accept_noise": True,
+            **changes,
+        }
+        return AugPEConfig(**values)
+
+    return build
+
+
+def grid_of(users: Users, folder: Path, *, nodes: int = 2, **options: Any) -> LoopbackGrid:
+    def load(context: Context) -> Users:
+        return users.deal(
+            partition_id=int(context.node_config["partition-id"]), num_partitions=nodes
+        )
+
+    app = create_client_app(load, embedder=hash_embedder, cache_directory=folder / "cache")
+    return LoopbackGrid(app, num_nodes=nodes, **options)
+
+
+def strategy(config: AugPEConfig, **parts: Any) -> AugPE:
+    values = {"embedder": HashEmbedder(), "generator": Writer(), **parts}
+    return AugPE(config, **values)
+
+
+def population(run: Path, number: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(
+        run / f"rounds/{number:04d}/population.parquet"
+    ).to_pylist()
+    return rows
+
+
+class TestLabels:
+    def test_the_whole_path_from_file_to_synthetic_text(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "users.jsonl"
+        users = labelled_users(20)
+        path.write_text(
+            "".join(
+                json.dumps({"client_id": users.user_ids[owner], "text": text, "kind": label}) + "\n"
+                for owner, text, label in zip(
+                    users.owners, users.texts, users.labels or [], strict=True
+                )
+            )
+        )
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        settings = {"data": str(path), "label-column": "kind"}
+        grid = LoopbackGrid(app, num_nodes=3, run_config=settings)
+        method = strategy(config(max_samples=3, num_nodes=3))
+        method.start(grid)
+        run = method.run.path
+        counts = Counter(users.labels)
+        for number in (1, 2):
+            rows = population(run, number)
+            assert Counter(row["label"] for row in rows) == {"law": 12, "river": 12}
+            for label in WORDS:  # exact at noise 0: everybody's texts are within the cap
+                votes = sum(row["votes"] for row in rows if row["label"] == label)
+                assert votes == counts[label]
+                assert sum(row["survived"] for row in rows if row["label"] == label) == 4
+        synthetic = lines(run / "synthetic.jsonl")
+        assert synthetic
+        for row in synthetic:
+            assert set(row) == {"text", "round", "parent", "source", "label"}
+            assert set(row["text"].split()) <= set(WORDS[row["label"]])
+        state = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+        assert state["answers"] == 3
+        asked = [m.metadata.message_type for m in grid.requests]
+        assert asked.count("query.labelled_histogram") == 6
+
+    def test_a_users_votes_in_all_classes_are_capped_together(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        texts = [" ".join(WORDS[label]) for label in WORDS for _ in range(5)]
+        labels: list[str | None] = [label for label in WORDS for _ in range(5)]
+        users = Users(
+            user_ids=("all", "none"), texts=texts, owners=np.zeros(10, np.int64), labels=labels
+        )
+        for clip, total in (("count", 2.0), ("l2", 2.0)):
+            method = strategy(config(clip=clip, num_rounds=1, run_dir=str(tmp_path / clip)))
+            method.start(grid_of(users, tmp_path))
+            release = np.load(method.run.path / "rounds/0001/release.npy")
+            assert np.abs(release).sum() <= total + 1e-6
+            charged = releases(method.run.path)[0]
+            assert np.linalg.norm(release) <= charged["l2_sensitivity"]
+            assert charged["l2_sensitivity"] == {"count": 2.0, "l2": math.sqrt(2)}[clip]
+
+    @pytest.mark.parametrize("stored", [True, False])
+    def test_however_users_are_dealt_and_kept_the_sums_are_the_same(
+        self, config: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
+    ) -> None:
+        if not stored:
+            monkeypatch.setenv("PRIVSYN_RECORDS_GIB", "0")
+        users, sums = labelled_users(12), []
+        for nodes in (1, 2, 6):
+            folder = tmp_path / f"run-{nodes}"
+            method = strategy(config(num_nodes=nodes, run_dir=str(folder), clip="l2"))
+            for _ in range(2 if nodes == 1 else 1):  # the second time from the disk
+                method = strategy(config(num_nodes=nodes, run_dir=str(folder), clip="l2"))
+                method.start(grid_of(users, tmp_path, nodes=nodes))
+                folder = folder.with_name(folder.name + "-again")
+                sums.append(
+                    np.stack(
+                        [np.load(method.run.path / f"rounds/{r:04d}/release.npy") for r in (1, 2)]
+                    )
+                )
+        assert all(np.array_equal(sums[0], other) for other in sums[1:])
+
+    def test_another_label_counts_for_nothing_and_its_user_stays(
+        self, config: Builder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        users = labelled_users(8)
+        labels = ["secret" if n < 4 else label for n, label in enumerate(users.labels or [])]
+        strange = Users(
+            user_ids=users.user_ids, texts=users.texts, owners=users.owners, labels=labels
+        )
+        kept = Counter(labels)
+        method = strategy(config(num_rounds=1, max_samples=3))
+        grid = grid_of(strange, tmp_path)
+        method.start(grid)
+        rows = population(method.run.path, 1)
+        assert sum(row["votes"] for row in rows) == kept["law"] + kept["river"]
+        assert releases(method.run.path)[0]["num_users"] == 8
+        # Nothing of it leaves the node, and in a simulation it is in nobody's log.
+        assert not any(wire.unexpected_records(reply) for reply in grid.replies)
+        assert "secret" not in caplog.text
+
+    def test_the_owner_of_a_node_is_told_the_label(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        from flower_privsyn.client_apps.node_users import _tell_owner
+        from flower_privsyn.data import Cut
+        from flower_privsyn.node import simulated
+
+        users = labelled_users(3)
+        cut = Cut(classes=("law",))
+        with simulated(False):
+            _tell_owner(users, cut)
+        assert (
+            "documents labelled 'river' are of no class of this run, which has law" in caplog.text
+        )
+        caplog.clear()
+        with simulated():
+            _tell_owner(users, cut)
+        assert not caplog.text
+
+    def test_nodes_without_labels_are_named_before_anything_is_spent(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        users = labelled_users(6)
+        bare = Users(user_ids=users.user_ids, texts=users.texts, owners=users.owners)
+        with pytest.raises(FederationError, match="could not be loaded"):
+            strategy(config()).start(grid_of(bare, tmp_path))
+        assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+class TestTheAlgorithm:
+    def test_of_every_class_the_best_survive_and_are_varied(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        method = strategy(config(), variation=ShuffleWords())
+        method.start(grid_of(labelled_users(30), tmp_path))
+        first, second = (population(method.run.path, number) for number in (1, 2))
+        assert [row["source"] for row in first] == ["generated"] * 8 + ["variation"] * 16
+        assert [row["parent"] for row in first[8:]] == [[row["id"]] for row in first[:8]] * 2
+        for label in WORDS:
+            own = [row for row in first if row["label"] == label]
+            best = sorted(own, key=lambda row: (-row["votes"], own.index(row)))[:4]
+            assert [row["text"] for row in own if row["survived"]] == [
+                row["text"] for row in own if row in best
+            ]
+        kept = [row for row in first if row["survived"]]
+        assert [row["text"] for row in second[:8]] == [row["text"] for row in kept]
+        assert [row["label"] for row in second] == [row["label"] for row in kept] * 3
+        last = [row for row in second if row["survived"]]
+        synthetic = lines(method.run.path / "synthetic.jsonl")
+        assert {row["text"] for row in synthetic} == {row["text"] for row in last}
+
+    def test_texts_without_classes(self, config: Builder, tmp_path: Path) -> None:
+        method = strategy(config(classes=""))
+        grid = grid_of(labelled_users(10), tmp_path)
+        method.start(grid)
+        assert "label" not in lines(method.run.path / "synthetic.jsonl")[0]
+        asked = {m.metadata.message_type for m in grid.requests}
+        assert asked == {"query.prepare", "query.nearest_neighbor_histogram"}
+
+    def test_first_texts_from_public_ones_of_each_class_or_of_all(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "public-with-classes.jsonl"
+        rows = [
+            {"text": " ".join(np.random.default_rng(n).choice(WORDS[label], 6)), "label": label}
+            for label in WORDS
+            for n in range(30)
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        options = {"initial_text": "public", "variation": "mask-fill", "num_rounds": 1}
+        parts = {"variation": ShuffleWords(), "generator": None}
+        method = strategy(config(public_text=str(path), **options), **parts)
+        method.start(grid_of(labelled_users(6), tmp_path))
+        for row in population(method.run.path, 1):
+            assert set(row["text"].split()) <= set(WORDS[row["label"]])
+        other = config(run_dir=str(tmp_path / "other"), **options)
+        method = strategy(other, **parts)  # this public text has no labels
+        method.start(grid_of(labelled_users(6), tmp_path))
+        assert Counter(row["label"] for row in population(method.run.path, 1)) == {
+            "law": 12,
+            "river": 12,
+        }
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows[:33]))
+        few = config(public_text=str(path), run_dir=str(tmp_path / "few"), **options)
+        with pytest.raises(ConfigError, match='3 texts labelled "river".*needs 4 of each class'):
+            strategy(few, **parts).start(grid_of(labelled_users(6), tmp_path))
+
+    def test_a_killed_run_goes_on_to_the_same_texts(self, config: Builder, tmp_path: Path) -> None:
+        class Stop(BaseException):
+            pass
+
+        class Killed(ShuffleWords):
+            calls = 0
+
+            def vary(self, texts: Sequence[str], **options: Any) -> list[str]:
+                self.calls += 1
+                if self.calls == 4:  # while the second population is made
+                    raise Stop
+                return super().vary(texts, **options)
+
+        users, whole = labelled_users(10), tmp_path / "whole"
+        strategy(config(run_dir=str(whole)), variation=ShuffleWords()).start(
+            grid_of(users, tmp_path)
+        )
+        with pytest.raises(Stop):
+            strategy(config(), variation=Killed()).start(grid_of(users, tmp_path))
+        resumed = strategy(config(resume=True), variation=ShuffleWords())
+        resumed.start(grid_of(users, tmp_path))
+        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2]
+        again, first = (
+            (folder / "synthetic.jsonl").read_text() for folder in (tmp_path / "run", whole)
+        )
+        assert again == first
+
+    def test_a_generator_that_writes_nothing_is_named_before_anything_is_spent(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        class Silent(Writer):
+            def generate(self, prompts: Sequence[str], **options: Any) -> list[list[str]]:
+                silent = ['"law"' in prompt for prompt in prompts]
+                found = super().generate(prompts, **options)
+                return [[""] if quiet else row for quiet, row in zip(silent, found, strict=True)]
+
+        with pytest.raises(GenerationError, match='wrote no first text of the class "law"'):
+            strategy(config(), generator=Silent(), variation=ShuffleWords()).start(
+                grid_of(labelled_users(6), tmp_path)
+            )
+        assert not releases(tmp_path / "run")
+
+
+class TestSettings:
+    @pytest.mark.parametrize("data", ["pubmed", "openreview", "yelp"])
+    @pytest.mark.parametrize("epsilon", ["1", "2", "4"])
+    def test_as_printed(self, data: Any, epsilon: Any) -> None:
+        from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
+
+        config = AugPEConfig.as_printed(data=data, epsilon=epsilon)
+        assert (config.num_rounds, config.num_variations, config.lookahead) == (10, 7, 0)
+        assert (config.selection, config.variation) == ("rank", "prompt")
+        assert config.num_seeds == {"yelp": 5000}.get(data, 2000)
+        release = Release(
+            noise_multiplier=config.noise_multiplier or 0.0, sampling=FullParticipation()
+        )
+        spent = release_epsilon({release: 10}, delta=config.delta)
+        assert spent == pytest.approx(float(epsilon), rel=0.01)
+        assert config.histogram().clip_norm == 1.0
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"num_candidates": 25}, "multiple of num-variations = 3 times the 2 classes, got 25"),
+            ({"classes": "law,law"}, "classes must be different names"),
+            ({"initial_prompt": ""}, "needs initial-prompt"),
+            ({"initial_text": "found"}, "initial-text must be one of"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(
+        self, config: Builder, changes: dict[str, Any], sentence: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=sentence):
+            config(**changes)
+
+    def test_settings_name_it(self) -> None:
+        assert STRATEGIES["aug-pe"] == (AugPEConfig, AugPE)
+        keys = {"epsilon": 1.0, "classes": "a,b", "num-candidates": 28, "label-column": "kind"}
+        config = AugPEConfig.from_run_config(keys)
+        assert config.class_names == ("a", "b")
+        assert dict(config.node_settings) == {"label-column": "kind"}
