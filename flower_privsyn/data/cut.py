@@ -225,17 +225,17 @@ class Cut(Settings):
 
 
 def class_names(setting: str) -> tuple[str, ...]:
-    """The classes that a setting names, with commas between them.
+    """The classes that a setting names, with semicolons between them.
 
     Raises:
         ConfigError: One is empty, or occurs twice.
     """
     if not setting.strip():
         return ()
-    names = tuple(name.strip() for name in setting.split(","))
+    names = tuple(name.strip() for name in setting.split(";"))
     if not all(names) or len(set(names)) < len(names):
         raise ConfigError(
-            f"classes must be different names with commas between them, got {setting!r}."
+            f"classes must be different names with semicolons between them, got {setting!r}."
         )
     return names
 

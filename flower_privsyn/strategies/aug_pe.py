@@ -102,8 +102,8 @@ class AugPEConfig(EvolutionConfig):
     top_p: float = 0.9
     classes: Annotated[
         str,
-        "the classes that texts are of, with commas between them; public. Documents of another one "
-        "do not count. Empty: texts have no classes.",
+        "the classes that texts are of, with semicolons between them; public. Documents of another "
+        "one do not count. Empty: texts have no classes.",
     ] = ""
     initial_text: Annotated[
         Literal["written", "public"],

@@ -4,7 +4,7 @@
 
 writes `flower_privsyn/data/passages/passages.jsonl.gz` (public passages, seeds of private
 evolution), `examples/quickstart/quickstart/data/users.jsonl` (the users of the quickstart) and the
-data of `examples/existing-federation`. The corpus is
+data of `examples/existing-federation`, `baselines/popri` and `baselines/aug-pe`. The corpus is
 described in `scripts/sample_data/README.md`. The choice is by hash, so the result is the same
 everywhere.
 """
@@ -127,6 +127,31 @@ def write_users(
     print(f"{target}: {kept} users, {len(rows)} texts, {target.stat().st_size / 2**20:.2f} MiB")
 
 
+#: Classes of the labelled sample, and the arXiv categories they are made of.
+CLASSES = {"astronomy": "astro-ph", "language": "cs.CL", "robotics": "cs.RO", "vision": "cs.CV"}
+
+
+def write_labelled(corpus: Path, each: int, target: Path) -> None:
+    """Abstracts of four fields with the field as label; one abstract is one user, none sealed."""
+    fields = {category: name for name, category in CLASSES.items()}
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for document in read(corpus, "abstracts"):
+        category = document["cat"]
+        name = fields.get("astro-ph" if category.startswith("astro-ph") else category)
+        if name and not sealed([document["client_id"]])[0]:
+            kept = {key: document[key] for key in ("client_id", "date", "text")}
+            found[name].append({**kept, "label": name})
+    rows = [
+        row
+        for name in CLASSES
+        for row in sorted(found[name], key=lambda row: order(row["client_id"]))[:each]
+    ]
+    rows.sort(key=lambda row: order("mixed" + row["client_id"]))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    print(f"{target}: {len(rows)} labelled abstracts, {target.stat().st_size / 2**20:.2f} MiB")
+
+
 def write_word_model(source: Path, users: int) -> None:
     """The first users of the quickstart and the commonest public words, for both word models."""
     rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
@@ -171,6 +196,8 @@ def main() -> None:
         write_word_model(target, 100)
         # An app travels as its own files alone, so it cannot point at another one's.
         shutil.copyfile(target, ROOT / "baselines/popri/popri/sample/users.jsonl")
+        labelled = ROOT / "baselines/aug-pe/aug_pe/sample/users.jsonl"
+        write_labelled(arguments.corpus, 300, labelled)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ WORDS = {
     "law": "court judge appeal ruling witness jury verdict statute".split(),
     "river": "water bank bridge fish boat flood current delta".split(),
 }
-CLASSES = "law,river"
+CLASSES = "law; river"
 
 
 def labelled_users(number: int, *, seed: int = 0) -> Users:
@@ -356,7 +356,7 @@ class TestSettings:
         ("changes", "sentence"),
         [
             ({"num_candidates": 25}, "multiple of num-variations = 3 times the 2 classes, got 25"),
-            ({"classes": "law,law"}, "classes must be different names"),
+            ({"classes": "law;law"}, "classes must be different names"),
             ({"initial_prompt": ""}, "needs initial-prompt"),
             ({"initial_text": "found"}, "initial-text must be one of"),
         ],
@@ -369,7 +369,7 @@ class TestSettings:
 
     def test_settings_name_it(self) -> None:
         assert STRATEGIES["aug-pe"] == (AugPEConfig, AugPE)
-        keys = {"epsilon": 1.0, "classes": "a,b", "num-candidates": 28, "label-column": "kind"}
+        keys = {"epsilon": 1.0, "classes": "a; b, c", "num-candidates": 28, "label-column": "kind"}
         config = AugPEConfig.from_run_config(keys)
-        assert config.class_names == ("a", "b")
+        assert config.class_names == ("a", "b, c")
         assert dict(config.node_settings) == {"label-column": "kind"}

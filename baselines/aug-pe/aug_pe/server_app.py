@@ -1,0 +1,14 @@
+"""The server: one strategy, configured by the run."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from flower_privsyn import AugPE, AugPEConfig
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Evolve texts of public classes towards the users' text."""
+    AugPE(AugPEConfig.from_run_config(context.run_config)).start(grid)
