@@ -94,5 +94,7 @@ def test_an_unknown_key_is_refused_where_the_program_runs(
     preset: Any = getattr(settings, name)
     required = {"popri_as_printed": "1", "popri_as_coded": "1", "pre_text_as_printed": "7.58"}
     given = {"epsilon": required[name]} if name in required else {}
+    if name == "as_printed":
+        given = {"data": "pubmed", "epsilon": "1"}
     with pytest.raises(TypeError, match="unexpected keyword argument 'num_promts'"):
         preset(**given, num_promts=3)

@@ -25,6 +25,13 @@ _Downstream = Annotated[
     str | None,
     option("MODEL", "causal model to fine-tune on the synthetic text, such as privsyn-lm"),
 ]
+_Encoder = Annotated[
+    str | None,
+    option(
+        "MODEL",
+        "model to fine-tune as a classifier of the labelled synthetic text, such as roberta-base",
+    ),
+]
 _CpuTime = Annotated[
     str | None, option("FILE", f"what the nodes wrote under {environment.CPU_TIME}")
 ]
@@ -38,6 +45,7 @@ def evaluate(
     private: _Private = None,
     downstream: _Downstream = None,
     steps: Annotated[int | None, option("N", "of the fine-tuning")] = None,
+    encoder: _Encoder = None,
     cpu_time: _CpuTime = None,
     max_texts: Annotated[int, option("N", "most texts to embed on either side")] = 5000,
     output: _Output = None,
@@ -45,10 +53,11 @@ def evaluate(
     client_column: Column = "client_id",
     text_column: Column = "text",
     date_column: Column = "date",
+    label_column: Column = "label",
     data_partitioner: Partitioner = "",
     as_json: Json = False,
 ) -> int:
-    """Costs, distances to held-out private text, copies, and a downstream model.
+    """Costs, distances to held-out private text, copies, a downstream model, classifiers.
 
     DIR is the run directory. The figures are computed from private text without noise: they are for
     choosing between methods in research and must not be published beside a private result.
@@ -65,6 +74,7 @@ def evaluate(
         "client_column": client_column,
         "text_column": text_column,
         "date_column": date_column,
+        "label_column": label_column,
         "data_partitioner": data_partitioner,
     }
     taking_part, others = _people(run, held_out, users, private, columns)
@@ -79,6 +89,7 @@ def evaluate(
             downstream=downstream,
             training=training,
             work=folder,
+            encoder=encoder,
             cpu_time=cpu_time,
             max_texts=max_texts,
             seed=seed,

@@ -100,6 +100,7 @@ class _OwnData(TypedDict):
     client_column: str
     text_column: str
     date_column: str
+    label_column: str
     data_partitioner: str
 
 
@@ -109,6 +110,7 @@ def _own_data(values: Mapping[str, Any]) -> _OwnData:
         "client_column": str(values.get("client-column", "client_id")),
         "text_column": str(values.get("text-column", "text")),
         "date_column": str(values.get("date-column", "date")),
+        "label_column": str(values.get("label-column", "label")),
         "data_partitioner": str(values.get("data-partitioner", "")),
     }
 

@@ -18,6 +18,7 @@ from flower_privsyn.checks import check_whole
 from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.evaluation.classification import Classification
 from flower_privsyn.evaluation.copies import CopyRates, copy_rates
 from flower_privsyn.evaluation.costs import (
     ClientCosts,
@@ -39,6 +40,7 @@ from flower_privsyn.evaluation.distribution import (
     precision_recall,
 )
 from flower_privsyn.evaluation.diversity import Diversity, diversity
+from flower_privsyn.evaluation.labels import classify_run
 from flower_privsyn.evaluation.language_model import (
     LanguageModelEvaluation,
     evaluate_language_model,
@@ -115,6 +117,8 @@ class RunEvaluation(NotPrivate):
         client_costs: what its nodes counted on themselves; None if they were not told to.
         texts: None for a run without synthetic text.
         downstream: None unless it was asked for.
+        classification: what the labels of its text are worth, by a classifier each; none for a run
+            without classes.
         trained_model: the model that the run made; None for methods that make none.
         public_model: what that was before the run.
     """
@@ -127,6 +131,7 @@ class RunEvaluation(NotPrivate):
     client_costs: ClientCosts | None
     texts: TextComparison | None
     downstream: Downstream | None
+    classification: tuple[Classification, ...]
     trained_model: LanguageModelEvaluation | None
     public_model: LanguageModelEvaluation | None
 
@@ -139,6 +144,7 @@ def evaluate_run(
     downstream: str | Path | None = None,
     training: CausalTraining | None = None,
     work: Path | None = None,
+    encoder: str | Path | None = None,
     cpu_time: str | Path | None = None,
     embedder: Embedder | None = None,
     max_texts: int = 5000,
@@ -155,6 +161,8 @@ def evaluate_run(
             and after; None to leave that out.
         training: how it is fine-tuned.
         work: folder outside the run directory, for the fine-tuned model; needed with `downstream`.
+        encoder: model to fine-tune as a classifier, beside logistic regression, where texts have
+            classes; None to leave that out.
         cpu_time: what the run's nodes wrote under `PRIVSYN_CPU_TIME`; None to leave that out.
         embedder: in place of the run's embedding model.
         max_texts: at most so many synthetic and so many held-out texts are embedded and compared,
@@ -170,7 +178,6 @@ def evaluate_run(
     """
     _check(run, held_out, private=private, downstream=downstream, work=work, max_texts=max_texts)
     shown: ProgressReporter = progress or NullProgress()
-    config = run.config
     # Before anything that takes time: a wrong file is named at once.
     spent = None if cpu_time is None else client_costs(cpu_time, users=roster_size(run))
     embedder = embedder or run_embedder(run)
@@ -178,27 +185,24 @@ def evaluate_run(
     if len(samples) == 0:
         raise DataError("the held-out users have no text")
     synthetic = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
-    comparison = None
-    if synthetic:
-        comparison = compare_texts(
-            synthetic,
-            samples.texts,
-            private=None if private is None else run_samples(run, private, embedder).texts,
-            embedder=embedder,
-            embedding_model=str(config["embedding-model"]),
-            max_tokens=int(config["max-tokens"]),
-            max_texts=max_texts,
-            seed=seed,
-            progress=shown,
-        )
+    others = None if private is None else run_samples(run, private, embedder)
+    comparison = _compared(
+        run, synthetic, samples, others, embedder, max_texts=max_texts, seed=seed, shown=shown
+    )
+    classified = classify_run(
+        run,
+        samples,
+        private=others,
+        embedder=embedder,
+        encoder=encoder,
+        seed=seed,
+        progress=shown,
+    )
     public, trained = _made(run, samples, seed, shown)
     tuned = None
     if downstream is not None and work is not None:
-        if not synthetic:
-            raise DataError(f"the run in {run.path} wrote no synthetic text to fine-tune on")
-        tuned = _fine_tuned(
-            downstream, synthetic, samples, training or CausalTraining(), work, seed, shown
-        )
+        settings = training or CausalTraining()
+        tuned = _fine_tuned(run, downstream, synthetic, samples, settings, work, seed, shown)
     return RunEvaluation(
         run=str(run.path),
         held_out_users=len(held_out),
@@ -208,8 +212,36 @@ def evaluate_run(
         client_costs=spent,
         texts=comparison,
         downstream=tuned,
+        classification=classified,
         trained_model=trained,
         public_model=public,
+    )
+
+
+def _compared(
+    run: RunDirectory,
+    synthetic: Sequence[str],
+    held_out: Samples,
+    private: Samples | None,
+    embedder: Embedder,
+    *,
+    max_texts: int,
+    seed: int,
+    shown: ProgressReporter,
+) -> TextComparison | None:
+    """A run's text beside held-out text, as its settings cut this; None where it wrote none."""
+    if not synthetic:
+        return None
+    return compare_texts(
+        synthetic,
+        held_out.texts,
+        private=None if private is None else private.texts,
+        embedder=embedder,
+        embedding_model=str(run.config["embedding-model"]),
+        max_tokens=int(run.config["max-tokens"]),
+        max_texts=max_texts,
+        seed=seed,
+        progress=shown,
     )
 
 
@@ -361,6 +393,7 @@ def _measured(
 
 
 def _fine_tuned(
+    run: RunDirectory,
     model: str | Path,
     synthetic: Sequence[str],
     samples: Samples,
@@ -369,6 +402,8 @@ def _fine_tuned(
     seed: int,
     shown: ProgressReporter,
 ) -> Downstream:
+    if not synthetic:
+        raise DataError(f"the run in {run.path} wrote no synthetic text to fine-tune on")
     before = _measured(model, samples, seed, shown, "the public model")
     output = work / "downstream"
     with shown.stage("Fine-tuning on synthetic text") as stage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flower_privsyn.evaluation.classification import Classification, Score, Share
 from flower_privsyn.evaluation.language_model import Interval, LanguageModelEvaluation
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import RunEvaluation
@@ -72,6 +73,8 @@ def rows(record: RunEvaluation) -> list[tuple[str, str]]:
     if record.downstream is not None:
         found += _model("before fine-tuning", record.downstream.before)
         found += _model("fine-tuned", record.downstream.after)
+    for classification in record.classification:
+        found += _classified(classification)
     if record.public_model is not None:
         found += _model("before the run", record.public_model)
     if record.trained_model is not None:
@@ -101,6 +104,30 @@ def _model(name: str, figures: LanguageModelEvaluation) -> list[tuple[str, str]]
         (f"{name}: perplexity", _interval(figures.perplexity)),
         (f"{name}: bits per byte", "-" if bits is None else _interval(bits)),
     ]
+
+
+def _classified(found: Classification) -> list[tuple[str, str]]:
+    tested = f"{sum(found.test_texts.values()):,} texts of {found.test_users:,} users"
+    rows = [
+        ("classes", f"{len(found.classes)}; {found.classifier}, tested on {tested}"),
+        ("accuracy, synthetic text", _accuracy(found.synthetic)),
+        ("accuracy, the commonest class", _share(found.majority)),
+    ]
+    if found.public is not None:
+        rows.append(("accuracy, first candidates (epsilon 0)", _accuracy(found.public)))
+    if found.private is not None:
+        rows.append(("accuracy, private text (no privacy)", _accuracy(found.private)))
+    return rows
+
+
+def _accuracy(score: Score) -> str:
+    texts = sum(score.training_texts.values())
+    return f"{_share(score.accuracy)}, macro F1 {score.macro_f1:.3f}, from {texts:,} texts"
+
+
+def _share(found: Share) -> str:
+    error = "" if found.standard_error is None else f" +- {100 * found.standard_error:.1f}"
+    return f"{100 * found.value:.1f}{error} %"
 
 
 def _interval(figure: Interval) -> str:

@@ -1,0 +1,84 @@
+"""The Aug-PE app: its settings against the authors', and its labelled sample."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.data import load_users
+from flower_privsyn.evaluation.sealed import sealed
+from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.strategies import CLIENT_KEYS, AugPEConfig
+
+APP = Path(__file__).parents[2] / "baselines" / "aug-pe"
+SAMPLE = APP / "aug_pe" / "sample" / "users.jsonl"
+NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
+DATA = ("pubmed", "openreview", "yelp")
+
+
+def settings(name: str | None = None) -> AugPEConfig:
+    values = resolve_config(load_app(APP), config_name=name)
+    check_settings(load_app(APP), values)
+    return AugPEConfig.from_run_config(values)
+
+
+def test_settings_are_complete_and_accepted() -> None:
+    values = resolve_config(load_app(APP))
+    assert set(values) - CLIENT_KEYS == AugPEConfig.keys()
+    printed = AugPEConfig.as_printed(data="pubmed", epsilon="1")
+    ours = settings()
+    changed = {key for key, value in ours.to_dict().items() if printed.to_dict()[key] != value}
+    assert changed == {"epsilon", "noise-multiplier", "delta"}
+    assert ours.delta == pytest.approx(printed.delta, rel=0.01)
+
+
+def test_every_row_has_a_file() -> None:
+    kinds = ("", "-gpt-3.5")
+    rows = {f"{data}{kind}-eps-{e}" for data in DATA for kind in kinds for e in (1, 2, 4)}
+    assert set(NAMES) == rows | {"cpu", "cpu-gemma"}
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("epsilon", ["1", "2", "4"])
+def test_rows_of_open_models_are_as_printed(data: Any, epsilon: Any) -> None:
+    found = settings(f"{data}-eps-{epsilon}")
+    printed = AugPEConfig.as_printed(data=data, epsilon=epsilon, classes=found.classes)
+    for key, value in printed.to_dict().items():
+        if key not in ("initial-words", "delta"):
+            assert found.to_dict()[key] == value, key
+    assert found.delta == pytest.approx(printed.delta, rel=1e-3)
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_rows_of_gpt_fill_blanks_by_messages(data: str) -> None:
+    found, base = settings(f"{data}-gpt-3.5-eps-2"), settings(f"{data}-eps-2")
+    assert (found.num_seeds, found.num_variations) == (base.num_seeds, 4)
+    assert (found.variation_prompt, found.generator_interface) == ("fill-blanks", "chat")
+    assert found.noise_multiplier == base.noise_multiplier
+    # Their code draws the words about those of the text by the share of blanks times a scale.
+    scale = {"yelp": 40, "openreview": 60, "pubmed": 60}[data]
+    assert found.word_spread == pytest.approx(found.blank_fraction * scale)
+
+
+def test_the_classes_of_yelp_are_categories_and_stars() -> None:
+    found = settings("yelp-eps-1")
+    assert len(found.class_names) == 50
+    assert "Business Category: Bars | Review Stars: 4.0" in found.class_names
+    assert dict(found.node_settings)["label-column"] == "label1,label2"
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu-gemma"])
+def test_the_sample_has_every_class_and_nobody_sealed(name: str) -> None:
+    users = load_users(SAMPLE)
+    assert dict(settings(name).node_settings)["data"] == "sample"
+    counts = Counter(users.labels)
+    assert set(counts) == set(settings(name).class_names)
+    assert set(counts.values()) == {300}
+    assert not sealed(users.user_ids).any()
+    users.check_documents(classes=settings(name).class_names)
+    rows = [json.loads(line) for line in SAMPLE.read_text().splitlines()[:3]]
+    assert all(set(row) == {"client_id", "date", "text", "label"} for row in rows)

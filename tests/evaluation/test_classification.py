@@ -1,0 +1,197 @@
+"""What labels are worth: classifiers of synthetic text on private text, with errors and floors."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_privsyn.data import load_users
+from flower_privsyn.errors import ConfigError, DataError, ModelError
+from flower_privsyn.evaluation.classification import (
+    LabelledTexts,
+    classify,
+    logistic_regression,
+    share,
+)
+from flower_privsyn.evaluation.encoder import EncoderTraining, fine_tuned_encoder
+from flower_privsyn.evaluation.run import evaluate_run, split_users
+from flower_privsyn.evaluation.show import rows
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.testing import HashEmbedder
+
+WORDS = {
+    "law": "court judge appeal ruling witness jury verdict statute".split(),
+    "river": "water bank bridge fish boat flood current delta".split(),
+    "food": "bread salt butter oven plate spoon kitchen soup".split(),
+}
+NAMES = tuple(WORDS)
+
+
+def texts_of(count: int, seed: int, *, wrong: float = 0.0) -> LabelledTexts:
+    """Texts whose words say the class, some of them labelled wrongly; three of a user."""
+    random = np.random.default_rng(seed)
+    classes = random.integers(3, size=count)
+    texts = [" ".join(random.choice(WORDS[NAMES[place]], 6)) for place in classes]
+    lying = random.random(count) < wrong
+    labelled = np.where(lying, (classes + 1) % 3, classes)
+    return LabelledTexts(texts=texts, classes=labelled, owners=np.arange(count) // 3)
+
+
+def test_labels_that_say_something_are_worth_more_than_every_floor() -> None:
+    learn = logistic_regression(HashEmbedder().embed)
+    held_out = texts_of(300, 1)
+    found = classify(
+        learn,
+        name="logistic regression",
+        classes=NAMES,
+        synthetic=texts_of(120, 2, wrong=0.1),
+        held_out=held_out,
+        public=texts_of(120, 3, wrong=0.9),
+        private=texts_of(120, 4),
+    )
+    assert found.public is not None
+    assert found.private is not None
+    assert found.private.accuracy.value > 0.97
+    assert found.synthetic.accuracy.value > 0.9
+    assert found.majority.value == pytest.approx(1 / 3, abs=0.08)
+    assert found.public.accuracy.value < found.majority.value
+    assert found.synthetic.macro_f1 == pytest.approx(found.synthetic.accuracy.value, abs=0.05)
+    assert sum(found.test_texts.values()) == 300
+    assert found.test_users == 100
+    assert sum(found.synthetic.training_texts.values()) == 120
+    record = found.to_dict()
+    assert record["synthetic"]["accuracy"]["stamp"] == record["stamp"]
+
+
+def test_the_standard_error_is_that_of_users_and_not_of_texts() -> None:
+    random = np.random.default_rng(0)
+    users = 400
+    alike = np.repeat(random.random(users) < 0.7, 5)  # all texts of a user are hit, or none
+    found = share(alike, np.repeat(np.arange(users), 5))
+    assert found.value == alike.mean()
+    assert found.standard_error == pytest.approx(math.sqrt(0.7 * 0.3 / users), rel=0.05)
+    drawn = [
+        share(np.repeat(random.random(users) < 0.7, 5), np.repeat(np.arange(users), 5)).value
+        for _ in range(400)
+    ]
+    assert found.standard_error == pytest.approx(float(np.std(drawn)), rel=0.15)
+    assert share(np.array([True, False]), np.array([3, 3])).standard_error is None
+
+
+def test_with_one_class_or_few_texts_there_is_still_an_answer() -> None:
+    learn = logistic_regression(HashEmbedder().embed)
+    held_out = texts_of(60, 5)
+    one = LabelledTexts(texts=["court judge"], classes=np.array([0]))
+    found = classify(learn, name="x", classes=NAMES, synthetic=one, held_out=held_out)
+    assert found.synthetic.accuracy.value == (held_out.classes == 0).mean()
+    assert (found.public, found.private) == (None, None)
+    few = LabelledTexts(texts=["court judge", "water bank"], classes=np.array([0, 1]))
+    found = classify(learn, name="x", classes=NAMES, synthetic=few, held_out=held_out)
+    assert found.synthetic.recall["food"] == 0.0
+    nobody = LabelledTexts(texts=[], classes=np.zeros(0, np.int64), owners=np.zeros(0, np.int64))
+    for what, given in (
+        ("synthetic", {"synthetic": nobody, "held_out": held_out}),
+        ("held-out", {"synthetic": few, "held_out": nobody}),
+    ):
+        with pytest.raises(DataError, match=f"no labelled {what} text"):
+            classify(learn, name="x", classes=NAMES, **given)
+
+
+class TestEncoder:
+    def test_the_bundled_encoder_learns_a_class(self) -> None:
+        learn = fine_tuned_encoder(
+            "privsyn-mlm",
+            num_classes=3,
+            training=EncoderTraining(epochs=3, learning_rate=1e-3, batch_size=16, max_tokens=16),
+        )
+        training, asked = texts_of(96, 6), texts_of(60, 7)
+        found = learn(training.texts, training.classes, asked.texts)
+        assert (found == asked.classes).mean() > 0.8
+        assert np.array_equal(learn(training.texts, training.classes, asked.texts), found)
+
+    def test_what_is_no_encoder_is_named(self) -> None:
+        with pytest.raises(ModelError):
+            fine_tuned_encoder("no-such-model", num_classes=2)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from flower_privsyn.client_apps import create_client_app
+    from flower_privsyn.strategies import AugPE, AugPEConfig
+    from flower_privsyn.testing import (
+        LoopbackGrid,
+        ShuffleWords,
+        flower_identity,
+        hash_embedder,
+    )
+
+    folder = tmp_path_factory.mktemp("classes")
+    private, public = texts_of(120, 8), texts_of(90, 9, wrong=0.5)
+    lines = [
+        {"client_id": f"u{n // 3}", "text": text, "label": NAMES[place]}
+        for n, (text, place) in enumerate(zip(private.texts, private.classes, strict=True))
+    ]
+    (folder / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    lines = [
+        {"text": f"{text} p{n}", "label": NAMES[place]}
+        for n, (text, place) in enumerate(zip(public.texts, public.classes, strict=True))
+    ]
+    (folder / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    config = AugPEConfig(
+        classes=";".join(NAMES),
+        num_rounds=2,
+        num_candidates=54,
+        num_variations=2,
+        max_samples=4,
+        noise_multiplier=0.0,
+        held_out_fraction=0.4,
+        initial_text="public",
+        variation="mask-fill",
+        public_text=str(folder / "public.jsonl"),
+        run_dir=str(folder / "run"),
+        node_timeout=0.2,
+    )
+    app = create_client_app(embedder=hash_embedder, cache_directory=folder / "cache")
+    grid = LoopbackGrid(app, run_config={"data": str(folder / "users.jsonl")})
+    with flower_identity():
+        AugPE(config, embedder=HashEmbedder(), variation=ShuffleWords()).start(grid)
+    return folder
+
+
+class TestRun:
+    """A run with classes, measured by `privsyn evaluate`."""
+
+    def test_its_labels_are_measured_beside_the_floors(self, finished: Path) -> None:
+        run = RunDirectory.open(finished / "run")
+        private, held_out = split_users(run, load_users(finished / "users.jsonl"))
+        found = evaluate_run(run, held_out, private=private, embedder=HashEmbedder())
+        (record,) = found.classification
+        assert record.classes == NAMES
+        assert record.public is not None
+        assert record.private is not None
+        assert record.synthetic.accuracy.value > record.public.accuracy.value
+        assert record.private.accuracy.value > 0.9
+        assert record.synthetic.accuracy.standard_error is not None
+        assert record.test_users <= len(held_out)
+        words = dict(rows(found))
+        assert words["classes"].startswith("3; logistic regression on")
+        assert "+-" in words["accuracy, synthetic text"]
+        assert {"accuracy, the commonest class", "accuracy, private text (no privacy)"} <= set(
+            words
+        )
+
+    def test_a_run_without_classes_has_no_such_figure(self, finished: Path, tmp_path: Path) -> None:
+        shutil.copytree(finished / "run", tmp_path / "run")
+        config = json.loads((tmp_path / "run" / "config.json").read_text())
+        config["config"]["classes"] = ""
+        (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+        run = RunDirectory.open(tmp_path / "run")
+        _, held_out = split_users(run, load_users(finished / "users.jsonl"))
+        assert evaluate_run(run, held_out, embedder=HashEmbedder()).classification == ()
+        with pytest.raises(ConfigError, match="has no classes to train a classifier on"):
+            evaluate_run(run, held_out, embedder=HashEmbedder(), encoder="privsyn-mlm")
