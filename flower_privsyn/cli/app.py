@@ -34,6 +34,7 @@ COMMANDS: Final = {
         "run every method on the same users and compare what it gives and costs (not private)",
     ),
     "expand": ("expand", "write more text after what a finished run released, at no privacy cost"),
+    "distil": ("distil", "teach a small model by a larger one, on public text"),
     "report": ("report", "write a page about a run or a comparison, to be opened in a browser"),
     "budget": ("budget", "noise for a privacy budget, or the other way round"),
     "node": ("node", "say what this node allows, and see what its users have spent"),

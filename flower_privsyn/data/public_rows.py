@@ -119,6 +119,12 @@ class PublicRows:
         start = self.ends[index - 1, 0] if index else 0
         return np.asarray(self.tokens[start : self.ends[index, 0]], dtype=np.int64)
 
+    def __getitem__(self, index: int) -> IntArray:
+        """The tokens of a row."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.row(index)
+
     def text_of(self, index: int) -> str:
         """The text of a row."""
         start = self.ends[index - 1, 1] if index else 0

@@ -92,6 +92,53 @@ def _unmarked(line: bytes, number: int) -> bytes:
     return line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
+def public_documents(source: str | Path, *, setting: str) -> list[str]:
+    """Read public documents whole, in the order of the files and of their lines.
+
+    Args:
+        source: "bundled" for the passages that ship with the package, a JSONL file (also .gz) with
+            a `text` in every line, a .txt file that is one document, or a folder with any of them,
+            also in folders below it; what begins with a dot is passed over.
+        setting: what named it, for the sentence that says it cannot be read.
+
+    Returns:
+        The documents that are not empty, at least one.
+
+    Raises:
+        DataError: A file is missing, cannot be read or is not as described, or there is no text.
+    """
+    path = BUNDLED if source == "bundled" else expanded(source)
+    try:
+        files = _files(path) if path.is_dir() else [path]
+        texts = [text for file in files for text in _documents(file) if text.strip()]
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise DataError(f'{setting} = "{source}": {path} cannot be read ({reason})') from error
+    if not texts:
+        wanted = " (.jsonl, .jsonl.gz or .txt)" if path.is_dir() else ""
+        raise DataError(f'{setting} = "{source}": {path} holds no text{wanted}')
+    return texts
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of text below a folder, in the order of their paths."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.name.lower().endswith((".jsonl", ".jsonl.gz", ".txt"))
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _documents(path: Path) -> list[str]:
+    content = bounded.read_bytes(path)
+    if path.suffix.lower() == ".txt":
+        return [content.removeprefix(codecs.BOM_UTF8).decode("utf-8")]
+    content.decode("utf-8")
+    return [text_of_line(path, number, line) for number, line in bounded.lines(content)]
+
+
 def text_of_line(path: Path, number: int, line: bytes) -> str:
     """The text of one line of a public file.
 

@@ -15,9 +15,7 @@ Papers:
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import math
 import shutil
 import time
@@ -46,15 +44,11 @@ from flower_privsyn.models import resolve_model
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import choose_device, load_pretrained
 from flower_privsyn.training import storage
-from flower_privsyn.training.distillation import (
-    Distillation,
-    TeacherTargets,
-    check_same_tokens,
-    teacher_targets,
-)
-from flower_privsyn.training.fingerprint import weight_files
+from flower_privsyn.training.distillation import Distillation, check_same_tokens
+from flower_privsyn.training.fingerprint import digest_of_texts, weight_files
 from flower_privsyn.training.loss import add_gradient
 from flower_privsyn.training.retokenize import retokenized
+from flower_privsyn.training.teacher import TeacherTargets, teacher_targets
 from flower_privsyn.training.tokens import first_token, text_window, token_rows
 
 if TYPE_CHECKING:
@@ -209,6 +203,8 @@ def fine_tune(
     output: str | Path,
     seed: int,
     distillation: Distillation | None = None,
+    teacher_folder: Path | None = None,
+    reading: Callable[[int, int], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     resume: bool = True,
 ) -> FineTuning:
@@ -232,7 +228,11 @@ def fine_tune(
             appears only when training is finished, and replaces an older model there.
         seed: 0 <= seed < 2**63, of the order of the rows and of dropout.
         distillation: A teacher to learn from besides the texts; None, or one of weight 0, for the
-            texts alone. What it makes of the rows is kept with the checkpoints.
+            texts alone.
+        teacher_folder: Where what it makes of the rows stays, for other students on the same rows:
+            the same texts, seed, layout and length, and as many or so many steps that all rows are
+            seen. None keeps it with the checkpoints, until the end.
+        reading: Called with how many rows the teacher has read, and how many it will.
         progress: Called after every step with the steps made and the steps there will be.
         resume: Go on from an interrupted training, or take a finished one. False starts anew.
 
@@ -247,14 +247,14 @@ def fine_tune(
     """
     output = Path(output)
     texts = tuple(texts)
-    if distillation is not None and distillation.weight == 0:
+    if distillation is not None and distillation.shares[1] == 0:
         distillation = None
     resolved = _checked(model, texts, output=output, seed=seed)
     fingerprint = _fingerprint(resolved, texts, settings, seed, distillation)
     partial = output.with_name(output.name + ".partial")
     if not resume and partial.exists():
         shutil.rmtree(partial)
-    known = _finished(output, fingerprint) if resume else None
+    known = storage.finished_model(output, fingerprint) if resume else None
     if known is not None:
         report = FineTuning(**{**known, "losses": tuple(known["losses"])})
         if progress is not None:
@@ -273,6 +273,8 @@ def fine_tune(
         settings=settings,
         seed=seed,
         distillation=distillation,
+        teacher_folder=teacher_folder,
+        reading=reading,
         progress=progress,
         partial=partial,
         checkpoint=checkpoint,
@@ -364,6 +366,8 @@ def _train(
     settings: CausalTraining,
     seed: int,
     distillation: Distillation | None,
+    teacher_folder: Path | None,
+    reading: Callable[[int, int], None] | None,
     progress: Callable[[int, int], None] | None,
     partial: Path,
     checkpoint: Path | None,
@@ -392,10 +396,12 @@ def _train(
             rows,
             _order(len(rows), seed, 0)[: total * settings.batch_size],  # what the steps visit
             distillation=distillation,
+            tokenizer=tokenizer,
             vocabulary=int(network.get_output_embeddings().weight.shape[0]),
-            folder=partial / "teacher",
+            folder=teacher_folder or partial / "teacher",
             device=str(device),
             bfloat16=bfloat16,
+            progress=reading,
         )
     optimiser = torch.optim.AdamW(
         network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
@@ -565,28 +571,12 @@ def _fingerprint(
     distillation: Distillation | None,
 ) -> dict[str, Any]:
     """Everything the trained weights depend on, short of the machine, as JSON can hold it."""
-    digest = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        encoded = text.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
     found = {
         "kind": "causal",
         "model": weight_files(resolved),
-        "texts": digest.hexdigest(),
+        "texts": digest_of_texts(texts),
         "settings": asdict(settings),
         "seed": seed,
         "versions": library_versions("torch", "transformers"),
     }
     return found | ({} if distillation is None else {"distillation": distillation.fingerprint()})
-
-
-def _finished(output: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
-    """What the same training reported when it made `output`; None if another one did."""
-    try:
-        record = json.loads((output / storage.RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(record, dict) or record.get("fingerprint") != fingerprint:
-        return None
-    report = record.get("report")
-    return report if isinstance(report, dict) else None

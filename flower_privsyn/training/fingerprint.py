@@ -1,8 +1,14 @@
-"""What trained weights depend on besides texts and settings, as JSON can hold it."""
+"""What trained weights and what a model says of texts depend on, as JSON can hold it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 
 def weight_files(model: str) -> list[list[str | int]] | str:
@@ -25,3 +31,26 @@ def weight_files(model: str) -> list[list[str | int]] | str:
         if file.is_file()
     ]
     return found or model
+
+
+def digest_of_texts(texts: Iterable[str]) -> str:
+    """A digest of texts in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return digest.hexdigest()
+
+
+def digest_of_rows(rows: Iterable[Sequence[int]]) -> str:
+    """A digest of rows of token ids in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for row in rows:
+        digest.update(len(row).to_bytes(8, "big") + np.asarray(row, dtype="<i8").tobytes())
+    return digest.hexdigest()
+
+
+def digest_of_tokenizer(tokenizer: Any) -> str:
+    """A digest of which token has which number; it says nothing of how a text is cut into them."""
+    known = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.blake2b(known.encode(), digest_size=16).hexdigest()

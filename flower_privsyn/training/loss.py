@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flower_privsyn.training.distillation import TeacherTargets
+from flower_privsyn.training.teacher import TeacherTargets
 from flower_privsyn.training.tokens import padded
 
 _IGNORED = -100

@@ -123,6 +123,15 @@ def finished_report(output: Path, fingerprint: Mapping[str, Any]) -> dict[str, A
     return report if isinstance(report, dict) else None
 
 
+def finished_model(output: Path, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the training that made a model in ``output`` reported; None if that was another one."""
+    record = _read(output / RECORD)
+    if record is None or record.get("fingerprint") != dict(fingerprint):
+        return None
+    report = record.get("report")
+    return report if isinstance(report, dict) else None
+
+
 def refuse_other(output: Path) -> None:
     """Never replace a folder that is not a model.
 

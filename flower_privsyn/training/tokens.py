@@ -49,6 +49,27 @@ def token_rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return rows
 
 
+def batches_by_length(
+    rows: Sequence[Sequence[int]], block: Sequence[int], *, vocabulary: int, logits: int
+) -> list[list[int]]:
+    """Rows to read together: of like lengths, so that a batch is hardly padded.
+
+    Args:
+        rows: of token ids.
+        block: which of them, in any order.
+        vocabulary: logits of a position.
+        logits: how many may be held at a time; one row is read whatever it takes.
+    """
+    order = sorted(block, key=lambda index: -len(rows[index]))
+    found = []
+    start = 0
+    while start < len(order):
+        size = max(1, logits // (len(rows[order[start]]) * vocabulary))
+        found.append(order[start : start + size])
+        start += size
+    return found
+
+
 def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows as one batch: the tokens, and 1 where there is one; both (rows, longest) integers.
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flower_privsyn.errors import ConfigError
-from flower_privsyn.training import causal, distillation
+from flower_privsyn.errors import ConfigError, ModelError
+from flower_privsyn.training import causal, teacher
 from flower_privsyn.training.causal import CausalTraining, fine_tune, training_rows
 from flower_privsyn.training.distillation import (
     Distillation,
     check_same_tokens,
     mixed_losses,
     sparse_targets,
-    teacher_targets,
 )
+from flower_privsyn.training.teacher import teacher_targets
 
 
 def quick(**changes: Any) -> CausalTraining:
@@ -62,7 +62,13 @@ class TestLoss:
         logs = torch.log_softmax(teacher / temperature, -1).gather(-1, ids)
         given = student.clone().requires_grad_(True)
         found = mixed_losses(
-            given, tokens, ids, logs, weight=weight, temperature=temperature, top_k=31
+            given,
+            tokens,
+            ids,
+            logs,
+            shares=(1 - weight, weight),
+            temperature=temperature,
+            top_k=31,
         )
         dense = student.clone().requires_grad_(True)
         text = torch.nn.functional.cross_entropy(dense, tokens, reduction="none")
@@ -93,7 +99,9 @@ class TestLoss:
             assert torch.allclose(logs, torch.log_softmax(teacher, -1).gather(-1, ids), atol=1e-5)
             # What is drawn is none of the most probable.
             assert not (ids[:, :4, None] == ids[:, None, 4:]).any()
-            found = mixed_losses(given, tokens, ids, logs, weight=1.0, temperature=1.0, top_k=4)
+            found = mixed_losses(
+                given, tokens, ids, logs, shares=(0.0, 1.0), temperature=1.0, top_k=4
+            )
             (found.sum() / steps).backward()
             means += found.detach() / steps
         assert torch.allclose(means, expected, atol=0.02)
@@ -103,12 +111,74 @@ class TestLoss:
     def test_a_student_that_agrees_has_no_loss(self) -> None:
         _, teacher, tokens = self.draw()
         ids, logs = sparse_targets(teacher, torch.full((9,), 0.3), top_k=4, draws=2)
-        found = mixed_losses(teacher, tokens, ids, logs, weight=1.0, temperature=1.0, top_k=4)
+        found = mixed_losses(
+            teacher, tokens, ids, logs, shares=(0.0, 1.0), temperature=1.0, top_k=4
+        )
         assert float(found.abs().max()) < 1e-5
+
+    @pytest.mark.parametrize("rest", ["lumped", "dropped"])
+    def test_all_of_the_vocabulary_is_the_dense_loss_whatever_the_rest(self, rest: Any) -> None:
+        student, teacher, tokens = (value.double() for value in self.draw())
+        ids, logs = sparse_targets(teacher, torch.zeros(9), top_k=31, draws=0)
+        found = mixed_losses(
+            student,
+            tokens.long(),
+            ids,
+            logs,
+            shares=(1.0, 0.01),
+            temperature=1.0,
+            top_k=31,
+            rest=rest,
+        )
+        text = torch.nn.functional.cross_entropy(student, tokens.long(), reduction="none")
+        p = torch.softmax(teacher, -1)
+        divergence = (p * (p.log() - torch.log_softmax(student, -1))).sum(-1)
+        assert torch.allclose(found, text + 0.01 * divergence, atol=1e-6, rtol=0)
+
+    @pytest.mark.parametrize(("rest", "top_k"), [("lumped", 4), ("lumped", 31), ("dropped", 31)])
+    @pytest.mark.parametrize("temperature", [1.0, 2.5])
+    def test_a_teacher_equal_to_the_student_has_no_gradient(
+        self, rest: Any, top_k: int, temperature: float
+    ) -> None:
+        _, teacher, tokens = self.draw()
+        ids, logs = sparse_targets(teacher / temperature, torch.zeros(9), top_k=top_k, draws=0)
+        given = teacher.clone().requires_grad_(True)
+        found = mixed_losses(
+            given,
+            tokens,
+            ids,
+            logs,
+            shares=(0.0, 1.0),
+            temperature=temperature,
+            top_k=top_k,
+            rest=rest,
+        )
+        assert float(found.detach().abs().max()) < 1e-5
+        found.sum().backward()
+        assert given.grad is not None
+        assert float(given.grad.abs().max()) < 2e-6
+
+    def test_lumped_is_the_divergence_of_kept_tokens_and_one_class_of_others(self) -> None:
+        student, teacher, tokens = self.draw()
+        ids, logs = sparse_targets(teacher, torch.zeros(9), top_k=4, draws=0)
+        options: dict[str, Any] = {"shares": (0.0, 1.0), "temperature": 1.0, "top_k": 4}
+        found = mixed_losses(student, tokens, ids, logs, rest="lumped", **options)
+        p, q = (torch.softmax(model, -1).gather(-1, ids) for model in (teacher, student))
+        p, q = (torch.cat([kept, 1 - kept.sum(-1, keepdim=True)], -1) for kept in (p, q))
+        assert torch.allclose(found, (p * (p / q).log()).sum(-1), atol=1e-5)
+
+    def test_dropped_is_the_divergence_from_kept_tokens_scaled_to_one(self) -> None:
+        student, teacher, tokens = self.draw()
+        ids, logs = sparse_targets(teacher, torch.zeros(9), top_k=4, draws=0)
+        options: dict[str, Any] = {"shares": (0.0, 1.0), "temperature": 1.0, "top_k": 4}
+        found = mixed_losses(student, tokens, ids, logs, rest="dropped", **options)
+        p = torch.softmax(teacher.gather(-1, ids), -1)
+        q = torch.softmax(student, -1).gather(-1, ids)
+        assert torch.allclose(found, (p * (p / q).log()).sum(-1), atol=1e-5)
 
     def test_rounding_on_disk_leaves_a_loss_of_its_size(self) -> None:
         student, teacher, tokens = self.draw()
-        options: dict[str, Any] = {"weight": 1.0, "temperature": 1.0, "top_k": 31}
+        options: dict[str, Any] = {"shares": (0.0, 1.0), "temperature": 1.0, "top_k": 31}
         ids, logs = sparse_targets(teacher, torch.zeros(9), top_k=31, draws=2)
         exact = mixed_losses(student, tokens, ids, logs, **options)
         rounded = mixed_losses(student, tokens, ids, logs.half().float(), **options)
@@ -124,6 +194,7 @@ class TestTargets:
             rows,
             np.array([7, 0, 3, 11]),
             distillation=settings,
+            tokenizer=tokenizer,
             vocabulary=len(tokenizer),
             folder=folder,
             device="cpu",
@@ -150,12 +221,80 @@ class TestTargets:
         assert len(targets._ids) == sum(len(rows[row]) - 1 for row in (0, 3, 7, 11))
         assert (np.delete(targets._starts, [0, 3, 7, 11]) == -1).all()
 
+    @pytest.mark.parametrize("rest", ["drawn", "lumped"])
+    def test_stored_in_full_the_loss_is_that_of_all_of_the_vocabulary(
+        self, llama: Path, texts: list[str], tmp_path: Path, rest: str
+    ) -> None:
+        rows, targets = self.read(
+            llama, texts[:20], tmp_path, top_k=10**6, beta=0.1, rest=rest, stored="float32"
+        )
+        model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+        tokens = torch.tensor([rows[3]])
+        with torch.no_grad():
+            taught = torch.log_softmax(model(tokens).logits[0, :-1].double(), -1)
+        logits = torch.randn(taught.shape, generator=torch.Generator().manual_seed(1))
+        found = targets.losses(logits, tokens[0, 1:], [3], [len(rows[3]) - 1])
+        student = torch.log_softmax(logits.double(), -1)
+        text = -student.gather(-1, tokens[0, 1:, None])[:, 0]
+        expected = text + 0.1 * (taught.exp() * (taught - student)).sum(-1)
+        assert float((found - expected).abs().max()) < 1e-6 * float(expected.abs().max())
+
+    def test_ten_of_a_vocabulary_are_a_small_part_of_it(
+        self, llama: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        rows, targets = self.read(llama, texts[:20], tmp_path, top_k=10, rest="lumped")
+        positions = sum(len(rows[row]) - 1 for row in (0, 3, 7, 11))
+        vocabulary = len(AutoTokenizer.from_pretrained(llama))
+        assert targets.nbytes == positions * 10 * 4
+        assert targets.nbytes <= 0.1 * positions * vocabulary * 2
+        files = sum(path.stat().st_size for path in tmp_path.glob("*.npy"))
+        assert files - targets.nbytes == 2 * 128  # a line of numpy's about each
+
+    def test_a_finished_reading_serves_again_without_the_teacher(
+        self, llama: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, first = self.read(llama, texts[:20], tmp_path, rest="lumped")
+        monkeypatch.setattr(teacher, "load_pretrained", lambda *_, **__: pytest.fail("loaded"))
+        _, second = self.read(llama, texts[:20], tmp_path, rest="lumped", beta=0.001)
+        assert np.array_equal(first._log_probabilities, second._log_probabilities)
+        assert not second._ids.flags.writeable
+
+    @pytest.mark.parametrize(
+        ("given", "changes", "key"),
+        [
+            (slice(1, 21), {}, "rows"),
+            (slice(0, 20), {"temperature": 2.0}, "temperature"),
+            (slice(0, 20), {"top_k": 6}, "top_k"),
+            (slice(0, 20), {"rest": "lumped"}, "rest"),
+            (slice(0, 20), {"stored": "float32"}, "stored"),
+        ],
+    )
+    def test_a_folder_of_another_reading_is_refused(
+        self, llama: Path, texts: list[str], tmp_path: Path, given: slice, changes: Any, key: str
+    ) -> None:
+        self.read(llama, texts[:20], tmp_path)
+        with pytest.raises(ConfigError, match=f"that differ in {key}: give another folder"):
+            self.read(llama, texts[given], tmp_path, **changes)
+
+    def test_other_or_damaged_files_are_refused(
+        self, llama: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "letter.txt").write_text("dear")
+        with pytest.raises(ConfigError, match="it holds other files"):
+            self.read(llama, texts[:20], tmp_path / "a")
+        self.read(llama, texts[:20], tmp_path / "b")
+        (tmp_path / "b" / "ids.npy").write_bytes(b"short")
+        with pytest.raises(ModelError, match=r"ids\.npy cannot be read \(ValueError\): delete"):
+            self.read(llama, texts[:20], tmp_path / "b")
+
     def test_rows_beyond_the_teachers_context_are_refused(self, gpt2: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"at most 127 tokens .* lower max_tokens"):
             teacher_targets(
                 [[1] * 140],
                 np.array([0]),
                 distillation=Distillation(gpt2),
+                tokenizer=AutoTokenizer.from_pretrained(gpt2),
                 vocabulary=600,
                 folder=tmp_path,
                 device="cpu",
@@ -249,7 +388,8 @@ class TestFineTune:
         stop: str,
     ) -> None:
         monkeypatch.setattr(causal, "CHECKPOINT_SECONDS", 0.0)
-        monkeypatch.setattr(distillation, "BLOCK_ROWS", 7)
+        monkeypatch.setattr(teacher, "BLOCK_ROWS", 7)
+        monkeypatch.setattr(teacher, "SAVE_SECONDS", 0.0)
         options: dict[str, Any] = {
             "settings": quick(max_steps=6),
             "seed": 3,
@@ -259,7 +399,7 @@ class TestFineTune:
         whole = fine_tune(gpt2, given, output=tmp_path / "whole", **options)
         read: list[list[int]] = []
         again: list[list[int]] = []
-        predictions = distillation._predictions
+        predictions = teacher._predictions
 
         class Killed(BaseException):
             """Ends a training as a signal would."""
@@ -279,16 +419,40 @@ class TestFineTune:
                 raise Killed
 
         with monkeypatch.context() as patched:
-            patched.setattr(distillation, "_predictions", watched)
+            patched.setattr(teacher, "_predictions", watched)
             with pytest.raises(Killed):
                 fine_tune(gpt2, given, output=tmp_path / "cut", progress=progress, **options)
         assert len(read) == (21 if stop == "teacher" else 40)
-        monkeypatch.setattr(distillation, "_predictions", counted)
+        monkeypatch.setattr(teacher, "_predictions", counted)
         report = fine_tune(gpt2, given, output=tmp_path / "cut", **options)
         assert report.losses == whole.losses
         assert same(tmp_path / "whole", tmp_path / "cut")
         # What the teacher had read in whole blocks was not read again.
         assert len(again) == (40 - 21 if stop == "teacher" else 0)
+
+    def test_two_students_share_what_the_teacher_said(
+        self, gpt2: Path, llama: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        """And beta is another loss than a mixture of the same two terms."""
+        told: list[tuple[int, int]] = []
+        reports = [
+            fine_tune(
+                gpt2,
+                texts[:12],
+                settings=quick(max_steps=3),
+                output=tmp_path / str(place),
+                seed=0,
+                distillation=Distillation(llama, top_k=10**6, rest="lumped", **shares),
+                teacher_folder=tmp_path / "teacher",
+                reading=lambda done, most: told.append((done, most)),
+            )
+            for place, shares in enumerate(({"weight": 0.0}, {"weight": 1.0}, {"beta": 0.1}))
+        ]
+        # A teacher without weight is not asked; the second student finds what the first one had.
+        assert told == [(0, 12), (12, 12), (12, 12)]
+        text, divergence, both = (report.first_loss for report in reports)
+        assert both == pytest.approx(text + 0.1 * divergence, rel=1e-5)
+        assert (tmp_path / "teacher" / "header.json").is_file()
 
     def test_another_teacher_starts_anew(
         self, gpt2: Path, llama: Path, texts: list[str], tmp_path: Path
@@ -338,6 +502,9 @@ class TestRefusals:
             ({"weight": 1.5}, "weight must be a number between 0 and 1"),
             ({"weight": True}, "weight must be a number"),
             ({"weight": float("nan")}, "weight must be a number"),
+            ({"beta": -0.1}, "beta must be a number of at least 0"),
+            ({"rest": "kept"}, "rest must be"),
+            ({"stored": "int8"}, "stored must be"),
             ({"top_k": 0}, "top_k must be a whole number of at least 1"),
             ({"draws": 0}, "draws must be a whole number of at least 1"),
             ({"temperature": 0}, "temperature must be a number above 0"),
