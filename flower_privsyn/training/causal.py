@@ -229,9 +229,8 @@ def fine_tune(
         seed: 0 <= seed < 2**63, of the order of the rows and of dropout.
         distillation: A teacher to learn from besides the texts; None, or one of weight 0, for the
             texts alone.
-        teacher_folder: Where what it makes of the rows stays, for other students on the same rows:
-            the same texts, seed, layout and length, and as many or so many steps that all rows are
-            seen. None keeps it with the checkpoints, until the end.
+        teacher_folder: Where what it makes of the rows stays, for other students that see the same
+            rows; None keeps it with the checkpoints, until the end.
         reading: Called with how many rows the teacher has read, and how many it will.
         progress: Called after every step with the steps made and the steps there will be.
         resume: Go on from an interrupted training, or take a finished one. False starts anew.
@@ -264,21 +263,15 @@ def fine_tune(
         check_same_tokens(model, distillation.teacher)
     output.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = storage.last_checkpoint(partial, fingerprint)
-    built = partial / "model"
-    if built.exists():
-        shutil.rmtree(built)
-    report = _train(
+    built, report = _train(
         model,
         texts,
         settings=settings,
         seed=seed,
-        distillation=distillation,
-        teacher_folder=teacher_folder,
-        reading=reading,
+        teaching=distillation and _Teaching(distillation, teacher_folder, reading),
         progress=progress,
         partial=partial,
         checkpoint=checkpoint,
-        built=built,
     )
     storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
     shutil.rmtree(partial)
@@ -359,22 +352,31 @@ def training_rows(
     return [piece for piece in pieces if len(piece) > 1]
 
 
+@dataclass(frozen=True)
+class _Teaching:
+    """A teacher, where what it says of the rows stays, and who is told how far it has read."""
+
+    distillation: Distillation
+    folder: Path | None
+    reading: Callable[[int, int], None] | None
+
+
 def _train(
     model: str | Path,
     texts: Sequence[str],
     *,
     settings: CausalTraining,
     seed: int,
-    distillation: Distillation | None,
-    teacher_folder: Path | None,
-    reading: Callable[[int, int], None] | None,
+    teaching: _Teaching | None,
     progress: Callable[[int, int], None] | None,
     partial: Path,
     checkpoint: Path | None,
-    built: Path,
-) -> FineTuning:
-    """Load, train from the checkpoint if there is one, and write the model to `built`."""
+) -> tuple[Path, FineTuning]:
+    """Load, train from the checkpoint if there is one, and write the model to a folder."""
     torch = _torch()
+    built = partial / "model"
+    if built.exists():
+        shutil.rmtree(built)
     device = choose_device(None if settings.device == "auto" else settings.device)
     network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=str(device))
     network.requires_grad_(True).train()
@@ -390,19 +392,17 @@ def _train(
     per_epoch = math.ceil(len(rows) / settings.batch_size)
     total = settings.max_steps or settings.epochs * per_epoch
     bfloat16 = _multiplies_in_bfloat16(settings, device)
-    taught = None
-    if distillation is not None:
-        taught = teacher_targets(
-            rows,
-            _order(len(rows), seed, 0)[: total * settings.batch_size],  # what the steps visit
-            distillation=distillation,
-            tokenizer=tokenizer,
-            vocabulary=int(network.get_output_embeddings().weight.shape[0]),
-            folder=teacher_folder or partial / "teacher",
-            device=str(device),
-            bfloat16=bfloat16,
-            progress=reading,
-        )
+    taught = teaching and teacher_targets(
+        rows,
+        _order(len(rows), seed, 0)[: total * settings.batch_size],  # what the steps visit
+        distillation=teaching.distillation,
+        tokenizer=tokenizer,
+        vocabulary=int(network.get_output_embeddings().weight.shape[0]),
+        folder=teaching.folder or partial / "teacher",
+        device=str(device),
+        bfloat16=bfloat16,
+        progress=teaching.reading,
+    )
     optimiser = torch.optim.AdamW(
         network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
@@ -434,7 +434,7 @@ def _train(
         network.save_pretrained(built)
         tokenizer.save_pretrained(built)
     tail = losses[-max(1, total // 10) :]
-    return FineTuning(
+    return built, FineTuning(
         steps=total,
         epochs=total / per_epoch,
         rows=len(rows),

@@ -68,7 +68,7 @@ class TeacherTargets:
         self._ids = ids
         self._log_probabilities = log_probabilities
         self._starts = starts
-        self._distillation = distillation
+        self.distillation = distillation
 
     @property
     def nbytes(self) -> int:
@@ -130,10 +130,10 @@ class TeacherTargets:
             tokens,
             torch.from_numpy(ids).to(logits.device),
             torch.from_numpy(kept.astype(np.float32)).to(logits.device),
-            top_k=self._distillation.top_k,
-            shares=self._distillation.shares,
-            temperature=self._distillation.temperature,
-            rest=self._distillation.rest,
+            top_k=self.distillation.top_k,
+            shares=self.distillation.shares,
+            temperature=self.distillation.temperature,
+            rest=self.distillation.rest,
         )
 
 
@@ -198,10 +198,37 @@ def teacher_targets(
         progress(done, len(visited))
     if done == len(visited):
         return targets
-    network = _loaded(distillation, device, longest=max(len(rows[index]) for index in visited))
+    _read(
+        targets,
+        _batches(rows, visited, vocabulary),
+        rows,
+        done=done,
+        folder=folder,
+        network=_loaded(distillation, device, longest=max(len(rows[index]) for index in visited)),
+        vocabulary=vocabulary,
+        bfloat16=bfloat16,
+        progress=progress,
+    )
+    return targets
+
+
+def _read(
+    targets: TeacherTargets,
+    batches: Sequence[list[int]],
+    rows: Sequence[Sequence[int]],
+    *,
+    done: int,
+    folder: Path,
+    network: Any,
+    vocabulary: int,
+    bfloat16: bool,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Let the teacher read what is left of the batches, and note now and then how far it is."""
     saved = time.monotonic()
+    total = sum(map(len, batches))
     read = 0
-    for chosen in _batches(rows, visited, vocabulary):
+    for chosen in batches:
         read += len(chosen)
         if read <= done:
             continue
@@ -210,18 +237,17 @@ def teacher_targets(
             [rows[index] for index in chosen],
             # Of a row alone, so that it does not matter what else is read.
             [np.random.default_rng([_DRAWS, index]) for index in chosen],
-            distillation=distillation,
+            distillation=targets.distillation,
             vocabulary=vocabulary,
             bfloat16=bfloat16,
         )
         targets.put(chosen, [len(rows[index]) - 1 for index in chosen], *found)
-        if read == len(visited) or time.monotonic() - saved >= SAVE_SECONDS:
+        if read == total or time.monotonic() - saved >= SAVE_SECONDS:
             targets.flush()
             note_rows_done(folder, read)
             saved = time.monotonic()
         if progress is not None:
-            progress(read, len(visited))
-    return targets
+            progress(read, total)
 
 
 def _draws(distillation: Distillation) -> int:
