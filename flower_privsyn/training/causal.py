@@ -227,8 +227,7 @@ def fine_tune(
         output: The folder to become the model, with its tokenizer, as Transformers loads it; it
             appears only when training is finished, and replaces an older model there.
         seed: 0 <= seed < 2**63, of the order of the rows and of dropout.
-        distillation: A teacher to learn from besides the texts; None, or one of weight 0, for the
-            texts alone.
+        distillation: A teacher to learn from as well; None, or one of weight 0, for texts alone.
         teacher_folder: Where what it makes of the rows stays, for other students that see the same
             rows; None keeps it with the checkpoints, until the end.
         reading: Called with how many rows the teacher has read, and how many it will.
@@ -268,7 +267,7 @@ def fine_tune(
         texts,
         settings=settings,
         seed=seed,
-        teaching=distillation and _Teaching(distillation, teacher_folder, reading),
+        teaching=None if distillation is None else _Teaching(distillation, teacher_folder, reading),
         progress=progress,
         partial=partial,
         checkpoint=checkpoint,
@@ -392,17 +391,19 @@ def _train(
     per_epoch = math.ceil(len(rows) / settings.batch_size)
     total = settings.max_steps or settings.epochs * per_epoch
     bfloat16 = _multiplies_in_bfloat16(settings, device)
-    taught = teaching and teacher_targets(
-        rows,
-        _order(len(rows), seed, 0)[: total * settings.batch_size],  # what the steps visit
-        distillation=teaching.distillation,
-        tokenizer=tokenizer,
-        vocabulary=int(network.get_output_embeddings().weight.shape[0]),
-        folder=teaching.folder or partial / "teacher",
-        device=str(device),
-        bfloat16=bfloat16,
-        progress=teaching.reading,
-    )
+    taught = None
+    if teaching is not None:
+        taught = teacher_targets(
+            rows,
+            _order(len(rows), seed, 0)[: total * settings.batch_size],  # what the steps visit
+            distillation=teaching.distillation,
+            tokenizer=tokenizer,
+            vocabulary=int(network.get_output_embeddings().weight.shape[0]),
+            folder=teaching.folder or partial / "teacher",
+            device=str(device),
+            bfloat16=bfloat16,
+            progress=teaching.reading,
+        )
     optimiser = torch.optim.AdamW(
         network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
@@ -433,10 +434,14 @@ def _train(
     with quiet_transformers():
         network.save_pretrained(built)
         tokenizer.save_pretrained(built)
-    tail = losses[-max(1, total // 10) :]
-    return built, FineTuning(
-        steps=total,
-        epochs=total / per_epoch,
+    return built, _report(losses, rows, epochs=total / per_epoch)
+
+
+def _report(losses: list[float], rows: Sequence[Sequence[int]], *, epochs: float) -> FineTuning:
+    tail = losses[-max(1, len(losses) // 10) :]
+    return FineTuning(
+        steps=len(losses),
+        epochs=epochs,
         rows=len(rows),
         tokens=sum(len(row) - 1 for row in rows),
         first_loss=losses[0],
