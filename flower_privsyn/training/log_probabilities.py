@@ -63,7 +63,8 @@ def _losses_in_blocks(head: Any, hidden: torch.Tensor, targets: torch.Tensor) ->
     """
 
     def block(states: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(head(states).float(), wanted, reduction="none")
+        logits = head(states.to(head.weight.dtype))  # a wrapper may have made them float32
+        return torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="none")
 
     held = targets != _IGNORED
     states, wanted = hidden[held], targets[held]  # (k, d), (k,)

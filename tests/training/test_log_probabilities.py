@@ -11,7 +11,7 @@ import torch
 from flower_privsyn.training import log_probabilities
 from flower_privsyn.training.log_probabilities import sequence_log_probabilities
 from flower_privsyn.training.trainers import Collator, wrap
-from tests.support.preferences import quick
+from tests.support.preferences import pairs_of_topics, quick, train
 
 
 def _batch() -> dict[str, torch.Tensor]:
@@ -70,6 +70,21 @@ def test_blocks_give_the_same(tiny: Path, positions: int, monkeypatch: pytest.Mo
     assert max(inside[1:], default=0) <= max(positions, 11) * vocabulary
     with torch.no_grad():
         assert torch.allclose(sequence_log_probabilities(model, _batch()), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_training_in_blocks_ends_at_the_same_weights(
+    tiny: Path, tmp_path: Path, precision: Any, monkeypatch: pytest.MonkeyPatch
+):
+    pairs = pairs_of_topics(8)
+    losses = []
+    for whole in (2**40, 0):
+        monkeypatch.setattr(log_probabilities, "_WHOLE", whole)
+        monkeypatch.setattr(log_probabilities, "_BLOCK", 16 * 8192)
+        report = train(tiny, pairs, tmp_path / str(whole), settings=quick(precision=precision))
+        losses.append(report.losses)
+    assert losses[0][-1] < losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4 if precision == "float32" else 0.05)
 
 
 def test_a_model_that_bounds_its_logits_is_not_cut_short(monkeypatch: pytest.MonkeyPatch):
