@@ -126,23 +126,20 @@ def _draw(logits: torch.Tensor, uniform: float, *, temperature: float, top_p: fl
     """
     import torch
 
-    weights = logits.float()  # (v,)
-    weights = weights.sub(weights.max()).div_(temperature).exp_()
+    weights = torch.softmax(logits.float() / temperature, dim=-1)  # (v,)
     tokens = None
     if top_p < 1:
         # What all tokens below a v-th of 1 - top_p weigh together is less than what is left out:
         # the nucleus is among the others, and they are few enough to be sorted.
-        least = float(weights.sum()) * (1 - top_p)
-        tokens = (weights >= least / len(weights)).nonzero().squeeze(1)
+        tokens = (weights >= (1 - top_p) / len(weights)).nonzero().squeeze(1)
         kept, order = weights[tokens].sort(descending=True, stable=True)
         cumulative = kept.cumsum(0, dtype=torch.float64)
-        rest = float(weights.sum(dtype=torch.float64)) * top_p
         # The token that crosses top_p included.
-        last = min(int((cumulative < rest).sum()), len(kept) - 1)
+        last = min(int((cumulative < top_p).sum()), len(kept) - 1)
         weights, tokens = kept[: last + 1], tokens[order[: last + 1]]
     whole = len(weights) // _SPAN * _SPAN
-    spans = weights[:whole].view(-1, _SPAN).sum(1, dtype=torch.float64)
-    bounds = torch.cat([spans, weights[whole:].sum(dtype=torch.float64)[None]]).cumsum(0)
+    spans = weights[:whole].view(-1, _SPAN).sum(1)
+    bounds = torch.cat([spans, weights[whole:].sum()[None]]).double().cumsum(0)
     total = float(bounds[-1])
     # Rounding must not lift the target to the total: nothing lies to the right of it.
     target = min(uniform * total, math.nextafter(total, 0.0))
