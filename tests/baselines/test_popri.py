@@ -36,8 +36,9 @@ def test_settings_are_complete_and_accepted() -> None:
 def test_named_settings_are_accepted(name: str) -> None:
     values = resolve_config(load_app(APP), config_name=name)
     config = popri_config(values)
-    if name == "cpu":
+    if name.startswith("cpu"):
         assert values["data"] == "sample"
+        assert config.generator == ("gemma-3-270m" if name == "cpu-gemma" else "privsyn-lm")
         return
     data, participation, _, epsilon = name.removesuffix("-as-printed").split("-")
     users = {"biorxiv": 72000, "congress": 133000}[data]
@@ -78,7 +79,7 @@ def test_every_reported_setting_has_a_file() -> None:
         for epsilon in ("1", "7")
         for reading in ("", "-as-printed")
     }
-    assert set(NAMES) == wanted | {"cpu"}
+    assert set(NAMES) == wanted | {"cpu", "cpu-gemma"}
 
 
 def test_the_sample_is_the_quickstart_s() -> None:
