@@ -84,6 +84,10 @@ def distil(
     texts = public_documents(text, setting="--text")
     folder = user_path(output)
     kept = None if teacher_logits is None else user_path(teacher_logits)
+    if kept is not None and folder.resolve() in (kept.resolve(), *kept.resolve().parents):
+        raise ConfigError(
+            f"--teacher-logits must be outside of --output, which is replaced, got {teacher_logits}"
+        )
     try:
         report = _distil(student, texts, settings, taught, folder, kept, seed)
     except (KeyboardInterrupt, Stopped):

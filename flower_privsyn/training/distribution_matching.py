@@ -149,6 +149,10 @@ def _log_probabilities(
 class DistributionMatchingScorer:
     """log p_private(x) + log p_public(x), or the first of them alone.
 
+    Formal guarantee:
+        Post-processing of what released the private model: the epsilon and delta of its training
+        hold for the scores and for what is chosen by them. They read public rows and nothing else.
+
     Attributes:
         private: by the model that was trained under differential privacy.
         public: by the public model; None for the private one alone (the paper's Table 3).

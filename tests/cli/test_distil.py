@@ -103,6 +103,8 @@ def test_it_goes_on_after_an_interruption(
         (["--rest", "kept"], "'kept' is not one of"),
         (["--teacher", "privsyn-lm"], "--teacher must have the tokens of"),
         (["--teacher", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--teacher-logits", "OUTPUT"], "must be outside of --output"),
+        (["--teacher-logits", "OUTPUT/teacher"], "must be outside of --output"),
         (["--text", "/nowhere.jsonl"], "cannot be read (No such file or directory)"),
     ],
 )
@@ -115,6 +117,7 @@ def test_what_cannot_be_done_is_one_sentence(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    changes = [word.replace("OUTPUT", str(tmp_path / "a")) for word in changes]
     assert main(words(folder, llama, gpt2, tmp_path / "a", *changes)) == 2
     said = capsys.readouterr()
     assert sentence in said.err
