@@ -83,6 +83,9 @@ class GGUFGenerator(OpenAIGenerator):
         name: The file's name.
     """
 
+    #: Seeds of llama.cpp have 32 bits, of which the last number stands for a random one.
+    _seeds_below = 2**32 - 1
+
     def __init__(self, file: str | Path, *, slots: int | None = None) -> None:
         """Check the file and start the server.
 
@@ -134,7 +137,7 @@ class GGUFGenerator(OpenAIGenerator):
         # One request a sample: each with a seed of its own, and the prompt's cache kept.
         written = []
         for sample in range(num_samples):
-            own = streams.derive_seed(seed, sample) % _SEEDS
+            own = streams.derive_seed(seed, sample) % self._seeds_below
             written += super()._complete(prompt, 1, own, sampling, model)
         return written
 
@@ -219,10 +222,6 @@ class _Child:
         if not select.select([stdout], [], [], _START_SECONDS)[0]:
             return b""
         return stdout.readline()
-
-
-#: Seeds of llama.cpp have 32 bits, of which the last number stands for a random one.
-_SEEDS: Final = 2**32 - 1
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

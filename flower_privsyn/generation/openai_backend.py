@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from flower_privsyn.checks import check_number, check_whole
@@ -45,6 +45,9 @@ class OpenAIGenerator:
     Attributes:
         name: The model's name and the server's address.
     """
+
+    #: Seeds that a server knows; all that are derived here are below this.
+    _seeds_below: ClassVar[int] = 2**63
 
     def __init__(
         self,
@@ -252,7 +255,7 @@ class OpenAIGenerator:
         body: dict[str, Any] = {
             "model": model,
             "n": num_samples,
-            "seed": seed,
+            "seed": seed % self._seeds_below,
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

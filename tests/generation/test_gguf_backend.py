@@ -64,6 +64,13 @@ def test_the_interface(generator: GGUFGenerator):
     rehearse(generator, PROMPTS[0], num_samples=2, sampling=SAMPLED)
 
 
+def test_it_answers_messages(generator: GGUFGenerator):
+    sampling = SamplingParameters(seed=2**62, max_new_tokens=8)
+    found = generator.answer(["Tell me of rivers.", "Of courts."], system="Be.", sampling=sampling)
+    assert len(found) == 2
+    assert all(isinstance(text, str) for text in found)
+
+
 def test_a_prompt_that_is_too_long(generator: GGUFGenerator):
     with pytest.raises(GenerationError, match="refused"):
         generator.generate(["river " * 700], sampling=SAMPLED)
