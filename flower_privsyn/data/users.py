@@ -296,9 +296,19 @@ class Users:
                 "newer-than needs a date per document, but none of these documents has one."
             )
         if classes:
-            self._check_labels(frozenset(classes))
+            self.check_labels(classes)
 
-    def _check_labels(self, classes: frozenset[str]) -> None:
+    def check_labels(self, classes: Sequence[str]) -> None:
+        """Tell an owner who looks of the first document that is of none of some classes.
+
+        For the person who holds all this text, as `check_documents`.
+
+        Args:
+            classes: Which a run will ask for.
+
+        Raises:
+            DataError: There is such a document, or there are no labels.
+        """
         if self.labels is None:
             raise DataError(f"classes needs a label per document, but {self.unlabelled}.")
         place = next((p for p, label in enumerate(self.labels) if label not in classes), None)

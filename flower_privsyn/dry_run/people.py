@@ -126,6 +126,9 @@ def _by_node(recipe: UserLoader, values: Mapping[str, ConfigValue], *, nodes: in
 
 
 def _people(parts: list[Users], *, cut: Cut, nodes_read: int, nodes: int) -> People:
+    if cut.classes:
+        for part in parts:
+            part.check_labels(cut.classes)
     asked = [cut.asked(part) for part in parts]
     users = sum(map(len, asked))
     chosen: list[Users] = []
@@ -149,10 +152,12 @@ def _joined(parts: list[Users]) -> Users:
     texts = [text for part in parts for text in part.texts]
     before = np.cumsum([0, *(len(part) for part in parts[:-1])])
     owners = [part.owners + start for part, start in zip(parts, before, strict=True)]
+    labels = [label for part in parts for label in part.labels or [None] * len(part.texts)]
     return Users(
         user_ids=tuple(str(number) for number in range(sum(map(len, parts)))),
         texts=texts,
         owners=np.concatenate(owners) if owners else np.zeros(0, dtype=np.int64),
+        labels=labels,
     )
 
 

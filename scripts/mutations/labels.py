@@ -47,7 +47,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file="flower_privsyn/data/users.py",
         function="Users.of_classes",
         before="    if not keep.all():\n",
-        after="    self._check_labels(known)\n    if not keep.all():\n",
+        after="    self.check_labels(classes)\n    if not keep.all():\n",
         tests=(LABEL_TESTS, AUG_PE_TESTS),
     ),
     Mutation(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flower_privsyn.data import load_users
+from flower_privsyn.data import Cut, load_users
+from flower_privsyn.dry_run.people import read_people
+from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.sealed import sealed
 from flower_privsyn.host.app import check_settings, load_app, resolve_config
 from flower_privsyn.strategies import CLIENT_KEYS, AugPEConfig
+from flower_privsyn.testing import HashEmbedder
 
 APP = Path(__file__).parents[2] / "baselines" / "aug-pe"
 SAMPLE = APP / "aug_pe" / "sample" / "users.jsonl"
@@ -82,3 +86,18 @@ def test_the_sample_has_every_class_and_nobody_sealed(name: str) -> None:
     users.check_documents(classes=settings(name).class_names)
     rows = [json.loads(line) for line in SAMPLE.read_text().splitlines()[:3]]
     assert all(set(row) == {"client_id", "date", "text", "label"} for row in rows)
+
+
+def test_the_check_reads_the_sample_with_its_classes() -> None:
+    app = load_app(APP)
+    values = resolve_config(app, config_name="cpu")
+    people = read_people(app, values, cut=Cut.of(settings("cpu").to_dict()), nodes=2, most_nodes=1)
+    assert people is not None
+    assert people.users + people.held_out == 1200
+    cut = Cut.of(settings("cpu").to_dict())
+    samples = cut.samples(people.sample, tokenizer=HashEmbedder().tokenizer)
+    assert samples.labels is not None
+    assert set(samples.labels) == {0, 1, 2, 3}
+    fewer = replace(cut, classes=cut.classes[:-1])
+    with pytest.raises(DataError, match="is labelled 'vision', which is none of the run's classes"):
+        read_people(app, values, cut=fewer, nodes=2, most_nodes=1)

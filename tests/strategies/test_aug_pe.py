@@ -273,6 +273,18 @@ class TestTheAlgorithm:
         synthetic = lines(method.run.path / "synthetic.jsonl")
         assert {row["text"] for row in synthetic} == {row["text"] for row in last}
 
+    def test_a_class_that_nobody_writes_of_keeps_as_many(
+        self, config: Builder, tmp_path: Path
+    ) -> None:
+        users = labelled_users(12)
+        lawyers = replace(users, labels=["law"] * len(users.texts))
+        method = strategy(config(num_rounds=1), variation=ShuffleWords())
+        method.start(grid_of(lawyers, tmp_path))
+        rows = population(method.run.path, 1)
+        assert not any(row["votes"] for row in rows if row["label"] == "river")
+        survived = Counter(row["label"] for row in rows if row["survived"])
+        assert survived == {"law": 4, "river": 4}
+
     def test_texts_without_classes(self, config: Builder, tmp_path: Path) -> None:
         method = strategy(config(classes=""))
         grid = grid_of(labelled_users(10), tmp_path)
