@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,12 +179,14 @@ class Users:
                 f"mask must be a boolean array of shape ({len(self)},), "
                 f"got {mask.dtype} of shape {mask.shape}."
             )
-        kept = self.only(mask[self.owners])
+        # By their positions: in a simulation every node takes its few out of everybody's.
+        rows = np.flatnonzero(mask[self.owners])
         new_index = np.cumsum(mask, dtype=np.int64) - 1
         return replace(
-            kept,
+            self,
             user_ids=tuple(self.user_ids[user] for user in np.flatnonzero(mask).tolist()),
-            owners=new_index[kept.owners],
+            owners=new_index[self.owners[rows]],
+            **self._columns(rows.tolist()),
         )
 
     def only(self, keep: NDArray[np.bool_]) -> Users:
@@ -192,16 +195,16 @@ class Users:
         Args:
             keep: bool (n,), which.
         """
-        # By their positions: in a simulation every node takes its few out of everybody's.
         rows = np.flatnonzero(keep)
-        places = rows.tolist()
-        return replace(
-            self,
-            texts=[self.texts[row] for row in places],
-            owners=self.owners[rows],
-            dates=None if self.dates is None else [self.dates[row] for row in places],
-            labels=None if self.labels is None else [self.labels[row] for row in places],
-        )
+        return replace(self, owners=self.owners[rows], **self._columns(rows.tolist()))
+
+    def _columns(self, rows: list[int]) -> dict[str, Any]:
+        """What is held of some documents, besides whose they are."""
+        return {
+            "texts": [self.texts[row] for row in rows],
+            "dates": None if self.dates is None else [self.dates[row] for row in rows],
+            "labels": None if self.labels is None else [self.labels[row] for row in rows],
+        }
 
     def deal(self, *, partition_id: int, num_partitions: int) -> Users:
         """The users of one node: user i belongs to node ``i % num_partitions``, whole.
