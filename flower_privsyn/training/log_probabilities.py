@@ -38,8 +38,10 @@ def sequence_log_probabilities(model: Any, batch: dict[str, torch.Tensor]) -> to
     names = ("input_ids", "attention_mask", "position_ids")
     inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     if accepts(model, "logits_to_keep"):
-        # The output matrix is most of a small model, and prompts are most of the tokens.
-        inputs["logits_to_keep"] = width + 1
+        # The output matrix is most of a small model, and prompts are most of the tokens. As
+        # indices: after a slice PyTorch would copy the whole matrix for every row of the batch.
+        length = mask.shape[1]
+        inputs["logits_to_keep"] = torch.arange(length - width - 1, length, device=mask.device)
     targets = batch["input_ids"].masked_fill(~mask, _IGNORED)[:, -width:]  # (b, r)
     head = _base(model).get_output_embeddings()
     if head is not None and targets.numel() * head.weight.shape[0] > _WHOLE and _is_last(model):
