@@ -114,7 +114,7 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
         temperature=float(values["temperature"]),
         vocabulary=paraphraser.vocabulary,
     )
-    output = job.folder / "paraphrased.jsonl"
+    output = job.folder / "paraphrased.jsonl"  # for its owner's eyes, as its ledger is
     with job.progress.stage("Tell the users' text in other words", wanted) as stage:
         stage.update(sum(1 for _ in read_json_lines(output)))
         told = paraphrase_file(
@@ -127,7 +127,7 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
         "bytes_up": round(sum(len(text.encode()) for text in texts) / len(plan.private)),
         "client_cpu_seconds": (_processor_seconds() - begun) / len(plan.private),
     }
-    local = {"document": told.epsilon_per_document, "user": told.epsilon_per_user}
+    local = {"sample": told.epsilon_per_document, "user": told.epsilon_per_user}
     found = measures.of_text(job, [text for text in texts if text], costs)
     return {**found, "local_epsilon": local}
 

@@ -114,7 +114,7 @@ def summarise(
     Returns:
         Rows with `method`, `epsilon`, `seeds` (finished), `failed`, figures as
         `{"mean", "standard_error"}` over the finished seeds (the standard error is None for one
-        seed), mean costs, and the mean `local_epsilon_document` and `local_epsilon_user` of methods
+        seed), mean costs, and the mean `local_epsilon_sample` and `local_epsilon_user` of methods
         with an epsilon of their own. `gap_closed` is the share of the way from the accuracy of the
         public model (0) to that of private fine-tuning (1), both means over their seeds; None where
         one of them is missing or the second is not above the first.
@@ -143,7 +143,7 @@ def summarise(
             row["gap_closed"] = _gap(
                 _column(done, "quality", "next_token_accuracy"), floor, ceiling
             )
-            for key in ("document", "user"):
+            for key in ("sample", "user"):
                 local = _mean(_column(done, "local_epsilon", key))
                 row[f"local_epsilon_{key}"] = None if local is None else local["mean"]
             for key in _COSTS:

@@ -35,10 +35,19 @@ def _seconds(value: float) -> str:
     return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
 
 
-#: What a method costs whose epsilon is of a text on its owner's machine; not one axis with ε.
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+#: What a method costs whose epsilon is of a sample on its owner's machine, and of all samples of
+#: the user with most of them; not one axis with ε.
 _LOCAL: Final[Column] = (
-    "local ε of a text",
-    _value("local_epsilon_document", "{:,.0f}".format),
+    "local ε of a sample, of a user",
+    lambda row: (
+        ", ".join(_value(f"local_epsilon_{of}", "{:,.0f}".format)(row) for of in ("sample", "user"))
+        if _is_local(row)
+        else "-"
+    ),
 )
 
 _COLUMNS: Final[tuple[Column, ...]] = (
@@ -56,7 +65,7 @@ _COLUMNS: Final[tuple[Column, ...]] = (
 
 
 def _is_local(row: Mapping[str, Any]) -> bool:
-    return row.get("local_epsilon_document") is not None
+    return row.get("local_epsilon_sample") is not None
 
 
 def _columns(document: Mapping[str, Any]) -> tuple[Column, ...]:

@@ -109,8 +109,8 @@ class Line:
     @property
     def budget(self) -> str:
         """Its epsilon as text; one of its own, local, is called so and is on no axis."""
-        local = self.mean("local_epsilon_document")
-        return epsilon_text(self.epsilon) if local is None else f"local, {local:,.0f} a text"
+        local = self.mean("local_epsilon_sample")
+        return epsilon_text(self.epsilon) if local is None else f"local, {local:,.0f} a sample"
 
     def mean(self, name: str) -> float | None:
         """A figure, averaged over seeds; None where there is none."""

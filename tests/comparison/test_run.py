@@ -82,15 +82,16 @@ def test_a_comparison(
     assert (told["epsilon"], told["epsilon_release"], told["delta"]) == (None, None, None)
     ledger = out / "cells" / "dp-prompt-eps-inf-seed-0" / "paraphrased.jsonl.ledger.jsonl"
     charged = [json.loads(line) for line in ledger.read_text().splitlines()[1:]]
-    assert [line["epsilon"] for line in charged] == [told["local_epsilon"]["document"]] * 6
-    assert told["local_epsilon"]["user"] >= told["local_epsilon"]["document"]
+    assert [line["epsilon"] for line in charged] == [told["local_epsilon"]["sample"]] * 6
+    assert told["local_epsilon"]["user"] >= told["local_epsilon"]["sample"]
     table = (out / "comparison.md").read_text().splitlines()
     row = next(line for line in table if line.startswith("| DP-Prompt"))
-    price = f"{told['local_epsilon']['document']:,.0f}"
-    assert row.startswith(f"| DP-Prompt | - | {price} | ")
-    assert f"local, {price} a text" in page
-    accuracies = {cell["quality"]["next_token_accuracy"] for cell in (floor, taught, told, done)}
-    assert len(accuracies) == 4
+    price, of_user = (f"{told['local_epsilon'][of]:,.0f}" for of in ("sample", "user"))
+    assert row.startswith(f"| DP-Prompt | - | {price}, {of_user} | ")
+    assert f"local, {price} a sample" in page
+    assert {file.stat().st_mode & 0o777 for file in ledger.parent.glob("*.jsonl")} == {0o600}
+    bits = {cell["quality"]["bits_per_byte"] for cell in (floor, taught, told, done)}
+    assert len(bits) == 4  # few tokens and two steps: accuracies may coincide
     assert not (run.path / "evaluation.json").exists()
 
     # Held-out users are in no file a node reads.
