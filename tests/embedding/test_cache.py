@@ -179,6 +179,7 @@ def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_killed_writer_leaves_the_file_whole(tmp_path: Path) -> None:
+    before = 0
     for attempt in range(3):
         victim = writer(tmp_path, 100_000 * attempt, 0, forever=True)
         assert victim.stdout.readline() == "ready\n"
@@ -188,9 +189,10 @@ def test_a_killed_writer_leaves_the_file_whole(tmp_path: Path) -> None:
         cache = EmbeddingCache(tmp_path)
         check_all(cache, range(100_000 * attempt, 100_000 * attempt))
         stored = len(cache)
-        assert stored % 50 == 0  # whole transactions
+        assert (stored - before) % 50 == 0  # whole transactions
         cache.put_many("model", ["text 7"], np.full((1, 8), 7, np.float32))
         check_all(cache, range(7, 8))
+        before = len(cache)  # where a machine is slow the victim may not have written it yet
         with sqlite3.connect(cache.path) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         connection.close()
