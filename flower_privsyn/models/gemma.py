@@ -155,8 +155,8 @@ def convert(file: Path, output: Path) -> None:
             importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError(
-            f"reading {file.name} needs gguf, accelerate, PyTorch and Transformers ({shorten(error)}): "
-            f"{_INSTALL}"
+            f"reading {file.name} needs gguf, accelerate, PyTorch and Transformers "
+            f"({shorten(error)}): {_INSTALL}"
         ) from error
     try:
         # The reader of GGUF files draws bars of its own.
