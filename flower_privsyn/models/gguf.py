@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,11 +27,14 @@ _MOST_ENTRIES: Final = 65_536
 _LONGEST_NAME: Final = 63  # of a tensor, as ggml keeps it
 _MOST_DIMENSIONS: Final = 4
 
+_ARCHITECTURE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
+
 #: Scalars of the metadata, by the number of their type.
 _SCALARS: Final = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?",
     10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
+_NO_WHOLE_NUMBERS: Final = ("<f", "<?", "<d")
 _STRING: Final = 8
 _ARRAY: Final = 9
 
@@ -47,6 +51,29 @@ _BLOCKS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class GGUFList:
+    """A list of the metadata.
+
+    Attributes:
+        length: of it.
+        form: how `struct` reads one of its numbers; "" where they are no whole numbers, or more
+            than any model has layers.
+        content: their bytes, which take no more memory than the file has.
+    """
+
+    length: int
+    form: str = ""
+    content: bytes = b""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Its whole numbers: of most lists one for each layer."""
+        if not self.form:
+            return ()
+        return tuple(number for (number,) in struct.iter_unpack(self.form, self.content))
+
+
+@dataclass(frozen=True, kw_only=True)
 class GGUFHeader:
     """What was found in a file.
 
@@ -54,7 +81,7 @@ class GGUFHeader:
         architecture: as the file names it, such as "llama" or "gemma3".
         parameters: numbers in all its tensors.
         vocabulary: tokens of its tokenizer; 0 where it has none.
-        metadata: its scalars and strings by key; of lists the length.
+        metadata: its scalars, strings and lists by key.
     """
 
     architecture: str
@@ -67,6 +94,13 @@ class GGUFHeader:
         value = self.metadata.get(f"{self.architecture}.{key}", 0)
         return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """The same where layers may differ: one for each layer, or one for all; () where none."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if isinstance(value, GGUFList):
+            return value.numbers
+        return () if value is None else (self.number(key),)
+
     @property
     def context(self) -> int:
         """Tokens that the model was trained on at a time; 0 where the file does not say."""
@@ -75,12 +109,14 @@ class GGUFHeader:
     @property
     def cache_bytes(self) -> int:
         """Bytes that a token takes in a cache of keys and values in half precision."""
-        heads = self.number("attention.head_count")
-        width = self.number("embedding_length") // max(1, heads)
+        heads = self.numbers("attention.head_count")
+        # llama.cpp, too, takes the width of a head from the first layer.
+        width = self.number("embedding_length") // max((1, *heads[:1]))
         keys = self.number("attention.key_length") or width
         values = self.number("attention.value_length") or width
-        shared = self.number("attention.head_count_kv") or heads
-        return 2 * self.number("block_count") * shared * (keys + values)
+        shared = self.numbers("attention.head_count_kv") or heads
+        in_layers = self.number("block_count") * sum(shared) if len(shared) == 1 else sum(shared)
+        return 2 * in_layers * (keys + values)
 
 
 def read_gguf(path: str | Path) -> GGUFHeader:
@@ -146,16 +182,20 @@ class _Reader:
                 raise self._broken(f"its key {key[:80]!r} is there twice")
             metadata[key] = self._value(self._scalar("<I"), key)
         architecture = metadata.get("general.architecture")
-        if not isinstance(architecture, str) or not architecture.isprintable():
+        if not isinstance(architecture, str):
             raise self._broken("it does not say general.architecture")
+        if not _ARCHITECTURE.fullmatch(architecture):
+            raise self._broken(
+                f"its general.architecture, {architecture[:80]!a}, is no architecture's name"
+            )
         parameters = self._tensors(tensors, alignment=metadata.get("general.alignment", 32))
-        vocabulary = metadata.get("tokenizer.ggml.tokens", 0)
-        if not isinstance(vocabulary, int):
+        tokens = metadata.get("tokenizer.ggml.tokens", GGUFList(length=0))
+        if not isinstance(tokens, GGUFList):
             raise self._broken("tokenizer.ggml.tokens is no list")
         header = GGUFHeader(
             architecture=architecture,
             parameters=parameters,
-            vocabulary=vocabulary,
+            vocabulary=tokens.length,
             metadata=metadata,
         )
         self._refuse_absurd(header, tensors)
@@ -207,11 +247,16 @@ class _Reader:
             "attention.value_length": header.parameters,
         }
         for key, limit in most.items():
-            if not 0 <= header.number(key) <= limit:
-                raise self._broken(
-                    f"{header.architecture}.{key} is {header.number(key):,}, which its {tensors:,} "
-                    f"tensors of {header.parameters:,} numbers cannot have"
-                )
+            for number in header.numbers(key):
+                if not 0 <= number <= limit:
+                    raise self._broken(
+                        f"{header.architecture}.{key} is {number:,}, which its {tensors:,} "
+                        f"tensors of {header.parameters:,} numbers cannot have"
+                    )
+        if any(context < 1 for context in header.numbers("context_length")):
+            raise self._broken(
+                f"{header.architecture}.context_length is no number of tokens, 1 or more"
+            )
         if header.cache_bytes > 2 * header.parameters:
             raise self._broken("its heads are larger than its tensors")
 
@@ -231,10 +276,13 @@ class _Reader:
             for _ in range(count):
                 self._skip(self._scalar("<Q"), f"a text of {key[:80]!r}")
         elif of in _SCALARS:
-            self._skip(count * struct.calcsize(_SCALARS[of]), f"the list {key[:80]!r}")
+            place, form = self._place, _SCALARS[of]
+            self._skip(count * struct.calcsize(form), f"the list {key[:80]!r}")
+            if count <= _MOST_ENTRIES and form not in _NO_WHOLE_NUMBERS:
+                return GGUFList(length=count, form=form, content=self._content[place : self._place])
         else:
             raise self._broken(f"{key[:80]!r} is a list of the unknown type {of}")
-        return count
+        return GGUFList(length=count)
 
     def _scalar(self, form: str) -> Any:
         place = self._place

@@ -40,6 +40,8 @@ def _number(form: str, value: float) -> Callable[[bytes], bytes]:
 
 
 _BLOCKS = b"llama.block_count" + struct.pack("<I", 4)
+_CONTEXT = b"llama.context_length" + struct.pack("<I", 4)
+_ARCHITECTURE = b"general.architecture" + struct.pack("<IQ", 8, 5)
 _EMBEDDING = b"token_embd.weight"
 _TOKENS = b"tokenizer.ggml.tokens"
 _MODEL = struct.pack("<Q", 20) + b"tokenizer.ggml.model"
@@ -97,6 +99,19 @@ BROKEN = {
         ),
         "tokenizer.ggml.tokens is no list",
     ),
+    "no context": (_replace(_CONTEXT, _number("<I", 0)), "context_length is no number of tokens"),
+    "less than no context": (
+        _replace(_CONTEXT[:-4], lambda rest: struct.pack("<Ii", 5, -1) + rest[8:]),
+        "context_length is no number of tokens",
+    ),
+    "an architecture of no letters": (
+        _replace(_ARCHITECTURE, lambda rest: b"\x1b[2Jx" + rest[5:]),
+        r"general.architecture, '\\x1b\[2Jx', is no architecture",
+    ),
+    "an architecture that is no text": (
+        _replace(_ARCHITECTURE, lambda rest: b"\xff\xfe\xfd\xfc\xfb" + rest[5:]),
+        r"general.architecture, '\\ufffd",
+    ),
     "a million layers": (_replace(_BLOCKS, _number("<I", 10**6)), "block_count is 1,000,000"),
 }
 
@@ -109,6 +124,29 @@ def test_what_is_broken(name: str, gguf_llama: Path, tmp_path: Path):
     with pytest.raises(ModelError, match=said) as caught:
         read_gguf(file)
     assert "\n" not in str(caught.value)
+
+
+def _with_heads(content: bytes, *shared: int) -> bytes:
+    """The same file, its heads of keys a number for each layer."""
+    begin = b"llama.attention.head_count_kv"
+    place = content.index(begin) + len(begin)
+    values = struct.pack(f"<IIQ{len(shared)}i", 9, 5, len(shared), *shared)
+    return content[:place] + values + content[place + 8 :] + bytes(64)
+
+
+def test_heads_of_each_layer(gguf_llama: Path, tmp_path: Path):
+    """Some models have other heads in every layer: their number is no length of a list."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(_with_heads(gguf_llama.read_bytes(), 2, 1))
+    header = read_gguf(file)
+    assert header.numbers("attention.head_count_kv") == (2, 1)
+    assert header.number("attention.head_count_kv") == 0
+    # Keys and values, three heads of 64 in all layers, two bytes.
+    assert header.cache_bytes == 2 * 3 * 64 * 2
+    for shared in ((2, 10**9), (2, -1)):
+        file.write_bytes(_with_heads(gguf_llama.read_bytes(), *shared))
+        with pytest.raises(ModelError, match=rf"head_count_kv is {shared[1]:,}, which"):
+            read_gguf(file)
 
 
 def test_no_file(tmp_path: Path):
