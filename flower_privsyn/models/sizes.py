@@ -15,23 +15,32 @@ from typing import Any, Final
 from flower_privsyn.errors import ModelError
 
 _WIDTHS: Final = ("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim")
-_LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 
-#: With which widths a size makes a table or a matrix of the model's.
-_PRODUCTS: Final = {
-    "vocab_size": _WIDTHS,
-    "intermediate_size": _WIDTHS,
-    "n_inner": _WIDTHS,
-    "d_ff": _WIDTHS,
-    "n_positions": _WIDTHS,
-    "num_attention_heads": (),
-    "num_key_value_heads": (),
-    "n_head": (),
-    "head_dim": (),
-    "num_experts": (),
-    "num_local_experts": (),
-    **dict.fromkeys(_WIDTHS, ()),
-}
+#: How keys end whose number is one of layers: of the whole model, the encoder, the decoder.
+_LAYERS: Final = ("layers", "_layer", "depth", "attention_types")
+
+#: How keys end whose number, times a width, is a table's or a matrix's.
+_TIMES_A_WIDTH: Final = (
+    "vocab_size",
+    "intermediate_size",
+    "ffn_dim",
+    "n_inner",
+    "d_inner",
+    "d_ff",
+    "n_positions",
+    "max_position_embeddings",
+)
+
+#: How keys end whose number is that of heads, experts, or a width itself.
+_ALONE: Final = (
+    "attention_heads",
+    "key_value_heads",
+    "n_head",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+    *_WIDTHS,
+)
 
 #: Two weights of four bits: no format that is read packs more into a byte.
 _WEIGHTS_A_BYTE: Final = 2
@@ -42,6 +51,9 @@ _LONGEST: Final = 16 * 2**20
 
 def refuse_absurd_sizes(folder: Path) -> None:
     """Refuse a model folder whose weights cannot have the sizes of its `config.json`.
+
+    Sizes are known by the names that they have in most families, alone or in lists. One that a
+    family has under a name of its own is not seen here.
 
     Args:
         folder: of a model of Transformers.
@@ -63,20 +75,21 @@ def refuse_absurd_sizes(folder: Path) -> None:
     most = _WEIGHTS_A_BYTE * sum(path.stat().st_size for path in weights)
     if not most:
         return  # whoever loads it says what is missing
-    for part in _parts(content):
-        for key, value in _sizes(part):
-            # A layer has a hundred bytes at the least, if only by its name.
-            limit = most // 100 if key in _LAYERS else most
-            widths = [
-                width
-                for other, width in _sizes(part)
-                if other in _PRODUCTS.get(key, ()) and width > 0
-            ]
-            if not 0 <= value * min(widths, default=1) <= limit:
-                raise ModelError(
-                    f"{file} says {key} = {value:,}, which weights of {most // 2:,} bytes cannot "
-                    "have: the folder is broken, or made to do harm"
-                )
+    for key, value, part in _entries(content):
+        if (limit := _limit(key, part, most)) is None or value is None:
+            continue
+        # A word names a kind of layer; a number that is none of a size is nobody's.
+        if isinstance(value, str) and not _is_number(value):
+            continue
+        if not isinstance(value, int):
+            raise ModelError(f"{file} says {key} = {str(value)[:80]!r}, which is no whole number")
+        # A place among layers may be counted from the end, as in "vision_feature_layer": -2.
+        least = -limit if key.endswith("_layer") and key != "n_layer" else 0
+        if not least <= value <= limit:
+            raise ModelError(
+                f"{file} says {key} = {value:,}, which weights of {most // 2:,} bytes cannot "
+                "have: the folder is broken, or made to do harm"
+            )
 
 
 def count_weights(folder: Path) -> int:
@@ -103,16 +116,46 @@ def count_weights(folder: Path) -> int:
     return total
 
 
-def _sizes(part: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    for key, value in part.items():
-        known = key in _PRODUCTS or key in _LAYERS
-        if known and isinstance(value, int) and not isinstance(value, bool):
-            yield key, value
+def _limit(key: str, part: Mapping[str, Any], most: int) -> int | None:
+    """The largest number that a key may have; None where the key is of no size.
+
+    Args:
+        key: of the configuration.
+        part: the configuration that it stands in, with the widths of the same model.
+        most: weights that the files can hold at the most.
+    """
+    if key.endswith(_LAYERS):
+        # A layer has a hundred bytes at the least, if only by its name.
+        return most // 100
+    if key.endswith(_ALONE):
+        return most
+    if not key.endswith(_TIMES_A_WIDTH):
+        return None
+    if key == "max_position_embeddings" and any(other.startswith("rope") for other in part):
+        return most  # positions by rotation have no table
+    widths = [part[name] for name in _WIDTHS if isinstance(part.get(name), int)]
+    return most // min((width for width in widths if width > 0), default=1)
 
 
-def _parts(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The configuration, and those of models inside it."""
-    yield content
-    for value in content.values():
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Every value, with its key and the configuration that it stands in.
+
+    Also those of models inside the configuration, and those in lists, which have the list's key.
+    """
+    waiting: list[tuple[str, Any, Mapping[str, Any]]] = [("", content, content)]
+    while waiting:
+        key, value, part = waiting.pop()
         if isinstance(value, dict):
-            yield from _parts(value)
+            waiting += [(name, inner, value) for name, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(key, inner, part) for inner in value]
+        else:
+            yield key, value, part
