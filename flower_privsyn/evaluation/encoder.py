@@ -14,8 +14,8 @@ import numpy.typing as npt
 from flower_privsyn.checks import PositiveFloat, PositiveInt, Settings
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.evaluation.classification import Classifier
-from flower_privsyn.models import resolve_model
 from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.pretrained import model_folder
 from flower_privsyn.models.sizes import refuse_absurd_sizes
 
 IntArray = npt.NDArray[np.int64]
@@ -62,7 +62,10 @@ def fine_tuned_encoder(
         MissingExtraError: PyTorch or Transformers is not installed.
     """
     settings = training or EncoderTraining()
-    folder = resolve_model(model)
+    try:
+        folder = model_folder(model)
+    except ImportError as error:
+        raise _missing_extra() from error
     refuse_absurd_sizes(Path(folder))
 
     def learn(texts: Sequence[str], classes: IntArray, asked: Sequence[str]) -> IntArray:
@@ -106,13 +109,17 @@ def fine_tuned_encoder(
     return learn
 
 
+def _missing_extra() -> MissingExtraError:
+    return MissingExtraError(
+        "fine-tuning an encoder needs Transformers: pip install 'flower-privsyn[evaluation]'"
+    )
+
+
 def _load(model: str | Path, folder: str | Path, num_classes: int) -> tuple[Any, Any]:
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
-        raise MissingExtraError(
-            "fine-tuning an encoder needs Transformers: pip install 'flower-privsyn[evaluation]'"
-        ) from error
+        raise _missing_extra() from error
     try:
         with quiet_transformers():
             tokenizer = transformers.AutoTokenizer.from_pretrained(

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from flower_privsyn import environment
 from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
 from flower_privsyn.files import user_path
 from flower_privsyn.generation import streams
@@ -55,6 +56,23 @@ _PLAIN_SAMPLING: Final = {
 }
 
 
+#: What the process of llama.cpp is told of the environment, and how names begin that it is told:
+#: what it needs to start and to compute. No keys of servers or hubs: it holds other people's files.
+_TOLD: Final = (
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "CUDA_VISIBLE_DEVICES",
+    environment.THREADS,
+    environment.RUN_MARK,  # by which `privsyn run` finds the processes of a run
+)
+_TOLD_BEGINNINGS: Final = ("LC_", "OMP_", "KMP_", "GGML_")
+
 #: OpenMP's threads spin while they wait for one another unless they are told not to.
 _SLEEPING: Final = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
@@ -72,8 +90,8 @@ class GGUFGenerator(OpenAIGenerator):
     """A model in a GGUF file, run by llama.cpp's server on loopback.
 
     The file is checked here before llama.cpp sees it, and llama.cpp runs in a process of its own:
-    whatever it makes of a file, this process gets a sentence. That process ends with this object,
-    and with this process.
+    where a file makes it crash, this process gets a sentence. That process ends with this object,
+    and with this process. It runs as the same user: it contains crashes, not attacks.
 
     Every sample has a seed of its own. Samples that are written at the same time are rounded
     together, though, and which ones are depends on timing: the same seeds give nearly the same
@@ -85,6 +103,10 @@ class GGUFGenerator(OpenAIGenerator):
 
     #: Seeds of llama.cpp have 32 bits, of which the last number stands for a random one.
     _seeds_below = 2**32 - 1
+
+    #: The server is on this machine, whatever the environment says of others: a proxy would be
+    #: given the key and the prompts.
+    _by_proxy = False
 
     def __init__(self, file: str | Path, *, slots: int | None = None) -> None:
         """Check the file and start the server.
@@ -175,11 +197,11 @@ class _Child:
     def __init__(self, settings: LlamaSettings) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "flower_privsyn.generation.llama_server"],
+            [sys.executable, "-m", "flower_privsyn.generation.llama_server", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            env={**_SLEEPING, **os.environ, "PYTHONSAFEPATH": "1"},
+            env={**_SLEEPING, **_told(os.environ), "PYTHONSAFEPATH": "1"},
         )
         # Also when nobody calls `end`; a process that is killed closes the pipe, which does too.
         self._finalizer = weakref.finalize(self, _kill, self._process)
@@ -222,6 +244,15 @@ class _Child:
         if not select.select([stdout], [], [], _START_SECONDS)[0]:
             return b""
         return stdout.readline()
+
+
+def _told(variables: Mapping[str, str]) -> dict[str, str]:
+    """What the process gets of the environment variables of this one."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in _TOLD or name.startswith(_TOLD_BEGINNINGS)
+    }
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

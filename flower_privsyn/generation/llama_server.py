@@ -1,11 +1,12 @@
 """llama.cpp's server for one model file, in a process of its own.
 
-    python -m flower_privsyn.generation.llama_server
+    python -m flower_privsyn.generation.llama_server PARENT
 
 A broken file can end llama.cpp and the process that holds it; this one holds nothing else. It reads
 one line of settings from its standard input, answers with one line once it serves, and ends when
 its standard input does: the kernel closes that when the process that started it dies, however it
-dies.
+dies. Where a copy of that process holds the other end, it ends when PARENT, that process's number,
+is no longer its parent's.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
+
+#: How often it looks whose child it is.
+_LOOK_SECONDS = 1.0
 
 #: Errors alone: the last one says why the process ended.
 _VERBOSITY = 1
@@ -80,7 +86,8 @@ def serve(settings: LlamaSettings) -> Any:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input ends, or the process that started this one."""
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     # Libraries that print must not be taken for the answer.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -90,6 +97,15 @@ def main() -> None:
     answer.flush()
     sys.stdin.read()
     # Without waiting for what is being written: nobody is there to read it.
+    os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when it is no longer the child of `parent`, which has died then."""
+    # Not by the kernel's signal at a parent's death: it comes when the thread ends that started
+    # this process.
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
     os._exit(0)
 
 

@@ -49,6 +49,9 @@ class OpenAIGenerator:
     #: Seeds that a server knows; all that are derived here are below this.
     _seeds_below: ClassVar[int] = 2**63
 
+    #: Whether HTTP_PROXY and the like say how the server is reached.
+    _by_proxy: ClassVar[bool] = True
+
     def __init__(
         self,
         base_url: str,
@@ -115,6 +118,7 @@ class OpenAIGenerator:
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
             limits=httpx.Limits(max_connections=max_concurrency),
+            trust_env=self._by_proxy,
         )
         self._model = self._only_model() if model is None else model
         self.name = f"{self._model} at {self._base_url}"

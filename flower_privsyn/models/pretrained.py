@@ -156,16 +156,30 @@ def load_tokenizer(name: str | Path) -> Any:
     return tokenizer
 
 
-def _folder_and_library(name: str | Path) -> tuple[str, Any]:
-    """The folder of a model, downloaded if it is on the hub, and the module `transformers`."""
+def model_folder(name: str | Path) -> str:
+    """The folder of a model, downloaded if it is on the hub and not in the local cache.
+
+    Args:
+        name: A bundled short name, a folder, or a name on the Hugging Face hub.
+
+    Raises:
+        ModelError: The model cannot be found or reached.
+        ImportError: It is on the hub, and huggingface_hub is not installed.
+    """
     from flower_privsyn.models import register_architecture, resolve_model
 
-    # Names first: importing PyTorch takes seconds, and a wrong name needs none of it.
     resolved = resolve_model(name)
+    if not Path(resolved).exists():
+        resolved = _download(resolved)
+        register_architecture(Path(resolved))
+    return resolved
+
+
+def _folder_and_library(name: str | Path) -> tuple[str, Any]:
+    """The folder of a model, downloaded if it is on the hub, and the module `transformers`."""
+    # Names first: importing PyTorch takes seconds, and a wrong name needs none of it.
     try:
-        if not Path(resolved).exists():
-            resolved = _download(resolved)
-            register_architecture(Path(resolved))
+        resolved = model_folder(name)
         importlib.import_module("torch")
         return resolved, importlib.import_module("transformers")
     except ImportError as error:

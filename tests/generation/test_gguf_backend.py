@@ -9,6 +9,8 @@ import os
 import signal
 import struct
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -114,6 +116,32 @@ def test_nobody_without_the_key_is_answered(generator: GGUFGenerator):
     assert answer.status_code == 401
 
 
+def test_no_proxy_is_asked(gguf_tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nobody listens at this proxy: whatever was sent to it would not be answered."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    generator = GGUFGenerator(gguf_tiny, slots=1)
+    assert generator.generate([PROMPTS[0]], sampling=GREEDY)
+    generator.close()
+
+
+def test_its_process_is_told_no_keys(gguf_tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("PRIVSYN_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "LLAMA_API_KEY"):
+        monkeypatch.setenv(name, "a-secret-of-this-test")
+    monkeypatch.setenv("LC_TIME", "C")
+    monkeypatch.setenv("PRIVSYN_RUN_MARK", "a-mark-of-this-test")
+    generator = GGUFGenerator(gguf_tiny, slots=1)
+    told = psutil.Process(generator._child._process.pid).environ()
+    generator.close()
+    assert "a-secret-of-this-test" not in told.values()
+    assert told["LC_TIME"] == "C"
+    assert told["PRIVSYN_RUN_MARK"] == "a-mark-of-this-test"
+    assert told.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+    assert told["OMP_WAIT_POLICY"]
+
+
 def test_what_a_run_directory_says_of_it(gguf_tiny: Path):
     said = describe_generator(f"gguf:{gguf_tiny}")
     assert said["run_by"] == "llama.cpp"
@@ -138,6 +166,43 @@ def test_its_process_ends_with_the_one_that_started_it(gguf_tiny: Path):
     assert process.wait(timeout=30) == 0
     with pytest.raises(GenerationError, match="llama.cpp ended while it wrote with tiny.gguf"):
         generator.generate(PROMPTS, sampling=SAMPLED)
+
+
+_KILLED_WITH_A_COPY = """
+import os, signal, subprocess, sys, time
+child = subprocess.Popen(
+    [sys.executable, "-m", "flower_privsyn.generation.llama_server", str(os.getpid())],
+    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+)
+if os.fork() == 0:  # holds the other end of the child's standard input
+    print(os.getpid(), child.pid, flush=True)
+    os.close(1)
+    time.sleep(60)
+    os._exit(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_its_process_ends_where_a_copy_holds_its_input():
+    command = [sys.executable, "-c", _KILLED_WITH_A_COPY]
+    made = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    copy, child = map(int, made.stdout.split())
+    try:
+        for _ in range(300):
+            if _has_ended(child):
+                break
+            time.sleep(0.1)
+        assert _has_ended(child)
+        assert not _has_ended(copy)
+    finally:
+        os.kill(copy, signal.SIGKILL)
 
 
 def test_a_process_that_dies_is_a_sentence(gguf_tiny: Path):
