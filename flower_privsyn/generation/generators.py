@@ -145,5 +145,9 @@ def describe_generator(name: str) -> dict[str, Any]:
     if is_gguf(name):
         said["sha256"] = digest_of(file_of(name))
     if name == gemma.GEMMA:
-        said |= {"sha256": gemma.SHA256, "licence": gemma.LICENCE}
+        said |= {
+            "sha256": gemma.SHA256,
+            "sha256_of": "the GGUF file from which its weights were made, checked at that time",
+            "licence": gemma.LICENCE,
+        }
     return said

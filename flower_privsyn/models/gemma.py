@@ -3,7 +3,8 @@
 The package holds four parts of one GGUF file, Google's base model quantised by Q4_K_M. They are put
 together once, in the cache, and used only if the file is bit for bit the one that is expected;
 nothing else of the package is run. For PyTorch the weights are written out once as a folder in
-bfloat16, which generation and training read like any other model's.
+bfloat16, which generation and training read like any other model's. That folder is the user's own
+like the rest of the cache, and what lies in it is not checked again.
 """
 
 from __future__ import annotations
@@ -72,13 +73,18 @@ def _missing() -> list[str]:
 
 
 def made_folder() -> Path | None:
-    """The folder of the model where it was made before; None where it is made on first use."""
+    """The folder of the model where it was made before; None where it is made on first use.
+
+    `SHA256` is of the file that its weights were made from, at that time.
+    """
     folder = place() / f"{GEMMA}-{_FORM}"
     return folder if (folder / "config.json").is_file() else None
 
 
 def gguf_file() -> Path:
-    """The assembled file, made on first use.
+    """The assembled file, made on first use, and again where another one lies in its place.
+
+    Its digest is checked at every call.
 
     Raises:
         MissingExtraError: the package is not installed.
@@ -86,14 +92,17 @@ def gguf_file() -> Path:
     """
     file = place() / f"{GEMMA}-{SHA256[:12]}.gguf"
     if file.is_file():
-        return file
+        if digest_of(file) == SHA256:
+            return file
+        logger.warning("%s is not the file that was made there: it is made anew", file)
     require()
     logger.warning(
         "%s: its use, and that of text and models made with it, is subject to the %s",
         GEMMA,
         LICENCE,
     )
-    file.parent.mkdir(parents=True, exist_ok=True)
+    for cache in (default_cache_directory(), file.parent):
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     package: Any = importlib.import_module(_PACKAGE)
     with replacing(file) as temporary:
         try:

@@ -73,6 +73,21 @@ def test_it_is_put_together_once(
     assert sorted(path.name[:13] for path in cache.iterdir()) == ["gemma-3-270m-"] * 2
 
 
+def test_the_cache_is_its_owners(small: Path, cache: Path):
+    gemma.gguf_file()
+    for folder in (cache.parent, cache):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_that_was_changed_is_made_anew(small: Path, cache: Path, gguf_llama: Path):
+    file = gemma.gguf_file()
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert gemma.gguf_file() == file
+    assert file.read_bytes() == gguf_llama.read_bytes()
+    assert gemma.gguf_file() == file
+    assert small.read_text() == "called\ncalled\n"
+
+
 def test_the_weights_are_those_of_the_file(small: Path, cache: Path, llama: Path):
     import torch
     from safetensors.torch import load_file
@@ -105,6 +120,7 @@ def test_what_a_run_directory_says_of_it():
     said = describe_generator("gemma-3-270m")
     assert said["licence"].startswith("Gemma Terms of Use")
     assert said["sha256"].startswith("a5fd3b62")
+    assert said["sha256_of"].startswith("the GGUF file from which its weights were made")
     assert said["deterministic"]
 
 
