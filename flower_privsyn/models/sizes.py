@@ -78,14 +78,14 @@ def refuse_absurd_sizes(folder: Path) -> None:
     for key, value, part in _entries(content):
         if (limit := _limit(key, part, most)) is None or value is None:
             continue
-        # A word names a kind of layer; a number that is none of a size is nobody's.
-        if isinstance(value, str) and not _is_number(value):
+        # A word names a kind of layer; a number in quotes has no honest reason.
+        if isinstance(value, str):
+            if _is_number(value):
+                raise ModelError(f"{file} says {key} = {value[:80]!r}, which is no number")
             continue
-        if not isinstance(value, int):
-            raise ModelError(f"{file} says {key} = {str(value)[:80]!r}, which is no whole number")
         # A place among layers may be counted from the end, as in "vision_feature_layer": -2.
         least = -limit if key.endswith("_layer") and key != "n_layer" else 0
-        if not least <= value <= limit:
+        if not least <= value <= limit:  # nor is NaN
             raise ModelError(
                 f"{file} says {key} = {value:,}, which weights of {most // 2:,} bytes cannot "
                 "have: the folder is broken, or made to do harm"
