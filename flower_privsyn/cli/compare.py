@@ -27,6 +27,9 @@ _HeldOutUsers = Annotated[
         "N", "users of --data that never take part (default: 500, or a fifth below 2,500 users)"
     ),
 ]
+_LabelColumn = Annotated[
+    str, option("NAME", "column with the class of a text, for methods with classes")
+]
 _HeldOut = Annotated[str | None, option("FILE", "users that never take part")]
 _Delta = Annotated[float | None, option("D", "of every run (default: 1 / (n ln n), n users)")]
 _NewerThan = Annotated[
@@ -81,6 +84,7 @@ def compare(
     client_column: Column = "client_id",
     text_column: Column = "text",
     date_column: Column = "date",
+    label_column: _LabelColumn = "",
     data_partitioner: Partitioner = "",
 ) -> int:
     """Run every method on the same users through Flower and measure what each gives.
@@ -115,6 +119,7 @@ def compare(
             "client_column": client_column,
             "text_column": text_column,
             "date_column": date_column,
+            "label_column": label_column,
             "data_partitioner": data_partitioner,
         },
         open_sealed=open_sealed,

@@ -125,6 +125,8 @@ def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
             f"    noise {', '.join(run['noise'])}; epsilon {epsilon(run['epsilon_alone'])} by "
             "itself"
         )
+        if run["classes"]:
+            print(f"    asked about the classes {_few(run['classes'])} of documents")
     print(
         f"  together epsilon {epsilon(entry['epsilon'])} of {epsilon(entry['limit'])} at delta "
         f"{entry['delta']:g} ({entry['relation']}), {epsilon(entry['left'])} left; limits from "
@@ -132,6 +134,11 @@ def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
         "  server trusted: a node cannot see the noise that a server adds, so the account is as "
         "good as its word\n"
     )
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:8]))
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8:,} more"
 
 
 @node.command(

@@ -21,6 +21,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
 
 if TYPE_CHECKING:
+    from flower_privsyn.host.app import App
     from flower_privsyn.host.launch import Outcome
 
 
@@ -77,7 +78,7 @@ def run(
         path = runs.new_run_path(Path("runs"), loaded.name)
     host_app.check_settings(loaded, values)
     with quarantine.counting() as tally:
-        host_app.check_data(loaded, values)
+        _check_users(loaded, values)
     if tally:
         sys.stderr.write(f"privsyn: warning: {tally} (counted in private text, for its owner)\n")
     runs.RunDirectory(path).refuse_existing()
@@ -94,6 +95,28 @@ def run(
     if evaluate is None or status != 0:
         return status
     return evaluate_command(str(path), users=evaluate, **own)
+
+
+def _check_users(app: App, values: Mapping[str, Any]) -> None:
+    """Read the users before anything is spent; those of an app's own recipe only for their classes.
+
+    Where no text is of any class every vote is noise alone, and a node tells nobody.
+    """
+    from flower_privsyn.data import Cut
+    from flower_privsyn.dry_run.people import read_people
+    from flower_privsyn.host.app import check_data, strategies_of
+
+    labelled = [settings for settings, _ in strategies_of(app, values) if settings.class_names]
+    if not labelled:
+        check_data(app, values)
+    for settings in labelled:
+        read_people(
+            app,
+            values,
+            cut=Cut.of(settings.to_dict()),
+            nodes=settings.num_nodes,
+            most_nodes=settings.max_nodes_per_user,
+        )
 
 
 class _OwnData(TypedDict):

@@ -107,7 +107,9 @@ def first_pass(
     for name, value in (("nodes", nodes), ("processes", processes)):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}.")
-    everyone = load_configured(configuration, strict=True)  # before the model, which takes long
+    labels = bool(request.classes)
+    # Before the model, which takes long.
+    everyone = load_configured(configuration, strict=True, labels=labels)
     everyone.check_documents(dated=bool(request.newer_than), classes=request.classes)
     embedder = load_embedder(request.embedding_model, request.embedding_precision)
     cache, store = EmbeddingCache(directory), RecordStore(directory)

@@ -179,6 +179,7 @@ class _Node:
         if asked and not any(map(data.suits, asked)):
             raise wire.WireError(f"{', '.join(plan.queries)}: asked about {_about(data)}")
         guard = guard_of(context)
+        guard.check_classes(data.classes)
         guard.check_plan(plan, context.run_id, max_nodes_per_user=data.max_nodes_per_user)
         prepared = self.users.prepared(data, context, guard)
         self.users.check_deal(prepared.user_ids, data, context)
@@ -219,6 +220,7 @@ class _Node:
         if not ask.data.suits(ask.query):
             raise wire.WireError(f"{name} is not asked about {_about(ask.data)}")
         guard = guard_of(context)
+        guard.check_classes(ask.data.classes)
         charge = charge_of(ask, message, context, guard)
         guard.check(charge)
         prepared = self.users.prepared(ask.data, context, guard)
@@ -239,4 +241,5 @@ class _Node:
 
 def _about(data: wire.DataRequest) -> str:
     """What a request has its questions about, for a sentence."""
-    return "updates of a model" if data.trains is not None else data.reads
+    what = "updates of a model" if data.trains is not None else data.reads
+    return f"{what} of classes" if data.classes else what

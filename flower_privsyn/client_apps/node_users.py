@@ -45,7 +45,7 @@ from flower_privsyn.errors import (
 )
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeGuard, in_simulation
+from flower_privsyn.node import NodeGuard
 from flower_privsyn.queries import TrainableModel
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -227,10 +227,7 @@ class NodeUsers:
             raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
         try:
             cut = request.cut
-            loaded = self._load(context)
-            _tell_owner(loaded, cut)
-            users = cut.asked(loaded)
-            del loaded
+            users = cut.asked(self._users(context, cut))
             records = self._read(source, users, cut, ticket)
         except ModelError as error:
             logger.error("%s", error)
@@ -245,6 +242,12 @@ class NodeUsers:
             fingerprint=source.fingerprint,
             dimension=source.dimension,
         )
+
+    def _users(self, context: Context, cut: Cut) -> Users:
+        """Everybody; with labels from the default recipe only where the run asks for classes."""
+        if self._load is users_of_node:
+            return users_of_node(context, labels=bool(cut.classes))
+        return self._load(context)
 
     def _read(self, source: RecordSource, users: Users, cut: Cut, ticket: str | None) -> Records:
         """The users' records: from the store where they are, else made and put there."""
@@ -319,24 +322,6 @@ class NodeUsers:
 def digest(data: bytes) -> str:
     """What names public values in the node's account and in its store."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _tell_owner(users: Users, cut: Cut) -> None:
-    """Name labels that are no class of the run's in the log of a node that has an owner.
-
-    Documents with them are left out; nothing of that leaves the node. In a simulation what nodes
-    log is read by whoever follows the run, and `privsyn check` names them.
-    """
-    if not cut.classes or users.labels is None or in_simulation():
-        return
-    others = sorted({label or "" for label in users.labels} - set(cut.classes))
-    if others:
-        shown = ", ".join(repr(label[:40]) if label else "none" for label in others[:8])
-        logger.warning(
-            "documents labelled %s are of no class of this run, which has %s: they are left out",
-            shown,
-            ", ".join(cut.classes),
-        )
 
 
 def _kind_of(request: wire.DataRequest, guard: NodeGuard) -> Literal["embedding", "trained"]:

@@ -42,6 +42,7 @@ def charge_of(ask: wire.Ask, message: Message, context: Context, guard: NodeGuar
         correlation=ask.correlation,
         max_nodes_per_user=ask.data.max_nodes_per_user,
         coins=_coins(ask),
+        classes=ask.data.classes,
     )
 
 

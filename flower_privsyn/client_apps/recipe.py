@@ -28,7 +28,7 @@ _DEFAULTS: Final = {
 }
 
 
-def users_of_node(context: Context) -> Users:
+def users_of_node(context: Context, *, labels: bool = True) -> Users:
     """The default recipe: the users of `data`.
 
     A SuperNode reads from its own configuration alone: `data` (a file, a folder, or the name of a
@@ -37,6 +37,10 @@ def users_of_node(context: Context) -> Users:
     `data-partitioner`. In a simulation, where one person owns everything, the run's configuration
     counts where the node's says nothing, and the users are dealt to the nodes by `partition-id` and
     `num-partitions`.
+
+    Args:
+        context: Of the node.
+        labels: Whether the classes of documents are read too, as for a run that asks for classes.
 
     Formal guarantee:
         Outside a simulation the unit of privacy, one value of the owner's `client-column` or one
@@ -51,10 +55,10 @@ def users_of_node(context: Context) -> Users:
     own = context.node_config
     if not in_simulation():
         _refuse_names_of(context.run_config, own)
-        return load_configured(own)
+        return load_configured(own, labels=labels)
     if "data" in own or "num-partitions" not in own:
-        return load_configured(own, context.run_config)
-    return dealt.read(context).deal(
+        return load_configured(own, context.run_config, labels=labels)
+    return dealt.read(context, labels=labels).deal(
         partition_id=int(own["partition-id"]), num_partitions=int(own["num-partitions"])
     )
 
@@ -89,20 +93,20 @@ class _DealtUsers:
         self._lock = threading.Lock()
         self._last: tuple[tuple[object, ...], Users] | None = None
 
-    def read(self, context: Context) -> Users:
+    def read(self, context: Context, *, labels: bool) -> Users:
         """The users of all nodes."""
         configurations = (context.node_config, context.run_config)
         if context.run_id < DRAWN_RUN_IDS:
-            return load_configured(*configurations)
+            return load_configured(*configurations, labels=labels)
         names = [
             next(filter(None, (str(c.get(key, "")) for c in configurations)), "")
             for key in ("data", *_DEFAULTS)
         ]
-        key = (context.run_id, os.environ.get(WORKING_DIRECTORY, ""), *names)
+        key = (context.run_id, os.environ.get(WORKING_DIRECTORY, ""), labels, *names)
         with self._lock:
             if self._last is None or self._last[0] != key:
                 self._last = None  # never two of them in memory
-                self._last = (key, load_configured(*configurations))
+                self._last = (key, load_configured(*configurations, labels=labels))
             return self._last[1]
 
     def forget(self) -> None:

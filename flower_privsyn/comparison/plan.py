@@ -15,6 +15,7 @@ import numpy as np
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data import Users, load_users
+from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run import Report, Shelf, check_method, check_needs
 from flower_privsyn.dry_run.libraries import require
 from flower_privsyn.errors import ConfigError, DataError
@@ -164,6 +165,7 @@ class Plan:
             "client-column": "client_id",
             "text-column": "text",
             "date-column": "date",
+            **({"label-column": "label"} if "label-column" in self.app.defaults else {}),
             "num-users": len(self.private),
             "held-out-fraction": 0.0,
             "newer-than": "",  # older text is not in the file
@@ -224,6 +226,8 @@ class Plan:
             values, found = self.values(cell, Path("private.jsonl")), Report()
             if self.method(cell).asks_users:
                 for settings, strategy in strategies_of(self.app, values):
+                    if settings.class_names:
+                        check_labels([self.private], settings.class_names)
                     made: Any = strategy
                     check_method(made(settings).method, settings, report=found, shelf=shelf)
             else:
@@ -241,7 +245,7 @@ class Plan:
         """What the figures of every cell depend on besides its own settings."""
         digest = hashlib.blake2b(digest_size=16)
         for users in (self.private, self.held_out):
-            for part in (users.user_ids, users.texts, users.owners.tolist()):
+            for part in (users.user_ids, users.texts, users.owners.tolist(), users.labels or ()):
                 for item in part:
                     encoded = str(item).encode("utf-8", "surrogatepass")
                     digest.update(len(encoded).to_bytes(8, "big") + encoded)
@@ -333,25 +337,33 @@ def joined(parts: Sequence[Users]) -> Users:
     """Users of several files; people who are in more than one of them are one user each.
 
     Raises:
-        DataError: Some of the files have dates and some have none.
+        DataError: Some of the files have dates, or labels, and some have none.
     """
     if len(parts) == 1:
         return parts[0]
     if len({part.dates is None for part in parts}) > 1:
         raise DataError("some of the data files have dates and some have none: give the same kind")
+    if len({part.labels is None for part in parts}) > 1:
+        raise DataError("some of the data files have labels and some have none: give the same kind")
     ids = list(dict.fromkeys(user for part in parts for user in part.user_ids))
     number = {user: place for place, user in enumerate(ids)}
     rows = [
-        (number[part.user_ids[owner]], text, None if part.dates is None else part.dates[place])
+        (
+            number[part.user_ids[owner]],
+            text,
+            None if part.dates is None else part.dates[place],
+            None if part.labels is None else part.labels[place],
+        )
         for part in parts
         for place, (owner, text) in enumerate(zip(part.owners.tolist(), part.texts, strict=True))
     ]
     rows.sort(key=lambda row: row[0])
     return Users(
         user_ids=tuple(ids),
-        texts=[text for _, text, _ in rows],
-        owners=np.array([owner for owner, _, _ in rows], dtype=np.int64),
-        dates=None if parts[0].dates is None else [day for _, _, day in rows],
+        texts=[text for _, text, _, _ in rows],
+        owners=np.array([owner for owner, _, _, _ in rows], dtype=np.int64),
+        dates=None if parts[0].dates is None else [day for _, _, day, _ in rows],
+        labels=None if parts[0].labels is None else [label for *_, label in rows],
     )
 
 

@@ -305,8 +305,10 @@ def _rows(users: Users) -> Iterator[dict[str, str]]:
     for number, user in enumerate(users.user_ids):
         if number not in seen:
             yield {"client_id": user, "text": ""}
-    for owner, text in zip(users.owners.tolist(), users.texts, strict=True):
-        yield {"client_id": users.user_ids[owner], "text": text}
+    labels = users.labels or [None] * len(users.texts)
+    for owner, text, label in zip(users.owners.tolist(), users.texts, labels, strict=True):
+        row = {"client_id": users.user_ids[owner], "text": text}
+        yield row if label is None else {**row, "label": label}
 
 
 @contextlib.contextmanager

@@ -269,7 +269,8 @@ def _labels(table: Any, columns: Columns) -> tuple[Any | None, str]:
     parts = []
     for name in columns.labels:
         try:
-            column = _strings(table.column(name), name, "a string or an integer", integers=True)
+            column = _whole_numbers(table.column(name))
+            column = _strings(column, name, "a string or an integer", integers=True)
         except Problem as problem:  # which concerns only those who ask for classes
             return None, problem.rule
         missing = pc.is_null(column)
@@ -283,6 +284,23 @@ def _labels(table: Any, columns: Columns) -> tuple[Any | None, str]:
     for part in parts[1:]:
         together = pc.binary_join_element_wise(together, part, between, null_handling="emit_null")
     return _chunked(together), ""
+
+
+def _whole_numbers(column: Any) -> Any:
+    """Whole numbers that are stored as floats, as integers; null for all other floats.
+
+    One missing value is enough for pandas to store a column of integers so, and it must not take
+    everybody's labels away.
+    """
+    import pyarrow as pa
+
+    if not pa.types.is_floating(column.type):
+        return column
+    values = column.cast(pa.float64()).to_numpy()
+    whole = np.isfinite(values) & (np.abs(values) < 2.0**53)  # beyond, neighbours are the same
+    values = np.where(whole, values, 0.0)
+    whole &= values == np.floor(values)
+    return pa.chunked_array([pa.array(values.astype(np.int64), mask=~whole)])
 
 
 def _blank(texts: Any) -> Any:

@@ -6,7 +6,7 @@ import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
 from annotated_types import Ge, Le, Lt
@@ -23,6 +23,14 @@ from flower_privsyn.privacy import quarantine
 MIN_TOKENS = 4
 # Documents per tokeniser call: enough to use every core, little enough to bound the memory.
 _BATCH = 1024
+
+#: What names of classes are: they stand in messages, in ledgers and in sentences of logs.
+MOST_CLASSES: Final = 1000
+LONGEST_CLASS: Final = 200
+CLASS_NAMES: Final = (
+    f"printable and of at most {LONGEST_CLASS} characters, at most {MOST_CLASSES:,} of them"
+)
+
 _CAP = b"user-cap"
 
 
@@ -224,18 +232,39 @@ class Cut(Settings):
                 progress(len(part))
 
 
+def are_class_names(names: Sequence[object]) -> bool:
+    """Whether these may be the classes of a run; the same rule for settings and for messages.
+
+    Args:
+        names: Of classes, each once.
+    """
+    return (
+        len(names) <= MOST_CLASSES
+        and all(isinstance(name, str) and _is_class_name(name) for name in names)
+        and len(set(names)) == len(names)
+    )
+
+
+def _is_class_name(name: str) -> bool:
+    # What is printable cannot write lines of its own into a log, nor is it half of a pair.
+    return bool(name.strip()) and len(name) <= LONGEST_CLASS and name.isprintable()
+
+
 def class_names(setting: str) -> tuple[str, ...]:
     """The classes that a setting names, with semicolons between them.
 
     Raises:
-        ConfigError: One is empty, or occurs twice.
+        ConfigError: One is empty, occurs twice, is too long or cannot be printed, or there are too
+            many.
     """
     if not setting.strip():
         return ()
     names = tuple(name.strip() for name in setting.split(";"))
-    if not all(names) or len(set(names)) < len(names):
+    if not are_class_names(names):
+        shown = repr(setting) if len(setting) <= 2 * LONGEST_CLASS else f"{len(names):,} names"
         raise ConfigError(
-            f"classes must be different names with semicolons between them, got {setting!r}."
+            f"classes must be different names with semicolons between them, {CLASS_NAMES}, "
+            f"got {shown}."
         )
     return names
 

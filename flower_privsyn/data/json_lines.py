@@ -158,7 +158,9 @@ def _client(row: dict[str, Any], place: str, columns: Columns) -> str:
 
 
 def _label(value: object) -> str | None:
-    """A class as text; None for what names none."""
+    """A class as text; None for what names none. A whole number is one also as 3.0."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
+        return str(int(value))
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):

@@ -29,7 +29,7 @@ def load_users(
     client_column: str = "client_id",
     text_column: str = "text",
     date_column: str = "date",
-    label_column: str = "label",
+    label_column: str = "",
     newer_than: date | str | None = None,
     split: str = "train",
     user_id: str | None = None,
@@ -59,7 +59,7 @@ def load_users(
         date_column: Column with the date (ISO string, date or timestamp); may be absent.
         label_column: Column with the class of a text (a string, an integer or a data set's class
             label), or several with commas between them, whose values are joined by " | "; may be
-            absent.
+            absent. Empty: labels are not read.
         newer_than: Keep only documents dated after this day (``date`` or ``YYYY-MM-DD``).
         split: Which split of a data set that has several and whose name names none.
         user_id: The source is one user with this id, and ``client_column`` is not read: for
@@ -99,7 +99,9 @@ def load_users(
     return users if cutoff is None else users.newer_than(cutoff)
 
 
-def load_configured(*configurations: Mapping[str, Any], strict: bool = False) -> Users:
+def load_configured(
+    *configurations: Mapping[str, Any], strict: bool = False, labels: bool = False
+) -> Users:
     """Read the users that a configuration names.
 
     Args:
@@ -107,6 +109,8 @@ def load_configured(*configurations: Mapping[str, Any], strict: bool = False) ->
             (what `load_users` takes; a path is relative to where the command was typed),
             `client-column`, `text-column`, `date-column`, `label-column`, `data-partitioner`.
         strict: As in `load_users`.
+        labels: Whether the classes of documents are read too, from `label-column`: for those who
+            ask for classes.
 
     Raises:
         DataError: None of them has `data`, or the users cannot be read.
@@ -130,7 +134,7 @@ def load_configured(*configurations: Mapping[str, Any], strict: bool = False) ->
         client_column=setting("client-column", "client_id"),
         text_column=setting("text-column", "text"),
         date_column=setting("date-column", "date"),
-        label_column=setting("label-column", "label"),
+        label_column=setting("label-column", "label") if labels else "",
         data_partitioner=setting("data-partitioner"),
         strict=strict,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
@@ -251,8 +252,7 @@ class Users:
         """Drop documents that are of none of some classes; every user stays.
 
         What one user calls a document must not decide about the others: one that names another
-        class, or none, is left out and counted as `quarantine` counts (`check_documents` names it
-        to the owner who looks).
+        class, or none, is left out and counted as `quarantine` counts.
 
         Args:
             classes: Public, as the run has them.
@@ -266,7 +266,9 @@ class Users:
         keep = np.fromiter((label in known for label in self.labels), bool, len(self.labels))
         if not keep.all():
             owners = np.unique(self.owners[~keep]).tolist()
-            quarantine.note((self.user_ids[user] for user in owners), records=int((~keep).sum()))
+            quarantine.note_other_class(
+                (self.user_ids[user] for user in owners), documents=int((~keep).sum())
+            )
         return self.only(keep)
 
     def check_documents(self, *, dated: bool = False, classes: Sequence[str] = ()) -> None:
@@ -281,7 +283,7 @@ class Users:
 
         Raises:
             DataError: There is no document, or each is a number, or, with `dated`, none has a date,
-                or, with `classes`, one is of another class or of none.
+                or, with `classes`, none is of any of them.
         """
         if not self.texts:
             raise DataError(
@@ -299,31 +301,7 @@ class Users:
                 "newer-than needs a date per document, but none of these documents has one."
             )
         if classes:
-            self.check_labels(classes)
-
-    def check_labels(self, classes: Sequence[str]) -> None:
-        """Tell an owner who looks of the first document that is of none of some classes.
-
-        For the person who holds all this text, as `check_documents`.
-
-        Args:
-            classes: Which a run will ask for.
-
-        Raises:
-            DataError: There is such a document, or there are no labels.
-        """
-        if self.labels is None:
-            raise DataError(f"classes needs a label per document, but {self.unlabelled}.")
-        place = next((p for p, label in enumerate(self.labels) if label not in classes), None)
-        if place is None:
-            return
-        said = (
-            "has no label" if self.labels[place] is None else f"is labelled {self.labels[place]!r}"
-        )
-        raise DataError(
-            f"a document of {self.user_ids[int(self.owners[place])]!r} {said}, which is none of "
-            f"the run's classes ({', '.join(sorted(classes))}): a node leaves such documents out."
-        )
+            check_labels([self], classes)
 
     def split_held_out(self, *, fraction: float, seed: int) -> tuple[Users, Users]:
         """Set users aside for evaluation by a coin that depends on the seed and the user id only.
@@ -359,3 +337,37 @@ class Users:
             len(self),
         )
         return self.select(~held_out), self.select(held_out)
+
+
+def check_labels(parts: Sequence[Users], classes: Sequence[str]) -> None:
+    """Tell an owner who looks that no document at all is of any of some classes.
+
+    For the person who holds all this text, as `Users.check_documents`: every answer would be noise
+    alone. That single documents are of another class stops nobody (`Users.of_classes`).
+
+    Args:
+        parts: Everybody, on as many nodes as there are.
+        classes: Which a run will ask for.
+
+    Raises:
+        DataError: There is no such document, or there are no labels.
+    """
+    found: Counter[str | None] = Counter()
+    for part in parts:
+        if part.labels is None:
+            raise DataError(f"classes needs a label per document, but {part.unlabelled}.")
+        found.update(part.labels)
+    if not found or any(name in found for name in classes):
+        return
+    labels = [label for label, _ in found.most_common() if label]
+    said = f"they are labelled {_few(labels)}" if labels else "they have no labels"
+    raise DataError(
+        f"no document is of any class of this run, which has {_few(classes)}: {said}. Every answer "
+        "would be noise alone: set label-column to the column that names the class, or classes to "
+        "names that are public and spelt as the column spells them."
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = [repr(name if len(name) <= 40 else f"{name[:40]}...") for name in names[:5]]
+    return ", ".join(shown) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

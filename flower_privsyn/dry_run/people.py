@@ -21,6 +21,7 @@ from flower_privsyn.client_apps.handlers import recipe_of
 from flower_privsyn.client_apps.node_users import UserLoader
 from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS
 from flower_privsyn.data import Cut, Users
+from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.host.app import DATA_IS_EMPTY, App, ConfigValue, check_data
 from flower_privsyn.node import simulated
@@ -83,7 +84,7 @@ def read_people(
         recipe = recipe_of(client)
         if recipe is None:
             return None
-        parts = _by_node(recipe, values, nodes=nodes)
+        parts = _by_node(recipe, values, classes=cut.classes, nodes=nodes)
     copies = Counter(user for part in parts for user in part.user_ids)
     most = max(copies.values(), default=0)
     if most > most_nodes:
@@ -95,9 +96,20 @@ def read_people(
     return _people(parts, cut=cut, nodes_read=len(parts), nodes=nodes)
 
 
-def _by_node(recipe: UserLoader, values: Mapping[str, ConfigValue], *, nodes: int) -> list[Users]:
-    """The users of one node after the other, as far as time allows."""
+def _by_node(
+    recipe: UserLoader,
+    values: Mapping[str, ConfigValue],
+    *,
+    classes: tuple[str, ...],
+    nodes: int,
+) -> list[Users]:
+    """The users of one node after the other, as far as time allows.
+
+    Where a run has classes, at least until there is a document of one: that there is none can be
+    said of all nodes alone.
+    """
     parts: list[Users] = []
+    missing = bool(classes)
     run_id = DRAWN_RUN_IDS + secrets.randbits(62)
     begun = time.monotonic()
     for node in range(nodes):
@@ -120,15 +132,15 @@ def _by_node(recipe: UserLoader, values: Mapping[str, ConfigValue], *, nodes: in
             raise DataError(
                 f"the app's own code fails on node {node} of {nodes} with {type(error).__name__}"
             ) from error
-        if time.monotonic() - begun > _READING_SECONDS:
+        missing = missing and not set(classes).intersection(parts[-1].labels or ())
+        if time.monotonic() - begun > _READING_SECONDS and not missing:
             break
     return parts
 
 
 def _people(parts: list[Users], *, cut: Cut, nodes_read: int, nodes: int) -> People:
     if cut.classes:
-        for part in parts:
-            part.check_labels(cut.classes)
+        check_labels(parts, cut.classes)
     asked = [cut.asked(part) for part in parts]
     users = sum(map(len, asked))
     chosen: list[Users] = []

@@ -144,8 +144,8 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> Users | None:
     Raises:
         ConfigError: `data` is empty.
         DataError: The file or dataset cannot be read or is one person's, or nobody has a document
-            in it, or one with a date where `newer-than` is set, or one is of none of `classes`
-            where these are set.
+            in it, or one with a date where `newer-than` is set, or one of any of `classes` where
+            these are set.
     """
     if app.client not in _READY_CLIENTS:
         return None
@@ -154,11 +154,9 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> Users | None:
     from flower_privsyn.data import load_configured
     from flower_privsyn.data.cut import class_names
 
-    users = load_configured(values, strict=True)
-    users.check_documents(
-        dated=bool(values.get("newer-than", "")),
-        classes=class_names(str(values.get("classes", ""))),
-    )
+    classes = class_names(str(values.get("classes", "")))
+    users = load_configured(values, strict=True, labels=bool(classes))
+    users.check_documents(dated=bool(values.get("newer-than", "")), classes=classes)
     if len(users) < 2:
         raise DataError(
             f"data = {values['data']} holds the text of one user, and a run needs at least 2, "

@@ -9,6 +9,7 @@ from typing import Any, Final
 from flwr.app import ConfigRecord
 
 from flower_privsyn.data import Cut
+from flower_privsyn.data.cut import CLASS_NAMES, are_class_names
 from flower_privsyn.queries import READS, Query, Reads, TrainableModel
 
 #: What server and nodes must agree on.
@@ -61,7 +62,8 @@ class DataRequest:
 
     def suits(self, query: type[Query] | Query) -> bool:
         """Whether the records of this request are what a question is about."""
-        if query.labelled and not self.classes:
+        # Classes open a second attribute of every document: to questions of them alone.
+        if query.labelled != bool(self.classes):
             return False
         return query.reads == self.reads and query.trains == (self.trains is not None)
 
@@ -132,6 +134,6 @@ def data_request(record: ConfigRecord) -> DataRequest:
 def _classes(found: object) -> tuple[str, ...]:
     """The classes of a request, which are different names."""
     names = tuple(found) if isinstance(found, list) else (None,)
-    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise WireError("the request's classes are not different names")
+    if not are_class_names(names):
+        raise WireError(f"the request's classes are not different names, {CLASS_NAMES}")
     return tuple(map(str, names))

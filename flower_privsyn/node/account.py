@@ -65,6 +65,7 @@ class Charge:
         max_nodes_per_user: On how many nodes one user may be, as the run says; its noise is for
             that many answers.
         coins: Digest of the key that the users' coins are flipped with; "" where there are none.
+        classes: Of documents, which the question is about; none where it is about all.
     """
 
     server: str
@@ -82,6 +83,7 @@ class Charge:
     correlation: Correlation | None = None
     max_nodes_per_user: int = 1
     coins: str = ""
+    classes: tuple[str, ...] = ()
 
     @property
     def trust(self) -> str:
@@ -119,6 +121,8 @@ class Charge:
             "coins": self.coins,
             "trust": self.trust,
         }
+        if self.classes:
+            line["classes"] = list(self.classes)
         if self.correlation is not None:
             line["stream"] = self.correlation.stream
             # A name proves nothing: another server may give it to other noise.
@@ -151,6 +155,7 @@ class Charge:
             correlation=correlation,
             max_nodes_per_user=int(line["max_nodes_per_user"]),
             coins=str(line.get("coins", "")),
+            classes=tuple(map(str, line.get("classes", []))),
         )
 
 

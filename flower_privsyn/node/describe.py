@@ -30,6 +30,7 @@ def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:
                 "rounds": sorted({charge.round_number for charge in charges}),
                 "num_rounds": max(charge.num_rounds for charge in charges),
                 "queries": sorted({charge.query for charge in charges}),
+                "classes": sorted({name for charge in charges for name in charge.classes}),
                 "noise_multipliers": sorted(
                     {charge.mechanism.noise_multiplier for charge in charges}
                 ),

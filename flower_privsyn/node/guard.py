@@ -8,11 +8,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import user_path
 from flower_privsyn.node.account import Charge, NodeLedger, planned_release, run_name, within
 from flower_privsyn.node.models import embedding_folder, model_digest, trained_folder
@@ -97,6 +97,7 @@ class NodeGuard:
         node_config: The node's own configuration. `server` names the server of the SuperNode: the
             process that answers cannot see whom its SuperNode is connected to, so the owner states
             it. `dataset` names the account. `embedding-model` and `trained-model` allow a model.
+            `label-column` names the column of classes, and with it allows questions of them.
 
     Attributes:
         server: The name of the server; "" where none is given.
@@ -108,6 +109,7 @@ class NodeGuard:
         self._own_models = {
             kind: str(node_config.get(f"{kind}-model", "")) for kind in ("embedding", "trained")
         }
+        self._names_labels = bool(node_config.get("label-column"))
         self.server = str(node_config.get("server", ""))
         self.ledger = None
         if policy is not None:
@@ -157,6 +159,26 @@ class NodeGuard:
                 f'The server names the {kind} model "{name}"; the owner allows {allowed}',
             )
         return models[name]
+
+    def check_classes(self, classes: Sequence[str]) -> None:
+        """Refuse a question of classes where the owner has not named the column they stand in.
+
+        A label is an attribute of its own, such as a diagnosis. That it is called as every app
+        calls it is no consent to be asked about it.
+
+        Args:
+            classes: Which the request names; none where it names none.
+
+        Raises:
+            NotAllowedError: This is no simulation, and the node's own configuration has no
+                `label-column`.
+        """
+        if classes and not self._names_labels and not in_simulation():
+            raise NotAllowedError(
+                f"The run asks about {len(classes)} classes of documents; this node's owner names "
+                "no column of labels, and naming it is what allows that (--node-config "
+                "'label-column=\"label\"')."
+            )
 
     def trains(self, name: str) -> bool:
         """Whether the owner lets a model of that name be trained."""

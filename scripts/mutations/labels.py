@@ -7,6 +7,7 @@ from scripts.mutations.mutation import Mutation
 VOTES = "flower_privsyn/queries/nearest_neighbor.py"
 VOTES_TESTS = "tests/queries/test_labelled_histogram.py"
 LABEL_TESTS = "tests/data/test_labels.py"
+REQUEST_TESTS = "tests/node/test_requests.py"
 AUG_PE_TESTS = "tests/strategies/test_aug_pe.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -47,7 +48,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file="flower_privsyn/data/users.py",
         function="Users.of_classes",
         before="    if not keep.all():\n",
-        after="    self.check_labels(classes)\n    if not keep.all():\n",
+        after='    if not keep.all():\n        raise DataError("another class")\n',
         tests=(LABEL_TESTS, AUG_PE_TESTS),
     ),
     Mutation(
@@ -75,20 +76,52 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{AUG_PE_TESTS}::TestLabels",),
     ),
     Mutation(
-        name="labels are logged where whoever follows the run reads them",
-        file="flower_privsyn/client_apps/node_users.py",
-        function="_tell_owner",
-        before=" or in_simulation()",
-        after="",
-        tests=(f"{AUG_PE_TESTS}::TestLabels",),
-    ),
-    Mutation(
         name="a question of classes is asked where nobody said which there are",
         file="flower_privsyn/messages/data_request.py",
         function="DataRequest.suits",
-        before="    if query.labelled and not self.classes:\n",
-        after="    if False:\n",
+        before="    if query.labelled != bool(self.classes):\n",
+        after="    if not query.labelled and self.classes:\n",
         tests=(VOTES_TESTS,),
+    ),
+    Mutation(
+        name="any question takes classes along",
+        file="flower_privsyn/messages/data_request.py",
+        function="DataRequest.suits",
+        before="    if query.labelled != bool(self.classes):\n",
+        after="    if query.labelled and not self.classes:\n",
+        tests=(VOTES_TESTS, REQUEST_TESTS),
+    ),
+    Mutation(
+        name="classes are asked without the owner's consent",
+        file="flower_privsyn/client_apps/handlers.py",
+        function="_Node.answer",
+        before="    guard.check_classes(ask.data.classes)\n",
+        after="",
+        tests=(REQUEST_TESTS,),
+    ),
+    Mutation(
+        name="a label column of the usual name is the owner's consent",
+        file="flower_privsyn/node/guard.py",
+        function="NodeGuard.__init__",
+        before='bool(node_config.get("label-column"))',
+        after='bool(node_config.get("label-column", "label"))',
+        tests=(REQUEST_TESTS,),
+    ),
+    Mutation(
+        name="a server writes lines of its own by the names of classes",
+        file="flower_privsyn/data/cut.py",
+        function="_is_class_name",
+        before=" and name.isprintable()",
+        after="",
+        tests=(VOTES_TESTS, LABEL_TESTS),
+    ),
+    Mutation(
+        name="a server sends as many classes as it likes",
+        file="flower_privsyn/data/cut.py",
+        function="are_class_names",
+        before="len(names) <= MOST_CLASSES\n        and all(",
+        after="all(",
+        tests=(VOTES_TESTS, LABEL_TESTS),
     ),
     Mutation(
         name="the best of all classes together survive",

@@ -122,6 +122,28 @@ def test_what_a_run_leaves_out_of_its_data_is_counted(
     assert "already holds a run" in said[1]
 
 
+def test_labels_of_no_class_stop_an_app_with_a_recipe_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        f'{{"client_id": "u{n}", "text": "a text", "label": "{"xy"[n % 2]}"}}\n' for n in range(8)
+    ]
+    (tmp_path / "mine.jsonl").write_text("".join(lines))
+    app = str(EXAMPLES.parent / "baselines" / "aug-pe")
+    command = ["run", app, "--run-dir", "r", "--set", "data=mine.jsonl"]
+    assert main(command) == 2
+    assert "no document is of any class of this run" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+    # One that is of a class is enough; the others are counted for the owner and nobody is named.
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.json").write_text("{}")
+    assert main([*command, "--set", "classes=x;z", "--run-dir", "taken"]) == 2
+    said = capsys.readouterr().err
+    assert "4 documents of 4 users are of no class of this run and are left out; `classes`" in said
+    assert "already holds a run" in said
+
+
 @pytest.mark.parametrize(
     ("file", "settings", "sentence"),
     [

@@ -112,6 +112,30 @@ class TestUsers:
             texts[both.user_ids[owner]].append(text)
         assert texts == {"a": ["one", "four"], "b": ["two", "three"], "c": [], "d": ["five"]}
 
+    def test_labels_travel_to_the_nodes_and_are_looked_at_first(self, tmp_path: Path) -> None:
+        from flower_privsyn.comparison.run import _rows
+
+        path = tmp_path / "labelled.jsonl"
+        rows = [{"client_id": f"u{n}", "text": f"text {n}", "kind": "ab"[n % 2]} for n in range(9)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        columns = {"label_column": "kind"}
+        plan = plan_of(str(path), columns=columns, held_out_users=2)
+        written = list(_rows(plan.private))
+        assert {(row["text"], row["label"]) for row in written} < {
+            (str(row["text"]), str(row["kind"])) for row in rows
+        }
+        assert plan.values(plan.cells()[0], Path("x"))["label-column"] == "label"
+        assert plan.fingerprint() != plan_of(str(path), held_out_users=2).fingerprint()
+        unlabelled = joined([plan.private, plan.held_out]).labels
+        assert unlabelled is not None
+        asked = {"methods": ["aug-pe"], "settings": ["aug-pe.classes=c;d"]}
+        with pytest.raises(
+            ConfigError, match=r"no document is of any class of this run.*labelled '"
+        ):
+            plan_of(str(path), columns=columns, held_out_users=2, **asked)
+        with pytest.raises(ConfigError, match="classes needs a label per document"):
+            plan_of(str(path), held_out_users=2, **asked)
+
     def test_held_out_users_must_not_take_part(self, data: str) -> None:
         with pytest.raises(ConfigError, match="36 users of --held-out are in --data"):
             plan_of(data, held_out=data)

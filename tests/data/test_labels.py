@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from flower_privsyn.data import Cut, Users, labels_of_public_texts, load_users
+from flower_privsyn.data import (
+    Cut,
+    Users,
+    labels_of_public_texts,
+    load_configured,
+    load_users,
+)
+from flower_privsyn.data.columns import Columns
 from flower_privsyn.data.cut import class_names
+from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.testing import HashEmbedder
@@ -41,7 +50,9 @@ class TestSources:
         lines, array = tmp_path / "users.jsonl", tmp_path / "users.json"
         lines.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
         array.write_text(json.dumps(ROWS))
-        assert rows(load_users(lines)) == rows(load_users(array)) == EXPECTED
+        for path in (lines, array):
+            assert rows(load_users(path, label_column="label")) == EXPECTED
+            assert load_users(path).labels is None
 
     @pytest.mark.parametrize("ending", [".csv", ".tsv"])
     def test_delimited_text(self, tmp_path: Path, ending: str) -> None:
@@ -50,14 +61,16 @@ class TestSources:
         names = ["client_id", "text", "label"]
         body = [between.join(str(row.get(name, "")) for name in names) for row in ROWS]
         path.write_text("\n".join([between.join(names), *body]) + "\n")
-        assert rows(load_users(path)) == [*EXPECTED[:-1], ("c", "the fourth", "")]
+        users = load_users(path, label_column="label")
+        assert rows(users) == [*EXPECTED[:-1], ("c", "the fourth", "")]
 
     def test_parquet_and_another_column_of_whole_numbers(self, tmp_path: Path) -> None:
         path = tmp_path / "users.parquet"
         stars = [5, 1, 1, None]
         table = pa.Table.from_pylist(ROWS).append_column("stars", pa.array(stars, pa.int64()))
         pq.write_table(table, path)
-        assert rows(load_users(path)) == EXPECTED
+        assert rows(load_users(path, label_column="label")) == EXPECTED
+        assert load_users(path).labels is None
         found = load_users(path, label_column="stars").labels
         assert found == ["5", "1", "1", None]
         both = load_users(path, label_column="label, stars").labels
@@ -78,23 +91,39 @@ class TestSources:
             "label": [1, 0, -1],
         }
         found = datasets.Dataset.from_dict(values, features=features)
-        assert load_users(found).labels == ["good", "bad", None]
-        assert load_users(found.select([2, 0])).labels == [None, "good"]
+        assert load_users(found, label_column="label").labels == ["good", "bad", None]
+        part = found.select([2, 0])
+        assert load_users(part, label_column="label").labels == [None, "good"]
 
-    @pytest.mark.parametrize("value", [3, 2**70, True, None, [1], {"a": 1}, 1.5, "\ud800"])
+    def test_whole_numbers_that_one_missing_value_made_floats(self, tmp_path: Path) -> None:
+        path = tmp_path / "users.parquet"
+        table = pa.Table.from_pylist(ROWS)
+        for kind in (pa.float32(), pa.float64()):
+            stars = pa.array([5.0, -1.0, 1.5, float("nan")], kind)
+            pq.write_table(table.append_column("stars", stars), path)
+            assert load_users(path, label_column="stars").labels == ["5", None, "-1", None]
+
+    def test_a_long_column_that_nobody_asks_for_is_not_read(self, tmp_path: Path) -> None:
+        configured = {"data": str(tmp_path / "users.jsonl")}
+        (tmp_path / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        assert load_configured(configured).labels is None
+        assert load_configured(configured, labels=True).labels is not None
+        assert "label" not in Columns("client_id", "text", "date", None).wanted
+
+    @pytest.mark.parametrize("value", [3, 3.0, 2**70, True, None, [1], {"a": 1}, 1.5, "\ud800"])
     def test_a_label_of_any_kind_takes_no_user_away(self, tmp_path: Path, value: Any) -> None:
         path = tmp_path / "users.jsonl"
         changed = {**ROWS[1], "label": value}
         path.write_text("".join(json.dumps(row) + "\n" for row in [ROWS[0], changed]))
-        users = load_users(path)
+        users = load_users(path, label_column="label")
         assert users.user_ids == ("a", "b")
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        assert users.labels == ["good", str(value) if whole else None]
+        whole = value in (3, 2**70) and not isinstance(value, bool)
+        assert users.labels == ["good", str(int(value)) if whole else None]
 
     def test_a_source_without_labels_says_why_when_it_is_asked(self, tmp_path: Path) -> None:
         path = tmp_path / "users.csv"
         path.write_text("client_id,text,kind\na,some words,x\n")
-        users = load_users(path)
+        users = load_users(path, label_column="label")
         assert users.labels is None
         with pytest.raises(DataError, match="classes needs a label per document, but there is no "
                            r"column 'label' \(.*users.csv\)"):  # fmt: skip
@@ -126,13 +155,22 @@ class TestCut:
             kept = self.CUT.asked(everyone())
         assert kept.user_ids == ("a", "b", "c")
         assert kept.labels == ["good", "bad"]
-        assert "2 users" in str(tally)
-        with pytest.raises(DataError, match="a document of 'b' is labelled 'other', which is none "
-                           r"of the run's classes \(bad, good\)"):  # fmt: skip
-            everyone().check_documents(classes=("bad", "good"))
-        with pytest.raises(DataError, match="a document of 'c' has no label"):
-            everyone().check_documents(classes=("bad", "good", "other"))
-        kept.check_documents(classes=("bad", "good"))
+        assert str(tally).startswith("2 documents of 2 users are of no class of this run and are ")
+        assert "unusable" not in str(tally)
+
+    def test_a_run_is_stopped_where_no_document_is_of_a_class_and_by_no_single_one(self) -> None:
+        users = everyone()
+        users.check_documents(classes=("bad", "good"))
+        says = r"this run, which has 'Bad', 'Good': they are labelled 'good', 'bad', 'other'\. "
+        with pytest.raises(DataError, match=f"no document is of any class of {says}"):
+            users.check_documents(classes=("Bad", "Good"))
+        parts = [users.deal(partition_id=n, num_partitions=2) for n in range(2)]
+        check_labels(parts, ("other",))  # a node may have none
+        with pytest.raises(DataError, match="no document is of any class"):
+            check_labels(parts, ("Bad",))
+        none = replace(users, labels=[None] * 4)
+        with pytest.raises(DataError, match="they have no labels"):
+            none.check_documents(classes=("bad",))
 
     def test_every_sample_has_the_class_of_its_document(self) -> None:
         samples = self.CUT.samples(self.CUT.asked(everyone()), tokenizer=self.tokenizer())
@@ -164,7 +202,9 @@ class TestCut:
         with pytest.raises(DataError, match="labels must hold one entry per text"):
             Users(user_ids=("a",), texts=["x"], owners=np.array([0]), labels=[])
 
-    @pytest.mark.parametrize("setting", ["a;;b", "a; a", ";"])
+    @pytest.mark.parametrize(
+        "setting", ["a;;b", "a; a", ";", "a\x1b;b", "a" * 201, ";".join(map(str, range(1001)))]
+    )
     def test_classes_are_different_names(self, setting: str) -> None:
         with pytest.raises(ConfigError, match="classes must be different names"):
             class_names(setting)

@@ -48,14 +48,15 @@ def test_a_ledger_shows_runs_and_what_is_left(
     assert main(["node", "ledger"]) == 0
     assert "No data set has an account" in capsys.readouterr().out
     ledger = NodeLedger("people")
-    for number in (1, 2):
-        ledger.charge(asked(number), ANY)
+    ledger.charge(asked(1), ANY)
+    ledger.charge(asked(2, classes=("ill", "well")), ANY)
     ledger.charge(asked(run=8, server="", sampling=PoissonSampling(1.0)), ANY)
     NodeLedger("others").charge(asked(), ANY)
     policy = tmp_path / "policy.toml"
     policy.write_text('max-epsilon = 9.0\ndelta = 1e-5\nrelation = "replace-one"')
     assert main(["node", "ledger", "--dataset", "people", "--policy", str(policy)]) == 0
     out = capsys.readouterr().out
+    assert "asked about the classes 'ill', 'well' of documents\n" in out
     whole = dp_accounting.get_epsilon_gaussian(1.0 / math.sqrt(3), 1e-5)
     for part in (
         'run 7 of server "north"', "2 of 20 rounds: nearest_neighbor_histogram, noise multiplier 2",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
@@ -17,7 +18,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeLedger, NodePolicy, model_digest, simulated
 from flower_privsyn.privacy import FixedSizeSampling, FullParticipation, PoissonSampling
 from flower_privsyn.privacy.grid import from_grid
-from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
+from flower_privsyn.queries import LabelledHistogram, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from tests.support.answering import read_answer
 from tests.support.federation import make_users
@@ -64,7 +65,7 @@ def answers(tmp_path: Path) -> Answering:
         record = wire.broadcast_record(sent.broadcast, precision="float32")
         request = Message(
             wire.pack_ask(sent, record), dst_node_id=5,
-            message_type=f"query.{NearestNeighborHistogram.name}",
+            message_type=f"query.{sent.query.name}",
         )  # fmt: skip
         reply = app(request, context(node, run or {}))
         if reply.has_error():
@@ -95,6 +96,35 @@ class TestWhoChooses:
         assert answers(None, node, defaults)[0] == 1
         own = {**node, "dataset": "documents", "client-column": "doc"}
         assert answers(None, own, defaults)[0] == 20
+
+    def test_classes_are_asked_where_the_owner_names_the_column_of_labels(
+        self, answers: Answering, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = tmp_path / "labelled.jsonl"
+        rows = [{"client_id": f"u{n}", "text": "the court", "label": "ill"} for n in range(3)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        policy = tmp_path / "policy.toml"
+        policy.write_text('queries = ["labelled_histogram"]\nmax-epsilon = 9.0\n')
+        node = {"data": str(path), "dataset": "clinic", "policy": str(policy)}
+        candidates = HashEmbedder().embed(["the court", "price of tea"])
+        about = {
+            "data": replace(REQUEST, classes=("ill", "well")),
+            "broadcast": {"candidates": candidates, "classes": np.array([0, 1], np.int32)},
+            "query": LabelledHistogram(max_samples=5),
+        }
+        assert answers(None, node, **about) == ("NOT_ALLOWED", 0.0)
+        assert "this node's owner names no column of labels" in caplog.text
+        # Not with a recipe of the app's own either, and no other question takes classes along.
+        assert answers(twelve, node, **about) == ("NOT_ALLOWED", 0.0)
+        assert NodeLedger("clinic").account().charges == []
+        own = {**node, "label-column": "label"}
+        assert answers(None, own, **about) == (3, 3.0)
+        (charge,) = NodeLedger("clinic").account().charges
+        assert charge.classes == ("ill", "well")
+        anything = {**own, "policy": "", "dataset": "another"}
+        assert answers(None, anything, data=about["data"])[0] == "BAD_REQUEST"
+        with simulated():
+            assert answers(None, {"data": str(path)}, **about)[0] == 3
 
     def test_a_run_names_no_file_of_the_node(self, file: Path, answers: Answering) -> None:
         assert answers(None, {}, {"data": str(file)}) == ("NOT_ALLOWED", 0.0)

@@ -21,7 +21,7 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
     release_epsilon,
 )
-from flower_privsyn.queries import Cohort, LabelledHistogram
+from flower_privsyn.queries import Cohort, LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.testing import check_query, random_cohort
 from tests.support.questions import DATA
 
@@ -209,10 +209,26 @@ def test_classes_travel_in_the_request_and_only_where_there_are_any() -> None:
     with_classes = replace(DATA, classes=("b", "a"))
     assert data_request(request_record(with_classes)) == with_classes
     assert with_classes.suits(LabelledHistogram())
+    assert DATA.suits(NearestNeighborHistogram())
+    assert not with_classes.suits(NearestNeighborHistogram())
     assert with_classes.cut.classes == ("b", "a")
     assert "classes" not in request_record(DATA)
     assert data_request(request_record(DATA)) == DATA
-    for wrong in (["a", "a"], [""], "a"):
+    most = [f"{n:0200}" for n in range(1000)]
+    record = request_record(with_classes)
+    record["classes"] = most
+    assert data_request(record).classes == tuple(most)
+    lines = "a\nrun 7 is refused"
+    for wrong in (
+        ["a", "a"],
+        [""],
+        "a",
+        [lines],
+        ["\ud800"],
+        ["a" * 201],
+        [*most, "a"],
+        ["\x1b[2J"],
+    ):
         record = request_record(with_classes)
         record["classes"] = wrong
         with pytest.raises(WireError, match="classes are not different names"):

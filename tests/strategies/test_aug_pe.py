@@ -222,25 +222,6 @@ class TestLabels:
         assert not any(wire.unexpected_records(reply) for reply in grid.replies)
         assert "secret" not in caplog.text
 
-    def test_the_owner_of_a_node_is_told_the_label(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        from flower_privsyn.client_apps.node_users import _tell_owner
-        from flower_privsyn.data import Cut
-        from flower_privsyn.node import simulated
-
-        users = labelled_users(3)
-        cut = Cut(classes=("law",))
-        with simulated(False):
-            _tell_owner(users, cut)
-        assert (
-            "documents labelled 'river' are of no class of this run, which has law" in caplog.text
-        )
-        caplog.clear()
-        with simulated():
-            _tell_owner(users, cut)
-        assert not caplog.text
-
     def test_nodes_without_labels_are_named_before_anything_is_spent(
         self, config: Builder, tmp_path: Path
     ) -> None:

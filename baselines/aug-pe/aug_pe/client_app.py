@@ -13,7 +13,7 @@ def load(context: Context) -> Users:
     """Deal the users to the nodes; `data = "sample"` is 1,200 abstracts of four fields."""
     if context.node_config.get("data") or context.run_config["data"] != "sample":
         return users_of_node(context)
-    return load_users(SAMPLE).deal(
+    return load_users(SAMPLE, label_column="label").deal(
         partition_id=int(context.node_config["partition-id"]),
         num_partitions=int(context.node_config["num-partitions"]),
     )
