@@ -77,7 +77,7 @@ def test_the_classes_of_yelp_are_categories_and_stars() -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "cpu-gemma"])
 def test_the_sample_has_every_class_and_nobody_sealed(name: str) -> None:
-    users = load_users(SAMPLE)
+    users = load_users(SAMPLE, label_column="label")
     assert dict(settings(name).node_settings)["data"] == "sample"
     counts = Counter(users.labels)
     assert set(counts) == set(settings(name).class_names)
@@ -99,5 +99,10 @@ def test_the_check_reads_the_sample_with_its_classes() -> None:
     assert samples.labels is not None
     assert set(samples.labels) == {0, 1, 2, 3}
     fewer = replace(cut, classes=cut.classes[:-1])
-    with pytest.raises(DataError, match="is labelled 'vision', which is none of the run's classes"):
-        read_people(app, values, cut=fewer, nodes=2, most_nodes=1)
+    found = read_people(app, values, cut=fewer, nodes=2, most_nodes=1)
+    assert found is not None
+    assert found.users == people.users
+    assert found.documents < people.documents
+    other = replace(cut, classes=("Vision",))
+    with pytest.raises(DataError, match="no document is of any class of this run.*labelled '"):
+        read_people(app, values, cut=other, nodes=2, most_nodes=1)

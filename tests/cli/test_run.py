@@ -131,14 +131,15 @@ def test_labels_of_no_class_stop_an_app_with_a_recipe_of_its_own(
     ]
     (tmp_path / "mine.jsonl").write_text("".join(lines))
     app = str(EXAMPLES.parent / "baselines" / "aug-pe")
-    command = ["run", app, "--run-dir", "r", "--set", "data=mine.jsonl"]
+    command = ["run", app, "--config", "cpu", "--run-dir", "r", "--set", "data=mine.jsonl"]
     assert main(command) == 2
     assert "no document is of any class of this run" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
     # One that is of a class is enough; the others are counted for the owner and nobody is named.
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "config.json").write_text("{}")
-    assert main([*command, "--set", "classes=x;z", "--run-dir", "taken"]) == 2
+    command[command.index("r")] = "taken"
+    assert main([*command, "--set", "classes=x;z", "--set", "held-out-fraction=0"]) == 2
     said = capsys.readouterr().err
     assert "4 documents of 4 users are of no class of this run and are left out; `classes`" in said
     assert "already holds a run" in said

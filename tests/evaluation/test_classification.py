@@ -182,7 +182,9 @@ class TestRun:
 
     def test_its_labels_are_measured_beside_the_floors(self, finished: Path) -> None:
         run = RunDirectory.open(finished / "run")
-        private, held_out = split_users(run, load_users(finished / "users.jsonl"))
+        private, held_out = split_users(
+            run, load_users(finished / "users.jsonl", label_column="label")
+        )
         found = evaluate_run(run, held_out, private=private, embedder=HashEmbedder())
         (record,) = found.classification
         assert record.classes == NAMES
@@ -205,7 +207,7 @@ class TestRun:
         config["config"]["classes"] = ""
         (tmp_path / "run" / "config.json").write_text(json.dumps(config))
         run = RunDirectory.open(tmp_path / "run")
-        _, held_out = split_users(run, load_users(finished / "users.jsonl"))
+        _, held_out = split_users(run, load_users(finished / "users.jsonl", label_column="label"))
         assert evaluate_run(run, held_out, embedder=HashEmbedder()).classification == ()
         with pytest.raises(ConfigError, match="has no classes to train a classifier on"):
             evaluate_run(run, held_out, embedder=HashEmbedder(), encoder="privsyn-mlm")
