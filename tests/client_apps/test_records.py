@@ -296,9 +296,9 @@ class TestMemory:
         reads: list[int] = []
         real = recipe.load_configured
 
-        def reading(*configurations: Any) -> Users:
+        def reading(*configurations: Any, **options: Any) -> Users:
             reads.append(1)
-            return real(*configurations)
+            return real(*configurations, **options)
 
         monkeypatch.setattr(recipe, "load_configured", reading)
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
