@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flower_privsyn.client_apps.records import EmbeddingSource
-from flower_privsyn.data import Samples, load_configured
+from flower_privsyn.data import Samples, Users, load_configured
 from flower_privsyn.embedding import (
     Embedder,
     EmbeddingCache,
@@ -107,10 +107,7 @@ def first_pass(
     for name, value in (("nodes", nodes), ("processes", processes)):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}.")
-    labels = bool(request.classes)
-    # Before the model, which takes long.
-    everyone = load_configured(configuration, strict=True, labels=labels)
-    everyone.check_documents(dated=bool(request.newer_than), classes=request.classes)
+    everyone = _read(configuration, request)  # before the model, which takes long
     embedder = load_embedder(request.embedding_model, request.embedding_precision)
     cache, store = EmbeddingCache(directory), RecordStore(directory)
     source = EmbeddingSource(embedder, directory, store)
@@ -154,6 +151,13 @@ def first_pass(
         nodes_ready=ready,
         bytes_on_disk=stored_bytes,
     )
+
+
+def _read(configuration: Mapping[str, Any], request: wire.DataRequest) -> Users:
+    """All users of the file, refused where the run could make nothing of their documents."""
+    everyone = load_configured(configuration, strict=True, labels=bool(request.classes))
+    everyone.check_documents(dated=bool(request.newer_than), classes=request.classes)
+    return everyone
 
 
 def _embed_missing(
