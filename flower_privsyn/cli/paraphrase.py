@@ -117,9 +117,11 @@ def _paraphrase(
         (users.user_ids[owner], text)
         for owner, text in zip(users.owners.tolist(), users.texts, strict=True)
     ]
-    public = public_texts(tokenizer=load_tokenizer("privsyn-lm")[0], max_tokens=64)
     paraphraser = Paraphraser(**loaded, batch_size=batch_size)
-    low, high = bounds or paraphraser.logit_bounds(public)
+    if bounds is None:
+        public = public_texts(tokenizer=load_tokenizer("privsyn-lm")[0], max_tokens=64)
+        bounds = paraphraser.logit_bounds(public)
+    low, high = bounds
     epsilon, temperature = price
     size = paraphraser.vocabulary
     if temperature is not None:

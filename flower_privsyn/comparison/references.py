@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -100,7 +99,7 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     documents = [
         (plan.private.user_ids[samples.owners[place]], samples.texts[place]) for place in drawn
     ]
-    begun = _processor_seconds()
+    begun = time.process_time()
     paraphraser = Paraphraser(
         located(str(values["generator"])),
         max_document_tokens=int(values["max-tokens"]),
@@ -125,7 +124,7 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
         **_NO_COSTS,
         # A message of the text itself; of those whose text was not drawn, none.
         "bytes_up": round(sum(len(text.encode()) for text in texts) / len(plan.private)),
-        "client_cpu_seconds": (_processor_seconds() - begun) / len(plan.private),
+        "client_cpu_seconds": (time.process_time() - begun) / len(plan.private),
     }
     local = {"sample": told.epsilon_per_document, "user": told.epsilon_per_user}
     found = measures.of_text(job, [text for text in texts if text], costs)
@@ -141,12 +140,6 @@ REFERENCES: Final[Mapping[str, Callable[[Job, Plan, Measures], dict[str, Any]]]]
     "dp-prompt": paraphrases,
     "finetune-private": ceiling,
 }
-
-
-def _processor_seconds() -> float:
-    """Of this process so far."""
-    times = os.times()
-    return times.user + times.system
 
 
 def _random_text(

@@ -35,16 +35,12 @@ def _seconds(value: float) -> str:
     return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 #: What a method costs whose epsilon is of a sample on its owner's machine, and of all samples of
 #: the user with most of them; not one axis with ε.
 _LOCAL: Final[Column] = (
     "local ε of a sample, of a user",
     lambda row: (
-        ", ".join(_value(f"local_epsilon_{of}", "{:,.0f}".format)(row) for of in ("sample", "user"))
+        ", ".join(f"{row[f'local_epsilon_{of}']:,.0f}" for of in ("sample", "user"))
         if _is_local(row)
         else "-"
     ),

@@ -72,6 +72,8 @@ def classify_run(
         name = located(str(encoder))
         learned = fine_tuned_encoder(name, num_classes=len(classes), seed=seed)
         learners.append((f"{encoder}, fine-tuned", learned))
+    public = _first_candidates(run, classes)
+    taking_part = None if private is None else _of_samples(private)
     found = []
     for name, classifier in learners:
         with progress.stage(f"Classify by {name}", total=None):
@@ -82,8 +84,8 @@ def classify_run(
                     classes=classes,
                     synthetic=synthetic,
                     held_out=asked,
-                    public=_first_candidates(run, classes),
-                    private=None if private is None else _of_samples(private),
+                    public=public,
+                    private=taking_part,
                 )
             )
     return tuple(found)

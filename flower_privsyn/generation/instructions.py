@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.generation.prompt_files import read_prompt_file
 
 _FOLDER = Path(__file__).with_name("prompts") / "instructions"
 
@@ -153,45 +152,19 @@ def load_instruction(name_or_path: str | Path, *, purpose: str) -> Instruction:
         ConfigError: The file is missing, is not such a JSON object, holds a wrong value, or is for
             something else.
     """
-    given = str(name_or_path)
-    path = Path(given)
-    if path.suffix != ".json":
-        bundled = {file.stem: file for file in sorted(_FOLDER.glob("*.json"))}
-        if given not in bundled:
-            raise ConfigError(
-                f"prompt {given!r} is not known: give one of {', '.join(bundled)} "
-                "or the path of a .json file"
-            )
-        path = bundled[given]
-    found = _read(path)
-    if found.purpose != purpose:
-        raise ConfigError(f"prompt {given!r} is for a {found.purpose}, not for a {purpose}")
-    return found
-
-
-def _read(path: Path) -> Instruction:
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(f"prompt file {path} cannot be read: {reason}") from error
-    except ValueError as error:
-        raise ConfigError(f"prompt file {path} is not valid JSON: {error}") from error
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"prompt file {path} must hold one JSON object")
-    allowed = (*_TEXTS, *_LISTS)
-    if unknown := sorted(set(content) - set(allowed)):
-        raise ConfigError(
-            f"prompt file {path} holds the unknown key {unknown[0]!r}: allowed are "
-            + ", ".join(allowed)
-        )
-    if missing := [key for key in ("name", "purpose") if key not in content]:
-        raise ConfigError(f"prompt file {path} lacks the key {missing[0]!r}")
+    path, content = read_prompt_file(
+        name_or_path, folder=_FOLDER, keys=(*_TEXTS, *_LISTS), required=("name", "purpose")
+    )
     for key in _LISTS:
         if not isinstance(content.get(key, []), list):
             raise ConfigError(f"prompt file {path}: {key} must be a list of texts")
     try:
         lists = {key: tuple(content[key]) for key in _LISTS if key in content}
-        return Instruction(**{**content, **lists})
+        found = Instruction(**{**content, **lists})
     except ConfigError as error:
         raise ConfigError(f"prompt file {path}: {error}") from error
+    if found.purpose != purpose:
+        raise ConfigError(
+            f"prompt {str(name_or_path)!r} is for a {found.purpose}, not for a {purpose}"
+        )
+    return found

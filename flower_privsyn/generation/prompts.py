@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.generation.prompt_files import read_prompt_file
 
 _FOLDER = Path(__file__).with_name("prompts")
 _KEYS = ("name", "description", "reference", "heading", "marker", "num_samples")
@@ -163,34 +162,12 @@ def load_prompt(name_or_path: str | Path) -> Prompt:
     Raises:
         ConfigError: The file is missing, is not such a JSON object, or holds a wrong value.
     """
-    given = str(name_or_path)
-    path = Path(given)
-    if path.suffix != ".json":
-        bundled = {file.stem: file for file in sorted(_FOLDER.glob("*.json"))}
-        if given not in bundled:
-            raise ConfigError(
-                f"prompt {given!r} is not known: give one of {', '.join(bundled)} "
-                "or the path of a .json file"
-            )
-        path = bundled[given]
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(f"prompt file {path} cannot be read: {reason}") from error
-    except ValueError as error:
-        raise ConfigError(f"prompt file {path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"prompt file {path} must hold one JSON object")
-    unknown = sorted(set(content) - set(_KEYS))
-    if unknown:
-        raise ConfigError(
-            f"prompt file {path} holds the unknown key {unknown[0]!r}: allowed are "
-            + ", ".join(_KEYS)
-        )
-    missing = [key for key in ("name", "heading", "marker", "num_samples") if key not in content]
-    if missing:
-        raise ConfigError(f"prompt file {path} lacks the key {missing[0]!r}")
+    path, content = read_prompt_file(
+        name_or_path,
+        folder=_FOLDER,
+        keys=_KEYS,
+        required=("name", "heading", "marker", "num_samples"),
+    )
     try:
         return Prompt(**content)
     except ConfigError as error:
