@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError
@@ -159,8 +159,9 @@ def load_instruction(name_or_path: str | Path, *, purpose: str) -> Instruction:
         if not isinstance(content.get(key, []), list):
             raise ConfigError(f"prompt file {path}: {key} must be a list of texts")
     try:
-        lists = {key: tuple(content[key]) for key in _LISTS if key in content}
-        found = Instruction(**{**content, **lists})
+        given: dict[str, Any] = {**content}
+        given.update((key, tuple(content[key])) for key in _LISTS if key in content)
+        found = Instruction(**given)
     except ConfigError as error:
         raise ConfigError(f"prompt file {path}: {error}") from error
     if found.purpose != purpose:
