@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.privacy import (
         CyclicSampling,
+        DisjointCyclicSampling,
         FixedSizeSampling,
         FullParticipation,
         GaussianMechanism,
@@ -97,6 +98,7 @@ _HOMES = {
     "Cohort": "queries",
     "ConfigError": "errors",
     "CyclicSampling": "privacy",
+    "DisjointCyclicSampling": "privacy",
     "DPFTRL": "strategies",
     "DPFTRLConfig": "strategies",
     "DPFedAvg": "strategies",
@@ -170,6 +172,7 @@ __all__ = [
     "DPFTRLConfig",
     "DPFedAvg",
     "DPFedAvgConfig",
+    "DisjointCyclicSampling",
     "Distillation",
     "Expand",
     "FixedSizeSampling",

@@ -37,7 +37,6 @@ from flower_privsyn.messages.shared_array import SharedArray, content_digest
 from flower_privsyn.node import Announcement
 from flower_privsyn.privacy import (
     Correlation,
-    CyclicSampling,
     FixedSizeSampling,
     GaussianMechanism,
     NeighboringRelation,
@@ -351,7 +350,7 @@ def _check_claim(ask: Ask) -> None:
     if not 1 <= ask.round_number <= ask.num_rounds:
         raise WireError("the request's round is none of the run's")
     sampling = ask.sampling
-    if isinstance(sampling, CyclicSampling) and sampling.round_number != ask.round_number:
+    if sampling.takes_turns and sampling.round_number != ask.round_number:
         # Else one group of users could be asked in every round as if it were its turn.
         raise WireError("the request's sampling is for another round")
     if isinstance(sampling, FixedSizeSampling) and not (

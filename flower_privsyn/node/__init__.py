@@ -1,6 +1,7 @@
 """What the owner of a node allows, and the account a node keeps over all runs and all servers."""
 
-from flower_privsyn.node.account import Charge, NodeAccount, NodeLedger
+from flower_privsyn.node.account import NodeAccount, NodeLedger
+from flower_privsyn.node.charge import Charge
 from flower_privsyn.node.guard import Announcement, NodeGuard, in_simulation, simulated
 from flower_privsyn.node.models import model_digest
 from flower_privsyn.node.policy import NodePolicy, find_policy, policy_file, policy_text

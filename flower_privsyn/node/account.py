@@ -11,152 +11,28 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from flower_privsyn import clock
 from flower_privsyn.environment import NODE_LEDGERS
 from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError
 from flower_privsyn.files import expanded
+from flower_privsyn.node.charge import Charge, Key, release_of
 from flower_privsyn.node.policy import NodePolicy
 from flower_privsyn.privacy import (
     Correlation,
-    FixedSizeSampling,
-    FullParticipation,
-    GaussianMechanism,
     NeighboringRelation,
-    PoissonSampling,
     Release,
     Sampling,
     ledger_file,
-    mechanism_from_dict,
     release_epsilon,
 )
-from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, LEAST_MULTIPLIER
 from flower_privsyn.privacy.ledger_file import LedgerFile, damaged
 
 _VERSION = 1
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # The accountants are deterministic; the room is for other platforms.
 _TOLERANCE = 1e-9
-
-_Key: TypeAlias = tuple[str, str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Charge:
-    """One answer of a node, as its ledger knows it.
-
-    Attributes:
-        server: Name the owner gives the server; "" where none is given.
-        run: Flower's number of the run.
-        node: Flower's number of the node.
-        partition: (partition-id, num-partitions) where the node holds this part of a data set that
-            is dealt to several; None where it holds all of it.
-        round_number: 1-based.
-        num_rounds: Rounds that the run says it has.
-        query: Name of the query.
-        question: Digest of the whole request.
-        clip_norm: Bound on the norm of one user's answer.
-        mechanism: Noise of the sum, as the server states it. Its sensitivity is at least
-            `clip_norm`.
-        relation: Neighbouring relation that the run claims; not used by the account.
-        sampling: How this node's users are drawn.
-        correlation: For correlated noise, the rounds that this one belongs to.
-        max_nodes_per_user: On how many nodes one user may be, as the run says; its noise is for
-            that many answers.
-        coins: Digest of the key that the users' coins are flipped with; "" where there are none.
-        classes: Of documents, which the question is about; none where it is about all.
-    """
-
-    server: str
-    run: int
-    node: int
-    partition: tuple[int, int] | None
-    round_number: int
-    num_rounds: int
-    query: str
-    question: str
-    clip_norm: float
-    mechanism: GaussianMechanism
-    relation: NeighboringRelation
-    sampling: Sampling
-    correlation: Correlation | None = None
-    max_nodes_per_user: int = 1
-    coins: str = ""
-    classes: tuple[str, ...] = ()
-
-    @property
-    def trust(self) -> str:
-        """Who must keep their word for the noise to be what the charge says."""
-        return "server"
-
-    @property
-    def key(self) -> _Key:
-        """What is released as one: a round of a run, or all rounds of a stream of noise."""
-        if self.correlation is not None:
-            return (self.server, "stream", self.correlation.stream)
-        return (self.server, str(self.run), str(self.round_number))
-
-    def to_line(self, *, streams: Mapping[str, Correlation]) -> dict[str, Any]:
-        """The charge as it stands in the ledger; a correlation stands there once.
-
-        Args:
-            streams: The correlations that stand there, by the names of their streams.
-        """
-        line: dict[str, Any] = {
-            "event": "charged",
-            "server": self.server,
-            "run": self.run,
-            "node": self.node,
-            "partition": None if self.partition is None else list(self.partition),
-            "round": self.round_number,
-            "num_rounds": self.num_rounds,
-            "query": self.query,
-            "question": self.question,
-            "clip_norm": self.clip_norm,
-            **self.mechanism.to_dict(),
-            "relation": self.relation.value,
-            "sampling": self.sampling.to_dict(),
-            "max_nodes_per_user": self.max_nodes_per_user,
-            "coins": self.coins,
-            "trust": self.trust,
-        }
-        if self.classes:
-            line["classes"] = list(self.classes)
-        if self.correlation is not None:
-            line["stream"] = self.correlation.stream
-            # A name proves nothing: another server may give it to other noise.
-            if streams.get(self.correlation.stream) != self.correlation:
-                line["correlation"] = self.correlation.to_dict()
-        return line
-
-    @staticmethod
-    def from_line(line: Mapping[str, Any], streams: Mapping[str, Correlation]) -> Charge:
-        """Rebuild a charge; raises KeyError, TypeError or ValueError for a damaged line."""
-        correlation = None
-        if "correlation" in line:
-            correlation = Correlation.from_dict(line["correlation"])
-        elif "stream" in line:
-            correlation = streams[line["stream"]]
-        part = line["partition"]
-        return Charge(
-            server=str(line["server"]),
-            run=int(line["run"]),
-            node=int(line["node"]),
-            partition=None if part is None else (int(part[0]), int(part[1])),
-            round_number=int(line["round"]),
-            num_rounds=int(line["num_rounds"]),
-            query=str(line["query"]),
-            question=str(line["question"]),
-            clip_norm=float(line["clip_norm"]),
-            mechanism=mechanism_from_dict(line),
-            relation=NeighboringRelation(line["relation"]),
-            sampling=Sampling.from_dict(line["sampling"]),
-            correlation=correlation,
-            max_nodes_per_user=int(line["max_nodes_per_user"]),
-            coins=str(line.get("coins", "")),
-            classes=tuple(map(str, line.get("classes", []))),
-        )
 
 
 @dataclass
@@ -182,10 +58,10 @@ class NodeAccount:
             added the noise they stated and released one sum per round. Nothing about a server that
             keeps raw sums.
         """
-        groups: dict[_Key, list[Charge]] = {}
+        groups: dict[Key, list[Charge]] = {}
         for charge in self.charges:
             groups.setdefault(charge.key, []).append(charge)
-        return Counter(_release(group, relation) for group in groups.values())
+        return Counter(release_of(group, relation) for group in groups.values())
 
     def epsilon(self, policy: NodePolicy, extra: Mapping[Release, int] | None = None) -> float:
         """Epsilon of all answers at the owner's delta, and of some more releases."""
@@ -220,10 +96,11 @@ class NodeAccount:
             such rounds of the run were found to fit, which then need no accountant.
 
         Raises:
-            NotAllowedError: It would, the rounds of its stream were charged as others, or its
-                users' coins were flipped before.
+            NotAllowedError: It would, the rounds of its stream were charged as others, its groups
+                are of another deal than the run's before, or its users' coins were flipped before.
         """
         self._check_stream(charge)
+        self._check_deal(charge)
         self._check_coins(charge)
         with_it = NodeAccount(self.dataset, [*self.charges, charge]).releases(policy.relation)
         limit = {
@@ -239,7 +116,7 @@ class NodeAccount:
         covered = self._covered(limit, policy.relation)
         if covered is not None and not with_it - covered:
             return {**limit, "more": 0}
-        mine = _release([charge], policy.relation)
+        mine = release_of([charge], policy.relation)
         more = 0 if charge.correlation else max(0, charge.num_rounds - charge.round_number)
         if more and within(
             release_epsilon(with_it + Counter({mine: more}), delta=policy.delta), policy
@@ -287,6 +164,21 @@ class NodeAccount:
                 "correlation, noise multiplier or sampling than the stream was charged with."
             )
 
+    def _check_deal(self, charge: Charge) -> None:
+        """Refuse groups that a run dealt anew: who was in one before could be in another now."""
+        group = charge.sampling.group
+        if group is None:
+            return
+        for old in self.charges:
+            if (old.server, old.run) != (charge.server, charge.run) or old.sampling.group is None:
+                continue
+            if old.sampling.group[:2] != group[:2]:
+                raise NotAllowedError(
+                    f"Round {charge.round_number} of {run_name(charge.server, charge.run)} asks a "
+                    f"group of another deal than round {old.round_number}: its groups are said to "
+                    "have no user in common, and a user could be asked in both."
+                )
+
     def _check_coins(self, charge: Charge) -> None:
         """Refuse coins that fell before: what they show a second time hides nobody."""
         old = next(
@@ -317,7 +209,7 @@ class NodeAccount:
         if any(checked.get(key) != value for key, value in limit.items()):
             return None
         covered = NodeAccount(self.dataset, self.charges[:number]).releases(relation)
-        covered[_release([self.charges[number - 1]], relation)] += int(checked["more"])
+        covered[release_of([self.charges[number - 1]], relation)] += int(checked["more"])
         return covered
 
     def replay(self, path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -468,86 +360,6 @@ def rounds_text(charges: Sequence[Charge]) -> str:
     """How many rounds of a run were answered."""
     answered = len({charge.round_number for charge in charges})
     return f"{answered} of {max(charge.num_rounds for charge in charges)} rounds"
-
-
-def planned_release(
-    *,
-    noise_multiplier: float,
-    sampling: Sampling,
-    relation: NeighboringRelation,
-    max_nodes_per_user: int = 1,
-) -> Release:
-    """One noisy sum under the owner's relation, whatever relation the run claims.
-
-    Args:
-        noise_multiplier: At least 0, over a user's answers of all nodes together.
-        sampling: How this node's users are drawn.
-        relation: The owner's.
-        max_nodes_per_user: On how many nodes one user may be, with a coin on each.
-    """
-    replaced = relation is NeighboringRelation.REPLACE_ONE
-    alone = max_nodes_per_user == 1
-    if isinstance(sampling, PoissonSampling) and (alone or not replaced):
-        sampling = PoissonSampling(sampling.rate)
-    elif isinstance(sampling, FixedSizeSampling):
-        if not alone or relation is NeighboringRelation.ADD_REMOVE:
-            # Who joins takes somebody's place in the cohort: the sum moves by twice the norm.
-            sampling, noise_multiplier = FullParticipation(), noise_multiplier / 2.0
-    else:
-        sampling = FullParticipation()
-    if noise_multiplier < LEAST_MULTIPLIER:
-        noise_multiplier = 0.0
-    return Release(
-        noise_multiplier=min(noise_multiplier, LARGEST_MULTIPLIER),
-        sampling=sampling,
-        relation=relation,
-        max_nodes_per_user=max_nodes_per_user if isinstance(sampling, PoissonSampling) else 1,
-    )
-
-
-def _release(group: Sequence[Charge], relation: NeighboringRelation) -> Release:
-    """What the answers to one round, or to the rounds of one stream, are released as."""
-    rounds: dict[int, list[Charge]] = {}
-    for charge in group:
-        rounds.setdefault(charge.round_number, []).append(charge)
-    multiplier = min(_multiplier(asked) for asked in rounds.values())
-    correlation, sampling = group[0].correlation, group[0].sampling
-    nodes = group[0].max_nodes_per_user
-    if correlation is not None:
-        multiplier, sampling = correlation.noise_multiplier(multiplier), FullParticipation()
-    elif _copies(group) > 1 or any(
-        (charge.sampling, charge.max_nodes_per_user) != (sampling, nodes) for charge in group
-    ):
-        # Coins flipped on their own in several answers are no coin of one answer.
-        sampling = FullParticipation()
-    return planned_release(
-        noise_multiplier=multiplier,
-        sampling=sampling,
-        relation=relation,
-        max_nodes_per_user=nodes,
-    )
-
-
-def _multiplier(asked: Sequence[Charge]) -> float:
-    """The noise of one round over what one user can move in all of its answers together."""
-    multiplier = min(charge.mechanism.noise_multiplier for charge in asked)
-    copies = _copies(asked)
-    if copies > 1:
-        deviation = min(charge.mechanism.standard_deviation for charge in asked)
-        # What is asked twice here is asked twice on the user's other nodes too, whose accounts
-        # are kept elsewhere.
-        nodes = max(charge.max_nodes_per_user for charge in asked)
-        here = max(Counter((charge.node, charge.partition) for charge in asked).values())
-        most = max(copies, nodes * here) * max(charge.clip_norm for charge in asked)
-        multiplier = min(multiplier, deviation / most)
-    return multiplier
-
-
-def _copies(asked: Sequence[Charge]) -> int:
-    """In how many answers of one round a user can be; parts of one deal share no user."""
-    parts = Counter(charge.partition for charge in asked)
-    deals = {None if part is None else part[1] for part in parts}
-    return max(parts.values()) if None not in deals and len(deals) == 1 else len(asked)
 
 
 def _turns(sampling: Sampling) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from flower_privsyn.node.account import Charge, NodeAccount
+from flower_privsyn.node.account import NodeAccount
+from flower_privsyn.node.charge import Charge
 from flower_privsyn.node.policy import NodePolicy
 
 

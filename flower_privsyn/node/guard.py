@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import user_path
-from flower_privsyn.node.account import Charge, NodeLedger, planned_release, run_name, within
+from flower_privsyn.node.account import NodeLedger, run_name, within
+from flower_privsyn.node.charge import Charge, of_run, planned_release
 from flower_privsyn.node.models import embedding_folder, model_digest, trained_folder
 from flower_privsyn.node.policy import (
     DEFAULTS,
@@ -239,7 +240,7 @@ class NodeGuard:
             return  # paid for with its first round
         release = planned_release(
             noise_multiplier=plan.noise_multiplier,
-            sampling=plan.sampling,
+            sampling=of_run(plan.sampling, server=self.server, run=run),
             relation=policy.relation,
             max_nodes_per_user=max_nodes_per_user,
         )

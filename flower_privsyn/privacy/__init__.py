@@ -31,15 +31,18 @@ from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, Secu
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.rows import squared_norms
 from flower_privsyn.privacy.sampling import (
-    CyclicSampling,
     FixedSizeSampling,
     FullParticipation,
-    GroupSampling,
     PoissonSampling,
     Sampling,
-    participation_of,
 )
 from flower_privsyn.privacy.trees import TreeAggregation
+from flower_privsyn.privacy.turns import (
+    CyclicSampling,
+    DisjointCyclicSampling,
+    GroupSampling,
+    participation_of,
+)
 
 __all__ = [
     "MOST_NODES_PER_USER",
@@ -49,6 +52,7 @@ __all__ = [
     "CorrelatedNoise",
     "Correlation",
     "CyclicSampling",
+    "DisjointCyclicSampling",
     "Factorisation",
     "FixedSizeSampling",
     "FullParticipation",

@@ -24,10 +24,8 @@ from flower_privsyn.privacy import loss_distributions, renyi
 from flower_privsyn.privacy.costs import Cost, Costs
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import (
-    CyclicSampling,
     FixedSizeSampling,
     FullParticipation,
-    GroupSampling,
     PoissonSampling,
     Sampling,
 )
@@ -141,7 +139,7 @@ class Accountant(ABC):
                 bound for a release.
         """
         delta = check_number("delta", delta, gt=0, lt=1)
-        return max(self._epsilon_of_one(world, delta) for world in _of_one_user(releases))
+        return max(self._epsilon_of_one(world, delta) for world in of_one_user(releases))
 
     def _epsilon_of_one(self, releases: Releases, delta: float) -> float:
         """The epsilon of somebody who may be asked in all of these."""
@@ -169,7 +167,7 @@ class Accountant(ABC):
             ConfigError: As for `epsilon`.
         """
         epsilon = check_number("epsilon", epsilon, ge=0)
-        return max(self._delta_of_one(world, epsilon) for world in _of_one_user(releases))
+        return max(self._delta_of_one(world, epsilon) for world in of_one_user(releases))
 
     def _delta_of_one(self, releases: Releases, epsilon: float) -> float:
         """The delta of somebody who may be asked in all of these."""
@@ -392,7 +390,7 @@ def rough_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") 
 _accountant = accountant
 
 
-def _of_one_user(releases: Releases) -> list[Releases]:
+def of_one_user(releases: Releases) -> list[Counter[Release]]:
     """What each user may be asked in, for all kinds of users: who is in one group is in no other.
 
     Groups of one deal are disjoint. Those of two deals may have everybody in common.
@@ -409,7 +407,7 @@ def _of_one_user(releases: Releases) -> list[Releases]:
             if group is not None and group[:2] == deal:
                 of_deal.setdefault(group[2], []).append((release, count))
         kinds = [[*kind, *own] for kind in kinds for own in of_deal.values()]
-    worlds: list[Releases] = []
+    worlds: list[Counter[Release]] = []
     for kind in kinds:
         world = Counter[Release]()
         for release, count in kind:
@@ -461,7 +459,7 @@ def _cost(release: Release) -> Cost:
     replaced = release.relation is NeighboringRelation.REPLACE_ONE
     # Every cohort is everyone, whatever the method; or whose turn it is, is public.
     # A user on several nodes is in the same cohorts on all: a longer vector, and nothing else.
-    if sampling.rate == 1.0 or isinstance(sampling, CyclicSampling | GroupSampling):
+    if sampling.rate == 1.0 or sampling.takes_turns or sampling.group is not None:
         return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0, 1)
     if isinstance(sampling, PoissonSampling):
         if release.max_nodes_per_user > 1:

@@ -21,11 +21,8 @@ from flower_privsyn.privacy.ledger_file import LedgerFile
 from flower_privsyn.privacy.ledger_lines import PlannedRelease
 from flower_privsyn.privacy.mechanisms import GaussianMechanism
 from flower_privsyn.privacy.relation import NeighboringRelation
-from flower_privsyn.privacy.sampling import (
-    FixedSizeSampling,
-    Sampling,
-    participation_of,
-)
+from flower_privsyn.privacy.sampling import FixedSizeSampling, Sampling
+from flower_privsyn.privacy.turns import participation_of
 
 
 class _Unset:

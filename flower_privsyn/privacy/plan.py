@@ -16,12 +16,8 @@ from flower_privsyn.privacy.calibration import calibrate_open_releases
 from flower_privsyn.privacy.factorisation import Factorisation
 from flower_privsyn.privacy.participation import Participation
 from flower_privsyn.privacy.relation import NeighboringRelation
-from flower_privsyn.privacy.sampling import (
-    CyclicSampling,
-    FullParticipation,
-    Sampling,
-    participation_of,
-)
+from flower_privsyn.privacy.sampling import FullParticipation, Sampling
+from flower_privsyn.privacy.turns import CyclicSampling, DisjointCyclicSampling, participation_of
 
 
 class BoundedQuestion(Protocol):
@@ -107,9 +103,9 @@ class Plan:
     Formal guarantee:
         Unit: one user; relation: `relation`. Phases that may ask the same users compose: their
         releases cost what the accountant says of all of them together. Phases that ask disjoint
-        groups (`GroupSampling` of one deal) cost the most that one group pays, together with what
-        everybody is asked, because a user is in one group for the whole run and a turn that was
-        missed is never made up.
+        groups (`GroupSampling`, `DisjointCyclicSampling` of one deal) cost the most that one group
+        pays, together with what everybody is asked, because a user is in one group for the whole
+        run and a turn that was missed is never made up.
 
     Attributes:
         phases: at least one, of different names.
@@ -141,6 +137,14 @@ class Plan:
                     f'the cyclic sampling of the phase "{phase.name}" is for '
                     f"{phase.sampling.rounds} rounds, and its last round is number {last}."
                 )
+            if isinstance(phase.sampling, DisjointCyclicSampling):
+                first = self.first_round(phase)
+                if (phase.sampling.first_round, phase.sampling.rounds) != (first, phase.rounds):
+                    raise ConfigError(
+                        f'the turns of the phase "{phase.name}" are planned for '
+                        f"{phase.sampling.rounds} rounds from round {phase.sampling.first_round}, "
+                        f"and it has {phase.rounds} from round {first}."
+                    )
 
     @property
     def rounds(self) -> int:

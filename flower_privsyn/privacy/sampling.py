@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +13,9 @@ from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError, FederationError
-from flower_privsyn.privacy.participation import Participation
 from flower_privsyn.privacy.randomness import RandomSource
 
 _MIN_KEY_BYTES = 16
-_SALT = re.compile(r"[0-9a-f]{32}")
 
 
 class Sampling(ABC):
@@ -27,14 +24,24 @@ class Sampling(ABC):
     One object decides who takes part (`participants`, `allocate`) and is what the
     accountants read, so the two cannot disagree. Subclasses: `FullParticipation`,
     `PoissonSampling`, `FixedSizeSampling`, `CyclicSampling` for correlated
-    noise, and `GroupSampling` for phases that ask disjoint groups.
+    noise, `GroupSampling` for phases that ask disjoint groups, and `DisjointCyclicSampling` for
+    correlated noise in such phases.
     """
 
     method: ClassVar[str]
+    _by_method: ClassVar[dict[str, Any]] = {}
     rate: float
     """The expected fraction of the population in a cohort, in (0, 1]."""
     population: int | None
     """The number of users in the federation, where it is known."""
+    round_number: int | None = None
+    """The round that this is the sampling of, where users take turns; None for the plan."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have `from_dict` know the class."""
+        super().__init_subclass__(**kwargs)
+        if "method" in cls.__dict__:
+            Sampling._by_method[cls.method] = cls
 
     @property
     def expected_users(self) -> float:
@@ -63,6 +70,11 @@ class Sampling(ABC):
         Who is in one group of a deal is in no other for the whole run.
         """
         return None
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the number of a round says which of the groups of users is asked."""
+        return False
 
     def of_round(self, number: int) -> Sampling:
         """Return the sampling as it stands in one round's request.
@@ -126,40 +138,20 @@ class Sampling(ABC):
         """Rebuild a sampling from `to_dict`.
 
         Args:
-            description: ``method`` ("full", "poisson", "fixed-size", "cyclic" or "group"),
-                ``population`` (int or None), and what the method needs beyond.
+            description: ``method`` ("full", "poisson", "fixed-size", "cyclic", "group" or
+                "disjoint-cyclic"), ``population`` (int or None), and what the method needs beyond.
 
         Raises:
             ConfigError: The method is unknown or a value is missing or out of range.
         """
         method = description.get("method")
-        population = description.get("population")
-        if method == FullParticipation.method:
-            return FullParticipation(population)
-        if method == PoissonSampling.method:
-            return PoissonSampling(description.get("rate"), population=population)  # type: ignore[arg-type]
-        if method == FixedSizeSampling.method:
-            return FixedSizeSampling(description.get("sample_size"), population=population)  # type: ignore[arg-type]
-        if method == CyclicSampling.method:
-            return CyclicSampling(
-                groups=description.get("groups"),  # type: ignore[arg-type]
-                rounds=description.get("rounds"),  # type: ignore[arg-type]
-                max_participations=description.get("max_participations"),
-                salt=description.get("salt"),  # type: ignore[arg-type]
-                population=population,
-                round_number=description.get("round_number"),
-            )
-        if method == GroupSampling.method:
-            return GroupSampling(
-                groups=description.get("groups"),  # type: ignore[arg-type]
-                turn=description.get("turn"),  # type: ignore[arg-type]
-                salt=description.get("salt"),  # type: ignore[arg-type]
-                population=population,
-            )
-        raise ConfigError(
-            'sampling method must be "full", "poisson", "fixed-size", "cyclic" or "group", got '
-            f"{method!r}."
-        )
+        known = Sampling._by_method.get(method) if isinstance(method, str) else None
+        if known is None:
+            listed = ", ".join(f'"{name}"' for name in Sampling._by_method)
+            raise ConfigError(f"sampling method must be one of {listed}, got {method!r}.")
+        keys = [one.name for one in fields(known) if one.init]
+        found: Sampling = known(**{key: description.get(key) for key in keys})
+        return found
 
 
 @dataclass(frozen=True)
@@ -178,7 +170,7 @@ class FullParticipation(Sampling):
     rate: float = field(default=1.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _set_population(self, required=False)
+        set_population(self, required=False)
 
     def participants(
         self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
@@ -212,7 +204,7 @@ class PoissonSampling(Sampling):
     def __post_init__(self) -> None:
         rate = check_number("rate", self.rate, ge=2.0**-64, le=1)
         object.__setattr__(self, "rate", rate)
-        _set_population(self, required=False)
+        set_population(self, required=False)
 
     @property
     def hides_cohort(self) -> bool:
@@ -257,7 +249,7 @@ class FixedSizeSampling(Sampling):
     rate: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _set_population(self, required=True)
+        set_population(self, required=True)
         size = check_whole("sample_size", self.sample_size, ge=1, le=self.population)
         object.__setattr__(self, "sample_size", size)
         object.__setattr__(self, "rate", size / self.population)
@@ -307,218 +299,8 @@ class FixedSizeSampling(Sampling):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class CyclicSampling(Sampling):
-    """Users are dealt to groups by a public hash of their ids; the groups take turns.
-
-    Round t, counted from 1, asks group (t - 1) mod ``groups``.
-
-    Formal guarantee:
-        The group is a function of the user's id and of ``salt`` alone, so it is the same in every
-        round, on every node and after every restart. A user of group g takes part in round t only
-        if t - 1 = g mod ``groups``. Any two such rounds differ by a positive multiple of
-        ``groups``, and there are at most ceil(``rounds`` / ``groups``) of them. A user who is away
-        takes part in fewer, which the sensitivity covers. The two conditions on which this rests: a
-        user keeps one id for the whole run, and no round is asked twice. The ledger enforces the
-        second (`PrivacyLedger`), also across restarts; the
-        first is the duty of whoever loads the users.
-
-    Groups are of users, not of nodes: a node with users of several groups answers in several
-    rounds, with other users each time. Who is in which group is no secret, and nothing is
-    amplified. The sizes of the groups differ by chance, as the sizes of Poisson cohorts do.
-
-    Args:
-        groups: Number of groups b, at least 1: the smallest separation of two rounds of a user.
-        rounds: Rounds T, at least 1.
-        max_participations: Rounds of one user that are allowed, at least 1; None for what
-            ``rounds`` and ``groups`` leave room for.
-        salt: 32 hexadecimal digits, public. Other salts deal users to other groups.
-        population: Number of users in the federation, at least 1; None when it is not known.
-        round_number: The round this sampling is asked for; None for the plan as a whole.
-
-    Raises:
-        ConfigError: A value is out of range, or the rounds would make users take part more than
-            ``max_participations`` times.
-    """
-
-    method: ClassVar[str] = "cyclic"
-    groups: int
-    rounds: int
-    salt: str
-    max_participations: int | None = None
-    population: int | None = None
-    round_number: int | None = None
-    rate: float = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        pattern = Participation(
-            rounds=self.rounds,
-            max_participations=self.max_participations,
-            min_separation=self.groups,
-            cyclic=True,
-        )
-        object.__setattr__(self, "max_participations", pattern.max_participations)
-        object.__setattr__(self, "rate", 1.0 / self.groups)
-        _check_salt(self.salt)
-        _set_population(self, required=False)
-        if self.round_number is not None:
-            number = check_whole("round_number", self.round_number, ge=1, le=self.rounds)
-            object.__setattr__(self, "round_number", number)
-
-    def of_round(self, number: int) -> CyclicSampling:
-        """Return the sampling of one round.
-
-        Args:
-            number: The round, between 1 and ``rounds``.
-
-        Raises:
-            ConfigError: It is none of the planned rounds.
-        """
-        return replace(self, round_number=number)
-
-    def groups_of(self, user_ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return (n,) int64, the group of every user, between 0 and ``groups`` - 1."""
-        return _dealt(user_ids, groups=self.groups, salt=self.salt)
-
-    def participants(
-        self, user_ids: Sequence[str], *, key: bytes = b"", count: int | None = None
-    ) -> NDArray[np.bool_]:
-        """Return (n,) True for the users of the group whose turn it is.
-
-        Args:
-            user_ids: (n,) the ids of the users on this node, unique in the federation.
-            key: Unused: whose turn it is, is public.
-            count: Unused.
-
-        Raises:
-            ConfigError: This is the plan and not the sampling of a round, see `of_round`.
-        """
-        del key, count
-        if self.round_number is None:
-            raise ConfigError("round_number must be given to say whose turn it is, got None.")
-        turn: NDArray[np.bool_] = self.groups_of(user_ids) == (self.round_number - 1) % self.groups
-        return turn
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``{"method": "cyclic", "groups": ..., "rounds": ..., ...}``."""
-        return {
-            "method": self.method,
-            "groups": self.groups,
-            "rounds": self.rounds,
-            "max_participations": self.max_participations,
-            "salt": self.salt,
-            "population": self.population,
-            "round_number": self.round_number,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupSampling(Sampling):
-    """One of disjoint groups takes part in every round; the others are for other phases.
-
-    Formal guarantee:
-        The group is a function of the user's id and of ``salt`` alone, as for
-        `CyclicSampling`. Somebody in group g takes part in no round that asks another group
-        of the same deal (equal ``salt`` and ``groups``), so rounds of different groups cost the
-        most that one of them does, and not their sum; the accountants take that maximum. It rests
-        on a user keeping one id for the whole run. A group that was missed is not asked in
-        another's place.
-
-    Args:
-        groups: Number of groups, at least 1.
-        turn: The group that is asked, between 0 and ``groups`` - 1.
-        salt: 32 hexadecimal digits, public. Other salts deal users to other groups.
-        population: Number of users in the federation, at least 1; None when it is not known.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
-
-    method: ClassVar[str] = "group"
-    groups: int
-    turn: int
-    salt: str
-    population: int | None = None
-    rate: float = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        groups = check_whole("groups", self.groups, ge=1)
-        check_whole("turn", self.turn, ge=0, le=groups - 1)
-        object.__setattr__(self, "rate", 1.0 / groups)
-        _check_salt(self.salt)
-        _set_population(self, required=False)
-
-    @property
-    def group(self) -> tuple[str, int, int]:
-        """The deal's salt, its groups, and the one that is asked."""
-        return self.salt, self.groups, self.turn
-
-    def participants(
-        self, user_ids: Sequence[str], *, key: bytes = b"", count: int | None = None
-    ) -> NDArray[np.bool_]:
-        """Return (n,) True for the users of the group.
-
-        Args:
-            user_ids: (n,) the ids of the users on this node, unique in the federation.
-            key: Unused: who is in which group is public.
-            count: Unused.
-        """
-        del key, count
-        asked: NDArray[np.bool_] = _dealt(user_ids, groups=self.groups, salt=self.salt) == self.turn
-        return asked
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``{"method": "group", "groups": ..., "turn": ..., ...}``."""
-        return {
-            "method": self.method,
-            "groups": self.groups,
-            "turn": self.turn,
-            "salt": self.salt,
-            "population": self.population,
-        }
-
-
-def participation_of(sampling: Sampling, *, rounds: int) -> Participation:
-    """Return what a sampling says of the rounds of one user.
-
-    Only `CyclicSampling` keeps rounds apart. Under every other sampling a user may be drawn
-    in every round, and the accountant of correlated noise has no use for the chance that they are
-    not.
-
-    Args:
-        sampling: How the cohorts are drawn.
-        rounds: Rounds of the whole mechanism, at least 1.
-
-    Raises:
-        ConfigError: The sampling is cyclic and planned for fewer rounds.
-    """
-    if isinstance(sampling, CyclicSampling):
-        if rounds > sampling.rounds:
-            raise ConfigError(
-                f"rounds must be at most {sampling.rounds}, for which the cyclic sampling is "
-                f"planned, got {rounds}."
-            )
-        return Participation(rounds=rounds, min_separation=sampling.groups, cyclic=True)
-    return Participation(rounds=rounds)
-
-
-def _check_salt(salt: object) -> None:
-    if not isinstance(salt, str) or not _SALT.fullmatch(salt):
-        raise ConfigError(f"salt must be 32 hexadecimal digits, got {salt!r}.")
-
-
-def _dealt(user_ids: Sequence[str], *, groups: int, salt: str) -> NDArray[np.int64]:
-    """Return (n,) int64, the group of every user: a public hash of its id."""
-    empty = hashlib.blake2b(digest_size=8, salt=bytes.fromhex(salt), person=b"privsyn-turns")
-    dealt = np.empty(len(user_ids), dtype=np.int64)
-    for index, user_id in enumerate(user_ids):
-        mark = empty.copy()
-        mark.update(user_id.encode())
-        dealt[index] = int.from_bytes(mark.digest(), "little") % groups
-    return dealt
-
-
-def _set_population(sampling: Sampling, *, required: bool) -> None:
+def set_population(sampling: Sampling, *, required: bool) -> None:
+    """Check the population of a sampling that is being made; None only where it is not required."""
     if sampling.population is None and not required:
         return
     object.__setattr__(sampling, "population", check_whole("population", sampling.population, ge=1))

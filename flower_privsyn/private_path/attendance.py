@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from flower_privsyn.errors import FederationError
-from flower_privsyn.privacy import CyclicSampling, RandomSource, Sampling
+from flower_privsyn.privacy import RandomSource, Sampling
 
 #: Rounds in a row without enough answers after which a run ends.
 LOST_IN_A_ROW = 2
@@ -28,7 +28,7 @@ def default_least_users(sampling: Sampling) -> int:
     """
     expected = sampling.expected_users
     least = expected / 2
-    if isinstance(sampling, CyclicSampling):
+    if sampling.takes_turns:
         least = min(least, expected - 4 * math.sqrt(expected))
     return max(1, math.ceil(least))
 

@@ -18,8 +18,10 @@ from flower_privsyn.privacy import (
     Plan,
     PrivacyLedger,
     Release,
+    Sampling,
     participation_of,
 )
+from flower_privsyn.privacy.accounting import of_one_user
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.resume import rounds_behind
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -250,14 +252,21 @@ def announcement(
         )
     left = _left(plan, behind)
     least = min((release.noise_multiplier for release in left), default=0.0)
-    # Gaussian releases of unequal noise cost as much as this many of the least noise.
-    equal = sum(
-        count * (least / release.noise_multiplier) ** 2 if least else count
-        for release, count in left.items()
+    # Gaussian releases of unequal noise cost as much as this many of the least noise; of disjoint
+    # groups those of the one that pays most.
+    equal = max(
+        sum(
+            count * (least / release.noise_multiplier) ** 2 if least else count
+            for release, count in own.items()
+        )
+        for own in of_one_user(left)
     )
+    asked: Sampling = FullParticipation()
+    if len(left) == 1 and (sampling := next(iter(left)).sampling).group is not None:
+        asked = sampling  # so that a node can tell them from the groups that were asked before
     return replace(
         known,
         noise_multiplier=least,
-        sampling=FullParticipation(),
+        sampling=asked,
         releases=min(known.releases, math.ceil(equal - _ROUNDING)),
     )

@@ -167,8 +167,12 @@ class DPFTRLConfig(FederatedTrainingConfig):
         )
 
     def factorisation(self, participation: Participation) -> Factorisation:
-        """The matrix that correlates the noise, for the momentum of the server."""
-        rounds, gap = self.num_rounds, self.min_separation
+        """The matrix that correlates the noise, for the momentum of the server.
+
+        Args:
+            participation: how often and how far apart users take part in the rounds.
+        """
+        rounds, gap = participation.rounds, participation.min_separation
         if self.correlation == "blt":
             return BufferedLinearToeplitz.optimal(
                 participation,
@@ -326,15 +330,18 @@ class CorrelatedTraining(FederatedTraining):
 
     def describe(self, plan: Plan) -> list[str]:
         """What the correlation does."""
-        (phase,) = plan.phases
-        matrix = phase.factorisation
-        if matrix is None or phase.noise_multiplier is None:
-            return []
-        participation = participation_of(phase.sampling, rounds=phase.rounds)
-        return [
-            f"{self.config.correlation} noise, {matrix.buffers} vectors kept "
-            f"({matrix.buffers * self.model.dimension * 8 / 1e6:.3g} MB); a user takes part at "
-            f"most {participation.most} times, {participation.min_separation} rounds apart at "
-            f"least; sensitivity {phase.sensitivity:.5g}, noise multiplier of all rounds together "
-            f"{phase.noise_multiplier / phase.sensitivity:.5g}"
-        ]
+        told = []
+        for phase in plan.phases:
+            matrix = phase.factorisation
+            if matrix is None or phase.noise_multiplier is None:
+                continue
+            participation = participation_of(phase.sampling, rounds=phase.rounds)
+            name = "" if len(plan.phases) == 1 else f"{phase.name}: "
+            told.append(
+                f"{name}{self.config.correlation} noise, {matrix.buffers} vectors kept "
+                f"({matrix.buffers * self.model.dimension * 8 / 1e6:.3g} MB); a user takes part at "
+                f"most {participation.most} times, {participation.min_separation} rounds apart at "
+                f"least; sensitivity {phase.sensitivity:.5g}, noise multiplier of all rounds "
+                f"together {phase.noise_multiplier / phase.sensitivity:.5g}"
+            )
+        return told

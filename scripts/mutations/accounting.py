@@ -160,7 +160,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="turns depend on the node's order of users",
-        file=f"{PRIVACY}/sampling.py",
+        file=f"{PRIVACY}/turns.py",
         function="_dealt",
         before="mark.update(user_id.encode())\n",
         after="mark.update(str(index).encode())\n",
@@ -168,7 +168,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="every round asks the first group",
-        file=f"{PRIVACY}/sampling.py",
+        file=f"{PRIVACY}/turns.py",
         function="CyclicSampling.participants",
         before="(self.round_number - 1) % self.groups",
         after="0 * self.round_number",

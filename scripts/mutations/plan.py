@@ -30,7 +30,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="groups of two deals are disjoint",
-        file="flower_privsyn/privacy/sampling.py",
+        file="flower_privsyn/privacy/turns.py",
         function="GroupSampling.group",
         before="    return self.salt, self.groups, self.turn\n",
         after='    return "", self.groups, self.turn\n',
@@ -39,7 +39,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a group does not pay for what everybody is asked",
         file=ACCOUNTING,
-        function="_of_one_user",
+        function="of_one_user",
         before="        [one for one in counted if one[0].sampling.group is None]\n",
         after="        [] if any(r.sampling.group for r, _ in counted) else counted\n",
         tests=(f"{GROUPS}::test_add_to_what_everybody_is_asked",),

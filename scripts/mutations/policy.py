@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutation import Mutation
 
 ACCOUNT = "flower_privsyn/node/account.py"
+CHARGE = "flower_privsyn/node/charge.py"
 GUARD = "flower_privsyn/node/guard.py"
 HANDLERS = "flower_privsyn/client_apps/handlers.py"
 CHARGES = "flower_privsyn/client_apps/policy.py"
@@ -45,15 +46,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the node's account believes the relation a run claims",
-        file=ACCOUNT,
-        function="_release",
+        file=CHARGE,
+        function="release_of",
         before="    nodes = group[0].max_nodes_per_user\n",
         after="    nodes, relation = group[0].max_nodes_per_user, group[0].relation\n",
         tests=(f"{ACCOUNT_TESTS}::TestEpsilon",),
     ),
     Mutation(
         name="a user on two nodes of one round costs one release",
-        file=ACCOUNT,
+        file=CHARGE,
         function="_copies",
         before="if None not in deals and len(deals) == 1 else len(asked)",
         after="if None not in deals and len(deals) == 1 else 1",
@@ -61,7 +62,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a node forgets the coins that its users flip elsewhere",
-        file=ACCOUNT,
+        file=CHARGE,
         function="planned_release",
         before="max_nodes_per_user=max_nodes_per_user if isinstance(sampling, PoissonSampling) "
         "else 1,\n",
@@ -70,11 +71,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the node charges correlated rounds with the noise of one of them",
-        file=ACCOUNT,
-        function="_release",
-        before="        multiplier, sampling = correlation.noise_multiplier(multiplier), "
-        "FullParticipation()\n",
-        after="        sampling = FullParticipation()\n",
+        file=CHARGE,
+        function="release_of",
+        before="        multiplier = correlation.noise_multiplier(multiplier)\n",
+        after="",
         tests=(f"{ACCOUNT_TESTS}::TestCorrelatedRounds",),
     ),
     Mutation(
@@ -87,7 +87,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a stream of noise is known by its name alone",
-        file=ACCOUNT,
+        file=CHARGE,
         function="Charge.to_line",
         before="        if streams.get(self.correlation.stream) != self.correlation:\n",
         after="        if self.correlation.stream not in streams:\n",
@@ -223,7 +223,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a second question in a round is free for users on several nodes",
-        file=ACCOUNT,
+        file=CHARGE,
         function="_multiplier",
         before="        most = max(copies, nodes * here) * ",
         after="        most = copies * ",

@@ -31,7 +31,7 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
 )
 from flower_privsyn.privacy.grid import GRID, STEPS
-from flower_privsyn.privacy.sampling import participation_of
+from flower_privsyn.privacy.turns import participation_of
 from tests.support.audit import DELTA, TRIALS, best_threshold, epsilon_lower_bound
 from tests.support.correlated import worst_deviation
 
