@@ -31,7 +31,8 @@ import torch
 
 from flower_privsyn.data.public_text import public_documents
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.training.causal import CausalTraining, training_rows
+from flower_privsyn.training.causal import training_rows
+from flower_privsyn.training.causal_settings import CausalTraining
 from flower_privsyn.training.distillation import Distillation, check_same_tokens
 from flower_privsyn.training.loss import add_gradient
 from flower_privsyn.training.teacher import TeacherTargets, teacher_targets

@@ -84,7 +84,8 @@ if TYPE_CHECKING:
         strategy_of,
     )
     from flower_privsyn.training.bias import save_biased
-    from flower_privsyn.training.causal import CausalTraining, fine_tune
+    from flower_privsyn.training.causal import fine_tune
+    from flower_privsyn.training.causal_settings import CausalTraining
     from flower_privsyn.training.distillation import Distillation
 
 __version__ = "0.1.0"
@@ -94,7 +95,7 @@ _HOMES = {
     "AugPEConfig": "strategies",
     "Broadcast": "queries",
     "CatalogueEntry": "strategies",
-    "CausalTraining": "training.causal",
+    "CausalTraining": "training.causal_settings",
     "Cohort": "queries",
     "ConfigError": "errors",
     "CyclicSampling": "privacy",

@@ -22,7 +22,7 @@ from flower_privsyn.strategies import (
     POPriConfig,
     PrivateEvolutionConfig,
 )
-from flower_privsyn.training.causal import CausalTraining
+from flower_privsyn.training.causal_settings import CausalTraining
 
 WITH_PRESETS: tuple[type[Settings], ...] = (
     PrivateEvolutionConfig,

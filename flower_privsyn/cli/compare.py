@@ -95,7 +95,7 @@ def compare(
     """
     from flower_privsyn.comparison import APP, Comparison, make_plan
     from flower_privsyn.host.app import load_app
-    from flower_privsyn.training.causal import CausalTraining
+    from flower_privsyn.training.causal_settings import CausalTraining
 
     plan = make_plan(
         app=load_app(app or APP),

@@ -1,4 +1,4 @@
-"""`privsyn distil`: a small model learns from text and from a larger model."""
+"""`privsyn distil`: a small model learns from text, and from a larger model where one is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import user_path
 
 if TYPE_CHECKING:
-    from flower_privsyn.training.causal import CausalTraining, FineTuning
+    from flower_privsyn.training.causal import FineTuning
+    from flower_privsyn.training.causal_settings import CausalTraining
     from flower_privsyn.training.distillation import Distillation
 
 #: The weight of the teacher beside the text, the largest of the paper's three.
@@ -27,9 +28,12 @@ def distil(
     text: Annotated[
         str, option("FILE|DIR", 'JSON lines with a "text", .txt files, or a folder of them')
     ],
-    teacher: Annotated[str, option("NAME", "causal language model: a name or a folder")],
     student: Annotated[str, option("NAME", "the model to begin from, with the teacher's tokens")],
     output: Annotated[Path, option("DIR", "folder to become the model")],
+    teacher: Annotated[
+        str | None,
+        option("NAME", "causal language model: a name or a folder (default: none, the text alone)"),
+    ] = None,
     top_k: Annotated[int, option("K", "probabilities kept at every position")] = 10,
     rest: Annotated[
         Literal["lumped", "drawn", "dropped"],
@@ -52,17 +56,15 @@ def distil(
     seed: Seed = 0,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> int:
-    """Teach a model by the probabilities of a larger one, on public text.
+    """Train a model on public text, taught by the probabilities of a larger one.
 
-    The teacher reads every row of text once. The command goes on with what was interrupted, and
-    ends with the same weights. On private text there is no guarantee whatever, for the model and
-    for what is kept of the teacher.
+    Without --teacher it learns from the text alone; a teacher reads every row of text once. The
+    command goes on with what was interrupted, and ends with the same weights. On private text there
+    is no guarantee whatever, for the model and for what is kept of the teacher.
     """
-    if pure and beta is not None:
-        raise ConfigError("give either --pure or --beta")
+    loss = _loss(teacher, pure=pure, beta=beta, teacher_logits=teacher_logits)
     from flower_privsyn.data.public_text import public_documents
-    from flower_privsyn.training.causal import CausalTraining
-    from flower_privsyn.training.distillation import Distillation, check_same_tokens
+    from flower_privsyn.training.causal_settings import CausalTraining
 
     settings = CausalTraining(
         learning_rate=learning_rate,
@@ -72,15 +74,7 @@ def distil(
         max_tokens=max_tokens,
         device=device,
     )
-    loss: dict[str, Any] = {"weight": 1.0} if pure else {"beta": _BETA if beta is None else beta}
-    taught = Distillation(
-        teacher,
-        top_k=top_k,
-        rest=rest,
-        temperature=temperature,
-        **loss,
-    )
-    check_same_tokens(student, teacher, setting="--teacher")
+    taught = None if teacher is None else _taught(student, teacher, top_k, rest, temperature, loss)
     texts = public_documents(text, setting="--text")
     folder = user_path(output)
     kept = None if teacher_logits is None else user_path(teacher_logits)
@@ -102,11 +96,40 @@ def distil(
     return 0
 
 
+def _loss(
+    teacher: str | None, *, pure: bool, beta: float | None, teacher_logits: Path | None
+) -> dict[str, float]:
+    """What a teacher weighs, as `Distillation` takes it, once the options fit together."""
+    if pure and beta is not None:
+        raise ConfigError("give either --pure or --beta")
+    given = {"--pure": pure or None, "--beta": beta, "--teacher-logits": teacher_logits}
+    for name, value in given.items():
+        if teacher is None and value is not None:
+            raise ConfigError(f"{name} needs --teacher")
+    return {"weight": 1.0} if pure else {"beta": _BETA if beta is None else beta}
+
+
+def _taught(
+    student: str,
+    teacher: str,
+    top_k: int,
+    rest: Literal["lumped", "drawn", "dropped"],
+    temperature: float,
+    loss: dict[str, Any],
+) -> Distillation:
+    """The settings of a teacher that has the student's tokens."""
+    from flower_privsyn.training.distillation import Distillation, check_same_tokens
+
+    found = Distillation(teacher, top_k=top_k, rest=rest, temperature=temperature, **loss)
+    check_same_tokens(student, teacher, setting="--teacher")
+    return found
+
+
 def _distil(
     student: str,
     texts: list[str],
     settings: CausalTraining,
-    taught: Distillation,
+    taught: Distillation | None,
     output: Path,
     kept: Path | None,
     seed: int,

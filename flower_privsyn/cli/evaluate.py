@@ -67,7 +67,7 @@ def evaluate(
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.training.causal import CausalTraining
+    from flower_privsyn.training.causal_settings import CausalTraining
 
     run = RunDirectory.open(run_dir)
     columns = {

@@ -25,7 +25,7 @@ from flower_privsyn.host.app import App, ConfigValue, resolve_config, strategies
 from flower_privsyn.private_path.needs import ModelKind, NeededModel, Needs
 from flower_privsyn.strategies.by_name import listed_strategies
 from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
-from flower_privsyn.training.causal import CausalTraining
+from flower_privsyn.training.causal_settings import CausalTraining
 
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
 APP: Final = Path(__file__).parent / "app"

@@ -54,6 +54,9 @@ class LanguageModelEvaluation(NotPrivate):
 
     Attributes:
         next_token_accuracy: share of tokens that are the model's first choice, by token.
+        in_vocabulary_accuracy: the same of the tokens that the tokenizer knows: neither unknown
+            tokens nor the end of a text, which is never predicted here, count. The same figure
+            where nothing is unknown; None where hardly anything is known.
         cross_entropy: nats per token, by token.
         perplexity: exp(cross_entropy); of the tokens of this model's tokenizer.
         bits_per_byte: of UTF-8 text, by byte: what models with different tokenizers can be
@@ -70,6 +73,7 @@ class LanguageModelEvaluation(NotPrivate):
     """
 
     next_token_accuracy: Interval
+    in_vocabulary_accuracy: Interval | None
     cross_entropy: Interval
     perplexity: Interval
     bits_per_byte: Interval | None
@@ -93,12 +97,14 @@ class TokenScores:
         correct: (n,) of them the model's first choice.
         nats: (n,) sum of their negative log-probabilities.
         unknown: (n,) of them the tokenizer's unknown token.
+        correct_unknown: (n,) of them the model's first choice.
     """
 
     tokens: IntArray
     correct: IntArray
     nats: Float64Array
     unknown: IntArray
+    correct_unknown: IntArray
 
 
 def evaluate_language_model(
@@ -160,7 +166,15 @@ def evaluate_language_model(
     if not scores.tokens.sum():
         raise ConfigError("there is nothing to predict: no text has a token")
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts])
-    table = _by_user(users, scores.tokens, scores.correct, scores.nats, sizes)
+    table = _by_user(
+        users,
+        scores.tokens,
+        scores.correct,
+        scores.nats,
+        sizes,
+        scores.tokens - scores.unknown,
+        scores.correct - scores.correct_unknown,
+    )
     unknown = int(scores.unknown.sum())
     figures = _figures(table, confidence=confidence, resamples=resamples, seed=seed)
     return LanguageModelEvaluation(
@@ -191,14 +205,18 @@ def _figures(
     """The figures of a model with their intervals, by name.
 
     Args:
-        table: (users, 4): tokens, correct ones, nats, bytes.
+        table: (users, 6): tokens, correct ones, nats, bytes; tokens that are known, and of them
+            the correct ones.
         confidence: level of the intervals.
         resamples: of the bootstrap over users.
         seed: of the bootstrap.
     """
-    tokens, correct, nats, size = table.T
+    tokens, correct, nats, size, known, known_correct = table.T
     resampled = _resampled(
-        np.stack([tokens, correct, nats, size, correct / tokens, nats / tokens], axis=1),
+        np.stack(
+            [tokens, correct, nats, size, correct / tokens, nats / tokens, known, known_correct],
+            axis=1,
+        ),
         resamples=resamples,
         seed=seed,
     )
@@ -213,6 +231,11 @@ def _figures(
         "next_token_accuracy": interval(
             correct.sum() / tokens.sum(), resampled[:, 1] / resampled[:, 0]
         ),
+        "in_vocabulary_accuracy": interval(
+            known_correct.sum() / known.sum(), resampled[:, 7] / resampled[:, 6]
+        )
+        if (resampled[:, 6] > 0).all()
+        else None,
         "cross_entropy": entropy,
         "perplexity": Interval(
             value=math.exp(entropy.value), low=math.exp(entropy.low), high=math.exp(entropy.high)
@@ -266,16 +289,27 @@ def score_texts(
         if progress is not None and texts_done:
             progress(texts_done)
 
-    correct, nats = predict(network, windows, batch_size=batch_size, finished=finished)
     unknown: Any = getattr(tokenizer, "unk_token_id", None)
     # A byte-level tokenizer may name its beginning token as the unknown one; it knows every byte.
     knows_all = unknown is None or unknown == begin
     missing = [0 if knows_all else row.count(unknown) for row in rows]
+    correct, nats, correct_unknown = predict(
+        network,
+        windows,
+        batch_size=batch_size,
+        unknown=None if knows_all else unknown,
+        finished=finished,
+    )
+
+    def of_texts(values: npt.NDArray[Any], kind: Any = np.int64) -> npt.NDArray[Any]:
+        return np.bincount(owners, weights=values, minlength=len(rows)).astype(kind)
+
     return TokenScores(
         tokens=np.array([len(row) for row in rows], dtype=np.int64),
-        correct=np.bincount(owners, weights=correct, minlength=len(rows)).astype(np.int64),
-        nats=np.bincount(owners, weights=nats, minlength=len(rows)).astype(np.float64),
+        correct=of_texts(correct),
+        nats=of_texts(nats, np.float64),
         unknown=np.array(missing, dtype=np.int64),
+        correct_unknown=of_texts(correct_unknown),
     )
 
 
@@ -284,19 +318,21 @@ def predict(
     windows: Sequence[Sequence[int]],
     *,
     batch_size: int,
+    unknown: int | None = None,
     finished: Callable[[IntArray], None] | None = None,
-) -> tuple[IntArray, Float64Array]:
+) -> tuple[IntArray, Float64Array, IntArray]:
     """Predict every token of every window but the first, which is given.
 
     Args:
         network: a causal language model in evaluation mode.
         windows: (w,) lists of token ids, at least two in each, within the model's context.
         batch_size: windows per forward pass, >= 1; fewer where logits would fill the memory.
+        unknown: the token that stands for text the tokenizer does not know; None for none.
         finished: called with the indices of the windows just done.
 
     Returns:
-        How many tokens of each window are the model's first choice, (w,), and the sum of their
-        negative log-probabilities in nats, (w,).
+        How many tokens of each window are the model's first choice, (w,), the sum of their
+        negative log-probabilities in nats, (w,), and how many of the first are unknown, (w,).
 
     Raises:
         ConfigError: Batch_size is out of range.
@@ -306,6 +342,7 @@ def predict(
     check_whole("batch_size", batch_size, ge=1)
     correct = np.zeros(len(windows), dtype=np.int64)
     nats = np.zeros(len(windows), dtype=np.float64)
+    correct_unknown = np.zeros(len(windows), dtype=np.int64)
     device = next(network.parameters()).device
     vocabulary = int(network.get_output_embeddings().weight.shape[0])
     # By length, so that a batch is hardly padded; the longest first, so that memory runs out early.
@@ -334,11 +371,13 @@ def predict(
             sums = losses.double().masked_fill(~held, 0.0).sum(dim=1)
         correct[chosen] = hits.sum(dim=1).cpu().numpy()
         nats[chosen] = sums.cpu().numpy()
+        if unknown is not None:
+            correct_unknown[chosen] = (hits & (targets == unknown)).sum(dim=1).cpu().numpy()
         if finished is not None:
             finished(np.array(chosen, dtype=np.int64))
     if not np.isfinite(nats).all():
         raise ModelError("the model's predictions are not finite: its weights are damaged")
-    return correct, nats
+    return correct, nats, correct_unknown
 
 
 def _user_numbers(owners: Sequence[int] | IntArray | None, count: int) -> IntArray:

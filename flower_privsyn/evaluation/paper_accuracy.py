@@ -92,7 +92,7 @@ def paper_accuracy(
         if progress is not None:
             progress(len(done))
 
-    correct, _ = predict(network, rows, batch_size=batch_size, finished=finished)
+    correct, *_ = predict(network, rows, batch_size=batch_size, finished=finished)
     positions = sum(len(row) - 1 for row in rows)
     spaces = space_tokens(tokenizer)
     rules = rules_without_model(

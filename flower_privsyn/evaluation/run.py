@@ -49,7 +49,8 @@ from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import expanded, located, read_json_lines
 from flower_privsyn.host.progress import NullProgress, ProgressReporter
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.training.causal import CausalTraining, FineTuning, fine_tune_shown
+from flower_privsyn.training.causal import FineTuning, fine_tune_shown
+from flower_privsyn.training.causal_settings import CausalTraining
 
 #: Where a strategy that trains on the nodes leaves its model.
 TRAINED_MODEL = Path("models") / "final"

@@ -98,12 +98,15 @@ def rows(record: RunEvaluation) -> list[tuple[str, str]]:
 
 
 def _model(name: str, figures: LanguageModelEvaluation) -> list[tuple[str, str]]:
-    bits = figures.bits_per_byte
-    return [
+    bits, known = figures.bits_per_byte, figures.in_vocabulary_accuracy
+    lines = [
         (f"{name}: next-token accuracy", _interval(figures.next_token_accuracy)),
         (f"{name}: perplexity", _interval(figures.perplexity)),
         (f"{name}: bits per byte", "-" if bits is None else _interval(bits)),
     ]
+    if figures.unknown_tokens and known is not None:
+        lines.insert(1, (f"{name}: accuracy of known tokens", _interval(known)))
+    return lines
 
 
 def _classified(found: Classification) -> list[tuple[str, str]]:

@@ -3,14 +3,6 @@
 The loop is written out here instead of leaving it to a trainer class because three things are
 needed together that those do not give: the same weights after an interruption as without one, exact
 averages over tokens however a step is split, and no file or message besides the model.
-
-Papers:
-    Hou et al., "PrE-Text: Training Language Models on Private Federated Data in the Age of LLMs"
-        (ICML 2024), and "Private Federated Learning using Preference-Optimized Synthetic Data"
-        (POPri, ICML 2025): DistilGPT2 on synthetic text.
-    Tan et al., "Synthesizing Privacy-Preserving Text Data via Finetuning without Finetuning
-        Billion-Scale LLMs" (CTCL, 2025), and Xie et al. (Aug-PE, ICML 2024): BERT-mini and -small
-        as causal models.
 """
 
 from __future__ import annotations
@@ -24,19 +16,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.checks import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Settings,
-    check_whole,
-)
+from flower_privsyn.checks import check_whole
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
 from flower_privsyn.host.progress import Stage
@@ -44,6 +29,7 @@ from flower_privsyn.models import resolve_model
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import choose_device, load_pretrained
 from flower_privsyn.training import storage
+from flower_privsyn.training.causal_settings import CausalTraining
 from flower_privsyn.training.distillation import Distillation, check_same_tokens
 from flower_privsyn.training.fingerprint import digest_of_texts, weight_files
 from flower_privsyn.training.loss import add_gradient
@@ -51,125 +37,10 @@ from flower_privsyn.training.retokenize import retokenized
 from flower_privsyn.training.teacher import TeacherTargets, teacher_targets
 from flower_privsyn.training.tokens import first_token, text_window, token_rows
 
-if TYPE_CHECKING:
-    from flower_privsyn.preset_keywords import CausalTrainingKeywords
-
 #: Seconds between checkpoints: what is lost in a crash is at most this.
 CHECKPOINT_SECONDS = 60.0
 
 _STATE = "state.pt"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CausalTraining(Settings):
-    """How texts become a fine-tuned model.
-
-    Raises:
-        ConfigError: A value is out of range; the message names the key.
-    """
-
-    learning_rate: Annotated[PositiveFloat, "AdamW's."] = 5e-4
-    batch_size: Annotated[PositiveInt, "rows per step."] = 32
-    micro_batch_size: Annotated[
-        NonNegativeInt,
-        "rows in memory at a time, or 0 for all. It changes memory, not the result: a step's loss "
-        "is the mean over all its tokens.",
-    ] = 0
-    epochs: Annotated[PositiveInt, "passes over the texts; not used with `max_steps`."] = 3
-    max_steps: Annotated[
-        NonNegativeInt,
-        "steps in all, however many passes that takes, or 0 for as many as `epochs` says.",
-    ] = 0
-    max_tokens: Annotated[
-        PositiveInt,
-        "tokens of text in a row besides the beginning token; the end of a text counts. Bounded by "
-        "the model's context.",
-    ] = 64
-    layout: Annotated[
-        Literal["pad", "pack"],
-        '"pad": a row holds one text or a piece of it. "pack": texts follow one another and rows '
-        "are full; faster for short texts, and a row may begin inside a text.",
-    ] = "pad"
-    long_texts: Annotated[
-        Literal["split", "cut"],
-        '"split": a text of more than `max_tokens` becomes several rows; "cut": only its beginning '
-        'is used. For "pad".',
-    ] = "split"
-    retokenize: Annotated[
-        bool,
-        "train on texts tokenized twice, as the papers' evaluation does; only for comparing with "
-        "their tables (`flower_privsyn.evaluation.paper_accuracy`).",
-    ] = False
-    schedule: Annotated[
-        Literal["constant", "linear", "cosine"],
-        '"constant", or "linear" or "cosine" to zero, after the warm-up.',
-    ] = "linear"
-    warmup_steps: Annotated[NonNegativeInt, "steps of linear warm-up."] = 10
-    weight_decay: Annotated[NonNegativeFloat, "AdamW's."] = 0.01
-    max_gradient_norm: Annotated[
-        NonNegativeFloat, "gradients longer than this are scaled to it; 0 for no bound."
-    ] = 1.0
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], '"auto" takes a GPU if there is one; else "cpu" or "cuda".'
-    ] = "auto"
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        'of the products; "auto" is bfloat16 on a GPU and float32 on a CPU. Weights and the '
-        "optimiser are float32 always.",
-    ] = "auto"
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        super().__post_init__()
-        if self.retokenize and (self.layout, self.long_texts) != ("pad", "cut"):
-            raise ConfigError(
-                'training setting retokenize = true needs layout = "pad" and long_texts = "cut", '
-                f'got "{self.layout}" and "{self.long_texts}"'
-            )
-
-    def _called(self, name: str) -> str:
-        return f"training setting {name}"
-
-    @classmethod
-    def distilgpt2(cls, **overrides: Unpack[CausalTrainingKeywords]) -> Self:
-        """PrE-Text's and POPri's downstream training of DistilGPT2.
-
-        AdamW at 2e-4, texts cut to 64 tokens with the beginning and the end, 20 epochs of steps of
-        256 rows accumulated 64 times, no schedule, no bound on gradients (the released code). With
-        few texts such steps are whole epochs: give `batch_size` then. The papers start from a
-        DistilGPT2 tuned on C4, keep the best epoch by private validation text, which is outside
-        the budget, and tokenize twice (`retokenize=True`); here the last epoch is kept.
-        """
-        preset: dict[str, Any] = {
-            "learning_rate": 2e-4,
-            "batch_size": 256 * 64,
-            "micro_batch_size": 256,
-            "epochs": 20,
-            "max_tokens": 63,  # and the beginning: 64
-            "long_texts": "cut",
-            "schedule": "constant",
-            "warmup_steps": 0,
-            "max_gradient_norm": 0.0,
-            **overrides,
-        }
-        return cls(**preset)
-
-    @classmethod
-    def bert(cls, **overrides: Unpack[CausalTrainingKeywords]) -> Self:
-        """CTCL's and Aug-PE's downstream training of BERT-mini and BERT-small as causal models.
-
-        6,000 steps of 64 rows at 3e-4. The model folder's configuration must say
-        `is_decoder = true`, or a token would see those after it; such a folder loads as causal.
-        """
-        preset: dict[str, Any] = {
-            "learning_rate": 3e-4,
-            "batch_size": 64,
-            "max_steps": 6000,
-            "schedule": "constant",
-            "warmup_steps": 0,
-            **overrides,
-        }
-        return cls(**preset)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,22 @@ def test_it_goes_on_after_an_interruption(
     assert whole == cut
 
 
+def test_without_a_teacher_the_text_alone_is_learnt(
+    folder: Path, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["distil", "--text", str(folder), "--student", str(gpt2), "--steps", "2"]
+    sizes = ["--batch-size", "4", "--max-tokens", "16", "--device", "cpu"]
+    assert main([*given, *sizes, "--output", str(tmp_path / "a")]) == 0
+    said = capsys.readouterr()
+    assert "2 steps on" in said.out
+    assert "Teacher reads" not in said.err
+    report = json.loads((tmp_path / "a" / "training.json").read_text())
+    assert "distillation" not in report["fingerprint"]
+    for option in (["--pure"], ["--beta", "0.1"], ["--teacher-logits", str(tmp_path / "t")]):
+        assert main([*given, *sizes, "--output", str(tmp_path / "b"), *option]) == 2
+        assert f"{option[0]} needs --teacher" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

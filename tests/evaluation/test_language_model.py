@@ -59,6 +59,7 @@ def test_figures_by_token_and_by_user(
     tokens, correct, nats = rows.sum(axis=0)
     assert found.tokens == tokens
     assert found.next_token_accuracy.value == pytest.approx(correct / tokens)
+    assert found.in_vocabulary_accuracy == found.next_token_accuracy  # these know every byte
     assert found.cross_entropy.value == pytest.approx(nats / tokens, rel=1e-5)
     assert found.perplexity.value == pytest.approx(math.exp(nats / tokens), rel=1e-4)
     size = sum(len(text.encode()) for text in given)
@@ -122,6 +123,7 @@ class TestIntervals:
                 correct=generator.binomial(50, shares),
                 nats=np.full(60, 100.0),
                 unknown=np.zeros(60, dtype=np.int64),
+                correct_unknown=np.zeros(60, dtype=np.int64),
             )
             monkeypatch.setattr(language_model, "score_texts", lambda *a, s=scores, **k: s)
             found = evaluate_language_model(

@@ -18,7 +18,8 @@ from flower_privsyn.evaluation.paper_accuracy import (
     rules_without_model,
 )
 from flower_privsyn.models import resolve_model
-from flower_privsyn.training.causal import CausalTraining, fine_tune
+from flower_privsyn.training.causal import fine_tune
+from flower_privsyn.training.causal_settings import CausalTraining
 from flower_privsyn.training.retokenize import retokenized, space_tokens
 
 

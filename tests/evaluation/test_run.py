@@ -19,7 +19,7 @@ from flower_privsyn.evaluation.run import compare_texts, evaluate_run, split_use
 from flower_privsyn.evaluation.show import rows
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.testing import HashEmbedder
-from flower_privsyn.training.causal import CausalTraining
+from flower_privsyn.training.causal_settings import CausalTraining
 from tests.support.federation import WORDS, make_users
 
 Builder = Callable[..., Any]

@@ -353,6 +353,9 @@ def test_presets_are_the_papers() -> None:
     assert (paper.learning_rate, paper.max_tokens + 1, paper.epochs) == (2e-4, 64, 20)
     assert (paper.schedule, paper.max_gradient_norm) == ("constant", 0.0)
     assert CausalTraining.distilgpt2(retokenize=True, batch_size=64).retokenize
+    device = CausalTraining.public_llm()
+    assert (device.learning_rate, device.batch_size, device.max_tokens) == (1e-3, 512, 20)
+    assert CausalTraining.public_llm(distilled=True, max_steps=8_000).batch_size == 128
     bert = CausalTraining.bert()
     assert (bert.max_steps, bert.learning_rate, bert.batch_size) == (6000, 3e-4, 64)
 

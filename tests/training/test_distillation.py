@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.training import causal, teacher
-from flower_privsyn.training.causal import CausalTraining, fine_tune, training_rows
+from flower_privsyn.training.causal import fine_tune, training_rows
+from flower_privsyn.training.causal_settings import CausalTraining
 from flower_privsyn.training.distillation import (
     Distillation,
     check_same_tokens,

@@ -19,7 +19,7 @@ from flower_privsyn.queries import JointSketch as JointSketchQuery
 
 if TYPE_CHECKING:
     from flower_privsyn.strategies.parts.token_sketch import TokenSketch
-    from flower_privsyn.training.causal import CausalTraining
+    from flower_privsyn.training.causal_settings import CausalTraining
     from flower_privsyn.training.distillation import Distillation
     from flower_privsyn.training.selection import LogRatioScorer, Rows, Selection
 
@@ -183,7 +183,7 @@ class JointSketchConfig(PrivateSumConfig):
 
     def training(self) -> CausalTraining:
         """How the student is trained."""
-        from flower_privsyn.training.causal import CausalTraining
+        from flower_privsyn.training.causal_settings import CausalTraining
 
         return CausalTraining(
             max_steps=self.student_steps,
