@@ -44,7 +44,7 @@ class EvolutionKeywords(PrivateSumKeywords, total=False):
     sampling: Literal["full", "poisson", "fixed-size"]
     num_candidates: int
     lookahead: int
-    clip: Literal["count", "l2"]
+    clip: Literal["count", "l2", "share"]
     clip_to: float
     selection: Literal["resample", "rank"]
     threshold: float
@@ -128,6 +128,19 @@ class FederatedTrainingKeywords(PrivateSumKeywords, total=False):
     checkpoints: Literal["last", "all"]
 
 
+class CorrelatedTrainingKeywords(FederatedTrainingKeywords, total=False):
+    """Settings of `CorrelatedTrainingConfig`."""
+
+    sampling: Literal["cyclic"]
+    min_separation: int
+    max_participations: int
+    correlation: Literal["blt", "banded", "banded-square-root", "tree", "tree-honaker"]
+    noise_buffers: int
+    noise_bands: int
+    tree_restart: int
+    tree_completion: bool
+
+
 class PrivateEvolutionKeywords(EvolutionKeywords, total=False):
     """Settings of `PrivateEvolutionConfig`."""
 
@@ -171,17 +184,9 @@ class DPFedAvgKeywords(FederatedTrainingKeywords, total=False):
     clip_bit_share: float
 
 
-class DPFTRLKeywords(FederatedTrainingKeywords, total=False):
+class DPFTRLKeywords(CorrelatedTrainingKeywords, total=False):
     """Settings of `DPFTRLConfig`."""
 
-    sampling: Literal["cyclic"]
-    min_separation: int
-    max_participations: int
-    correlation: Literal["blt", "banded", "banded-square-root", "tree", "tree-honaker"]
-    noise_buffers: int
-    noise_bands: int
-    tree_restart: int
-    tree_completion: bool
 
 
 class CausalTrainingKeywords(TypedDict, total=False):

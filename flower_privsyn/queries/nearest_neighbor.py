@@ -29,7 +29,7 @@ from flower_privsyn.queries.query import (
 #: Elements of one block of the similarity matrix: 8 MiB of float32.
 _BLOCK_ELEMENTS = 2**21
 
-VoteClip = Literal["count", "l2"]
+VoteClip = Literal["count", "l2", "share"]
 
 
 def block_rows(num_candidates: int) -> int:
@@ -146,6 +146,9 @@ class NearestNeighborHistogram(Query):
         votes fall on one candidate). With `clip="l2"` the vector of votes is scaled down to L2
         norm `clip_to` (default sqrt(max_samples), which leaves votes on distinct candidates
         untouched and shrinks concentrated ones): the noise is smaller by max_samples / clip_to.
+        With `clip="share"` the votes of a user are divided by their number, so that they add up to
+        1 whoever wrote how much: L1 norm 1 and L2 norm at most 1, attained when all votes fall on
+        one candidate.
 
     References:
         Hou et al. 2024 (PrE-Text), Algorithm 1, lines 6-10; Lin et al. 2023, Algorithm 2.
@@ -156,7 +159,9 @@ class NearestNeighborHistogram(Query):
     max_samples: Annotated[
         PositiveInt, "records of one user that vote (8 in PrE-Text, 16 for CODE)."
     ] = 8
-    clip: Annotated[VoteClip, '"count" (the papers) or "l2".'] = "count"
+    clip: Annotated[
+        VoteClip, '"count" (the papers), "l2", or "share": the votes of a user weigh 1 together.'
+    ] = "count"
     clip_to: Annotated[
         NonNegativeFloat,
         'the norm for `clip="l2"`, in [sqrt(max_samples), max_samples]; 0 means sqrt(max_samples).',
@@ -177,9 +182,11 @@ class NearestNeighborHistogram(Query):
 
     @property
     def clip_norm(self) -> float:
-        """`max_samples` votes, or the norm of `clip="l2"`."""
+        """`max_samples` votes, 1 for shares, or the norm of `clip="l2"`."""
         if self.clip == "count":
             return float(self.max_samples)
+        if self.clip == "share":
+            return 1.0
         return self.clip_to or math.sqrt(self.max_samples)
 
     @property
@@ -196,7 +203,14 @@ class NearestNeighborHistogram(Query):
         """Each user's votes for `broadcast["candidates"]`, (num_users, m)."""
         votes = np.zeros((cohort.num_users, len(broadcast["candidates"])), dtype=np.float64)
         np.add.at(votes, self._votes(cohort, broadcast), 1.0)
-        return votes
+        return self._weighed(votes)
+
+    def _weighed(self, votes: Float64Array) -> Float64Array:
+        """Counts of votes, users in the rows, as `clip` weighs them before it bounds them."""
+        if self.clip != "share":
+            return votes
+        shares: Float64Array = votes / np.maximum(votes.sum(axis=1, keepdims=True), 1.0)
+        return shares
 
     def _votes(self, cohort: Cohort, broadcast: Broadcast) -> tuple[IntArray, IntArray]:
         """Who votes, users in ascending order, and for which candidate: one entry per vote."""
@@ -207,7 +221,7 @@ class NearestNeighborHistogram(Query):
 
         The votes of a user are sparse: at most `max_samples` of m counts differ from zero, and
         the same clip is applied to those counts alone. With `clip="count"` that is the sum of
-        `contribution` exactly; with `clip="l2"` to one step of the grid per user, because the
+        `contribution` exactly; with the other two to one step of the grid per user, because the
         clip's own safety margin against rounding follows the length of the vector.
         """
         m = len(broadcast["candidates"])
@@ -221,7 +235,7 @@ class NearestNeighborHistogram(Query):
         # A user's nonzero counts, packed to the left: (num_users, max_samples).
         packed = np.zeros((cohort.num_users, self.max_samples), dtype=np.float64)
         packed[owners, place] = votes
-        weights = self._clip(packed)[owners, place]
+        weights = self._clip(self._weighed(packed))[owners, place]
         total: Float64Array = np.bincount(cells % m, weights=weights, minlength=m).astype(
             np.float64
         )

@@ -18,34 +18,17 @@ Algorithm 1 of Kairouz et al., for users instead of records:
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, final
 
-from annotated_types import Ge, Le
-
-from flower_privsyn.checks import NonNegativeInt, PositiveInt, check_choice
+from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import (
-    BandedToeplitz,
-    BufferedLinearToeplitz,
-    CyclicSampling,
-    Factorisation,
-    Participation,
-    Phase,
-    Plan,
-    RandomSource,
-    Sampling,
-    TreeAggregation,
-    participation_of,
-)
+from flower_privsyn.privacy import Phase, Plan, RandomSource, participation_of
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.strategies.parts.federated_training import (
-    FederatedTraining,
-    FederatedTrainingConfig,
-)
+from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
+from flower_privsyn.strategies.parts.federated_training import FederatedTraining
 
 if TYPE_CHECKING:
     from flower_privsyn.preset_keywords import DPFTRLKeywords
@@ -76,120 +59,12 @@ PUBLIC_LLM_TREES: Final[Mapping[str, float]] = {"1.77": 8.83, "18.71": 1.13}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPFTRLConfig(FederatedTrainingConfig):
+class DPFTRLConfig(CorrelatedTrainingConfig):
     """Settings of `DPFTRL`.
 
     References:
         Kairouz et al. 2021, Algorithm 1; McMahan, Xu, Zhang 2024; Choquette-Choo et al. 2023.
     """
-
-    sampling: Annotated[
-        Literal["cyclic"],
-        "who takes part: users are dealt to `min_separation` groups that take turns.",
-    ] = "cyclic"  # type: ignore[assignment]
-    noise_multiplier: Annotated[
-        float | None,
-        "standard deviation of the fresh part of a round's noise over the clip norm, as papers on "
-        "DP-FTRL state it: of one node of a tree. What all rounds cost is this over the "
-        "sensitivity of the correlation, and follows from the participation.",
-    ] = None
-    min_separation: Annotated[
-        PositiveInt,
-        "b, rounds from one participation of a user to the next. About num_users / min_separation "
-        "users take part in a round. At 1 everybody takes part in every round, and no correlation "
-        "is worth having: that is DP-FedAvg.",
-    ] = 10
-    max_participations: Annotated[
-        NonNegativeInt,
-        "rounds that one user may take part in, or 0 for as many as `num_rounds` and "
-        "`min_separation` leave room for; more rounds than it allows are refused.",
-    ] = 0
-    correlation: Annotated[
-        Literal["blt", "banded", "banded-square-root", "tree", "tree-honaker"],
-        '"blt": buffers; "banded": bands; "banded-square-root": bands that need no optimisation; '
-        '"tree", "tree-honaker": binary trees as published.',
-    ] = "blt"
-    noise_buffers: Annotated[
-        int,
-        Ge(0),
-        Le(5),
-        'for "blt": vectors of the model\'s size that are kept, or 0 for as many as are worth it.',
-    ] = 0
-    noise_bands: Annotated[
-        NonNegativeInt,
-        "for the banded ones: rounds that a round's noise depends on, itself included, up to "
-        "`min_separation`, or 0 for that; all but one are kept.",
-    ] = 0
-    tree_restart: Annotated[
-        NonNegativeInt,
-        "for trees: rounds per tree, or 0 for one pass over the users, `min_separation`.",
-    ] = 0
-    tree_completion: Annotated[
-        bool, "for trees: read the total of a tree that ends off its root."
-    ] = False
-
-    def __post_init__(self) -> None:
-        """Check every value on its own and against the others."""
-        super().__post_init__()
-        self._refuse_unused("noise-buffers", self.noise_buffers, ("blt",))
-        self._refuse_unused("noise-bands", self.noise_bands, ("banded", "banded-square-root"))
-        self._refuse_unused("tree-restart", self.tree_restart, ("tree", "tree-honaker"))
-        self._refuse_unused("tree-completion", self.tree_completion, ("tree", "tree-honaker"))
-        if self.noise_bands > self.min_separation:
-            raise ConfigError(
-                f"noise-bands = {self.noise_bands} must be at most min-separation = "
-                f"{self.min_separation}"
-            )
-        turns = -(-self.num_rounds // self.min_separation)
-        if 0 < self.max_participations < turns:
-            raise ConfigError(
-                f"max-participations = {self.max_participations} is less than the {turns} turns of "
-                f"a user in num-rounds = {self.num_rounds} with min-separation = "
-                f"{self.min_separation}: use fewer rounds or a larger separation"
-            )
-
-    def _refuse_unused(self, key: str, value: int, correlations: tuple[str, ...]) -> None:
-        if value and self.correlation not in correlations:
-            listed = " or ".join(f'"{name}"' for name in correlations)
-            raise ConfigError(
-                f"{key} = {str(value).lower()} needs correlation = {listed}, got correlation = "
-                f'"{self.correlation}"'
-            )
-
-    def sampling_of(self, population: int) -> Sampling:
-        """Groups that take turns, dealt by a public hash of the users' ids and the seed."""
-        return CyclicSampling(
-            groups=self.min_separation,
-            rounds=self.num_rounds,
-            max_participations=self.max_participations or None,
-            salt=hashlib.blake2b(f"turns {self.seed}".encode(), digest_size=16).hexdigest(),
-            population=population,
-        )
-
-    def factorisation(self, participation: Participation) -> Factorisation:
-        """The matrix that correlates the noise, for the momentum of the server.
-
-        Args:
-            participation: how often and how far apart users take part in the rounds.
-        """
-        rounds, gap = participation.rounds, participation.min_separation
-        if self.correlation == "blt":
-            return BufferedLinearToeplitz.optimal(
-                participation,
-                buffers=self.noise_buffers or None,
-                momentum=self.server_momentum,
-            )
-        bands = min(self.noise_bands or gap, rounds)
-        if self.correlation == "banded":
-            return BandedToeplitz.optimal(rounds=rounds, bands=bands, momentum=self.server_momentum)
-        if self.correlation == "banded-square-root":
-            return BandedToeplitz.square_root(rounds=rounds, bands=bands)
-        return TreeAggregation(
-            rounds=rounds,
-            restart_every=self.tree_restart or gap,
-            honaker=self.correlation == "tree-honaker",
-            completion=self.tree_completion,
-        )
 
     @classmethod
     def popri(

@@ -133,7 +133,7 @@ class TestHistogram:
             votes, np.bincount(brute_force(cohort.records, candidates), minlength=128)
         )
 
-    @pytest.mark.parametrize("clip", ["count", "l2"])
+    @pytest.mark.parametrize("clip", ["count", "l2", "share"])
     def test_answer_is_the_sum_of_contributions(self, clip: str) -> None:
         cohort = random_cohort(num_users=80, max_records=12, dimension=16, seed=5)
         candidates = unit(np.random.default_rng(6), 20, 16)
@@ -142,7 +142,7 @@ class TestHistogram:
             query, cohort, {"candidates": candidates}, tolerance=0.0 if clip == "count" else 1e-7
         )
 
-    @pytest.mark.parametrize("clip", ["count", "l2"])
+    @pytest.mark.parametrize("clip", ["count", "l2", "share"])
     def test_six_nodes_of_one_equal_two_of_three(self, clip: str) -> None:
         cohort = random_cohort(num_users=6, max_records=9, dimension=16, seed=7, empty=0.2)
         candidates = unit(np.random.default_rng(8), 5, 16)
@@ -172,7 +172,18 @@ class TestHistogram:
         norm = float(np.linalg.norm(query.answer(heap, {"candidates": candidates})))
         assert 0.999 * query.clip_norm <= norm <= query.clip_norm
 
-    @pytest.mark.parametrize("clip", ["count", "l2"])
+    def test_shares_of_a_user_add_up_to_one_whoever_wrote_how_much(self) -> None:
+        query = NearestNeighborHistogram(max_samples=4, clip="share")
+        axes = np.eye(3, dtype=np.float32)
+        records, owners = axes[[0, 0, 1, 2, 0, 0, 1]], np.array([0, 0, 0, 0, 0, 1, 3])
+        cohort = Cohort(records, owners, 4)
+        shares = query.contribution(cohort, {"candidates": axes})
+        # The fifth record of the first user is beyond the cap; the third has none.
+        expected = [[0.5, 0.25, 0.25], [1, 0, 0], [0, 0, 0], [0, 1, 0]]
+        assert np.allclose(shares, expected, atol=1e-8)
+        assert 0.999 <= np.linalg.norm(shares, axis=1).max() <= query.clip_norm == 1.0
+
+    @pytest.mark.parametrize("clip", ["count", "l2", "share"])
     def test_random_neighbours_stay_within_the_sensitivity(self, clip: str) -> None:
         generator = np.random.default_rng(9)
         query = NearestNeighborHistogram(max_samples=8, clip=clip)
@@ -186,7 +197,7 @@ class TestHistogram:
     @settings(max_examples=150, deadline=None)
     @given(
         data=st.data(),
-        clip=st.sampled_from(["count", "l2"]),
+        clip=st.sampled_from(["count", "l2", "share"]),
         max_samples=st.integers(1, 5),
     )
     def test_any_client_input_is_bounded(
