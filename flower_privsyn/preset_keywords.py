@@ -188,7 +188,6 @@ class DPFTRLKeywords(CorrelatedTrainingKeywords, total=False):
     """Settings of `DPFTRLConfig`."""
 
 
-
 class CausalTrainingKeywords(TypedDict, total=False):
     """Settings of `CausalTraining`."""
 
