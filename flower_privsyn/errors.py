@@ -49,3 +49,7 @@ class GenerationError(PrivsynError):
 
 class TrainingError(PrivsynError):
     """Training a model failed or gave numbers that are no use."""
+
+
+class ProtocolError(PrivsynError):
+    """A message of secure aggregation is not what an honest party sends, or too few came."""

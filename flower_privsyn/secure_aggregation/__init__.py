@@ -1,0 +1,60 @@
+"""Secure aggregation: sums of vectors of 64-bit numbers that show nobody's own.
+
+Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", in its
+version against a server that does as it likes, on a graph as in Bell et al. 2020, "Secure
+Single-Server Aggregation with (Poly)Logarithmic Overhead". Pure functions over bytes and numbers:
+nothing here knows Flower, a method or where noise comes from.
+"""
+
+from flower_privsyn.secure_aggregation.keys import NodeKey
+from flower_privsyn.secure_aggregation.node import (
+    Advertised,
+    Agreed,
+    Masked,
+    Ready,
+    Sealed,
+    Shared,
+    Unmasking,
+    advertise,
+    agree,
+    mask,
+    receive,
+    share,
+    unmask,
+)
+from flower_privsyn.secure_aggregation.roster import KeyCard, Roster, Session
+from flower_privsyn.secure_aggregation.server import ServerRound
+from flower_privsyn.secure_aggregation.simulated import Step, simulated_sum
+from flower_privsyn.secure_aggregation.state import State, pack_state, session_of, unpack_state
+from flower_privsyn.secure_aggregation.terms import LEAST_ROSTER, Graph, Terms, graph_of
+
+__all__ = [
+    "LEAST_ROSTER",
+    "Advertised",
+    "Agreed",
+    "Graph",
+    "KeyCard",
+    "Masked",
+    "NodeKey",
+    "Ready",
+    "Roster",
+    "Sealed",
+    "ServerRound",
+    "Session",
+    "Shared",
+    "State",
+    "Step",
+    "Terms",
+    "Unmasking",
+    "advertise",
+    "agree",
+    "graph_of",
+    "mask",
+    "pack_state",
+    "receive",
+    "session_of",
+    "share",
+    "simulated_sum",
+    "unmask",
+    "unpack_state",
+]

@@ -1,0 +1,217 @@
+"""Who takes part in a round: the keys that nodes show each other, and the digest of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from flower_privsyn.checks import check_whole
+from flower_privsyn.errors import ConfigError, ProtocolError
+from flower_privsyn.secure_aggregation.keys import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    NodeKey,
+    digest,
+    is_signed,
+    whole,
+)
+from flower_privsyn.secure_aggregation.terms import Graph, Terms, circle_seed, graph_of
+
+_CARD_BYTES: Final = 8 + 3 * KEY_BYTES + SIGNATURE_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One round of one run.
+
+    Attributes:
+        run: Flower's number of the run.
+        round_number: 1-based.
+    """
+
+    run: int
+    round_number: int
+
+    def __post_init__(self) -> None:
+        check_whole("run", self.run, ge=0, le=2**64 - 1)
+        check_whole("round", self.round_number, ge=0, le=2**32)
+
+    def to_bytes(self) -> bytes:
+        """For digests."""
+        return whole(self.run, self.round_number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyCard:
+    """The keys that a node shows for one round.
+
+    Attributes:
+        name: Flower's number of the node.
+        node_key: Ed25519, by which the owners of other nodes know it.
+        seal_key: X25519, for shares sent to it.
+        mask_key: X25519, for masks shared with it.
+        signature: By the node's key, on all of this and the session.
+    """
+
+    name: int
+    node_key: bytes
+    seal_key: bytes
+    mask_key: bytes
+    signature: bytes
+
+    @classmethod
+    def signed(
+        cls, session: Session, name: int, *, key: NodeKey, seal_key: bytes, mask_key: bytes
+    ) -> KeyCard:
+        """A card under the node's own signature."""
+        message = _card_message(session, name, key.public, seal_key, mask_key)
+        return cls(
+            name=name,
+            node_key=key.public,
+            seal_key=seal_key,
+            mask_key=mask_key,
+            signature=key.sign(message),
+        )
+
+    def check(self, session: Session) -> None:
+        """Refuse a card that its node did not sign for this round.
+
+        Raises:
+            ProtocolError: The signature does not fit.
+        """
+        message = _card_message(session, self.name, self.node_key, self.seal_key, self.mask_key)
+        if not is_signed(message, self.signature, by=self.node_key):
+            raise ProtocolError(
+                f"the keys of node {self.name} are not signed by it for round "
+                f"{session.round_number} of this run"
+            )
+
+    def to_bytes(self) -> bytes:
+        """168 bytes."""
+        return whole(self.name) + self.node_key + self.seal_key + self.mask_key + self.signature
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> KeyCard:
+        """Read `to_bytes`.
+
+        Raises:
+            ProtocolError: It has another length.
+        """
+        if len(data) != _CARD_BYTES:
+            raise ProtocolError("a node's keys have another length than agreed")
+        end = [8 + KEY_BYTES * count for count in range(4)]
+        return cls(
+            name=int.from_bytes(data[:8], "little"),
+            node_key=data[end[0] : end[1]],
+            seal_key=data[end[1] : end[2]],
+            mask_key=data[end[2] : end[3]],
+            signature=data[end[3] :],
+        )
+
+
+def _card_message(session: Session, name: int, *keys: bytes) -> bytes:
+    return digest("keys", session.to_bytes(), whole(name), *keys)
+
+
+class Roster:
+    """The nodes of a round, in the order of their names, with their graph.
+
+    Args:
+        session: The round.
+        terms: Of the round.
+        cards: One per node.
+
+    Raises:
+        ProtocolError: Two cards have one name, or show one key; or the terms do not fit.
+    """
+
+    def __init__(self, session: Session, terms: Terms, cards: Iterable[KeyCard]) -> None:
+        self.session = session
+        self.terms = terms
+        shown = sorted(cards, key=lambda card: card.name)
+        self.cards = {card.name: card for card in shown}
+        for kind in ("name", "node_key", "seal_key", "mask_key"):
+            if len({getattr(card, kind) for card in shown}) < len(shown):
+                raise ProtocolError(f"two nodes of the roster have one {kind.replace('_', ' ')}")
+        try:
+            self.graph: Graph = graph_of(len(self.cards), terms)
+        except ConfigError as error:
+            raise ProtocolError(str(error)) from None
+        self.digest = digest(
+            "roster",
+            session.to_bytes(),
+            terms.to_bytes(),
+            *(card.to_bytes() for card in self.cards.values()),
+        )
+
+    @cached_property
+    def _names(self) -> list[int]:
+        return list(self.cards)
+
+    @cached_property
+    def _points(self) -> dict[int, int]:
+        return {name: index + 1 for index, name in enumerate(self._names)}
+
+    @cached_property
+    def _order(self) -> list[int]:
+        return self.graph.order(circle_seed(self.digest))
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {self._names[index]: place for place, index in enumerate(self._order)}
+
+    def point(self, name: int) -> int:
+        """Where the shares of a node lie."""
+        return self._points[name]
+
+    def neighbours(self, name: int) -> list[int]:
+        """The nodes that a node shares masks with, and gives shares of its secrets."""
+        found = self.graph.neighbours(self._order, self._places[name])
+        return sorted(self._names[index] for index in found)
+
+    def check_enough(self, nodes: Collection[int], *, what: str) -> None:
+        """Refuse a set of nodes among which an answer would not be hidden.
+
+        Args:
+            nodes: Their names.
+            what: What they did, for the sentence.
+
+        Raises:
+            ProtocolError: One is not on the roster, they are too few, or they stand so that an
+                honest node could be parted from the others.
+        """
+        if not set(nodes) <= self.cards.keys():
+            raise ProtocolError(f"a node is said to have {what} that is not on the roster")
+        if len(nodes) < self.terms.least_nodes:
+            raise ProtocolError(
+                f"{len(nodes)} of {len(self.cards)} nodes {what}, {self.terms.least_nodes} are "
+                "needed"
+            )
+        if not self.graph.is_tight(self._order, [self._points[name] - 1 for name in nodes]):
+            raise ProtocolError(
+                f"the nodes that {what} leave a gap in which an honest node would stand alone"
+            )
+
+
+def set_digest(names: Iterable[int]) -> bytes:
+    """A set of nodes, for digests."""
+    return digest("set", whole(*sorted(names)))
+
+
+def survivors_message(context: bytes, survivors: Iterable[int]) -> bytes:
+    """What nodes sign: that these answered this very question."""
+    return digest("survivors", context, set_digest(survivors))
+
+
+def context_of(roster: Roster, active: Iterable[int], question: bytes, length: int) -> bytes:
+    """The digest that every mask of a round hangs on.
+
+    Args:
+        roster: With session, terms and keys.
+        active: The nodes that sent shares.
+        question: Digest of the whole question.
+        length: Numbers in an answer.
+    """
+    return digest("context", roster.digest, set_digest(active), question, whole(length))

@@ -1,0 +1,224 @@
+"""How many nodes it takes: thresholds, and the graph of who shares masks with whom, by a bound."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from flower_privsyn.checks import check_whole
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.secure_aggregation.keys import digest, whole
+
+LEAST_ROSTER: Final = 4
+"""The fewest nodes among which one may collude with the server and one may be lost."""
+
+MOST_NODES: Final = 10_000
+
+#: Chance, in bits, that the colluding nodes stand too close together anywhere on the circle. Who
+#: makes 2^40 sets of keys to find a circle that suits them still has 2^-40.
+_COLLUSION_BITS: Final = 80
+
+#: Chance, in bits, that nodes lost by accident stand too close together for a round to finish.
+_LOSS_BITS: Final = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What all nodes of a round agree on.
+
+    Attributes:
+        least_nodes: t, the fewest nodes whose answers, and whose noise, are in a sum.
+        colluding: c, the nodes that are assumed to collude with the server, at most.
+
+    Raises:
+        ConfigError: A value is out of range, or colluding nodes could give a sum alone.
+    """
+
+    least_nodes: int
+    colluding: int
+
+    def __post_init__(self) -> None:
+        check_whole("least_nodes", self.least_nodes, ge=2, le=MOST_NODES)
+        check_whole("colluding_nodes", self.colluding, ge=0, le=MOST_NODES)
+        if self.honest < 2:
+            raise ConfigError(
+                f"a sum of at least {self.least_nodes} nodes (least-nodes), {self.colluding} of "
+                "which may collude with the server (colluding-nodes), leaves fewer than 2 honest "
+                "ones: there would be nobody to hide among"
+            )
+
+    @property
+    def honest(self) -> int:
+        """T - c: the honest nodes whose noise is in every sum."""
+        return self.least_nodes - self.colluding
+
+    @property
+    def noise_share(self) -> float:
+        """Standard deviation of one node's noise over that of the whole sum: 1 / sqrt(t - c)."""
+        return 1.0 / math.sqrt(self.honest)
+
+    def signatures(self, nodes: int) -> int:
+        """t_s: signatures on one set of survivors without which no node unmasks anything.
+
+        Formal guarantee:
+            2 t_s > n + c: of two sets that were each signed by t_s of n nodes, at least one honest
+            node signed both, and an honest node signs one set.
+        """
+        return (nodes + self.colluding) // 2 + 1
+
+    @classmethod
+    def of(
+        cls, nodes: int, *, least_nodes: int | None = None, colluding: int | None = None
+    ) -> Terms:
+        """The terms for a roster, where some are left open.
+
+        Args:
+            nodes: On the roster.
+            least_nodes: t; by default an eighth of the nodes may be lost.
+            colluding: c; by default a third of the nodes.
+
+        Raises:
+            ConfigError: The roster is too small for them.
+        """
+        if nodes < LEAST_ROSTER:
+            raise ConfigError(
+                f"secure aggregation takes at least {LEAST_ROSTER} nodes (num-nodes), so that one "
+                f"may collude with the server and one be lost, got {nodes}"
+            )
+        colluding = nodes // 3 if colluding is None else colluding
+        if least_nodes is None:
+            least_nodes = max(nodes - math.ceil(nodes / 8), (nodes + colluding) // 2 + 1)
+        terms = cls(least_nodes=least_nodes, colluding=colluding)
+        terms.check_roster(nodes)
+        return terms
+
+    def check_roster(self, nodes: int) -> None:
+        """Refuse a roster on which these terms prove nothing.
+
+        Raises:
+            ConfigError: It is too large, or the thresholds do not fit it.
+        """
+        if nodes > MOST_NODES:
+            raise ConfigError(
+                f"secure aggregation takes at most {MOST_NODES:,} nodes, got {nodes:,}"
+            )
+        if self.least_nodes > nodes:
+            raise ConfigError(
+                f"least-nodes = {self.least_nodes} is more than the {nodes} nodes there are"
+            )
+        if self.least_nodes < self.signatures(nodes):
+            raise ConfigError(
+                f"least-nodes must be at least {self.signatures(nodes)} for {nodes} nodes of "
+                f"which {self.colluding} may collude (colluding-nodes), got {self.least_nodes}: "
+                "two sets of survivors could each be signed by enough nodes"
+            )
+
+    def to_bytes(self) -> bytes:
+        """For digests."""
+        return whole(self.least_nodes, self.colluding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """Who shares masks with whom: everybody, or on a circle those within reach on both sides.
+
+    Every node is on the circle at a place that nobody chose (`Graph.order`). A `window` is that
+    many places in a row, and at most `crowd` of them are colluding nodes', but for a chance of
+    2^-80. A set of nodes is *tight* when every window holds more than `crowd` of it, and so an
+    honest one: then the honest nodes of the set, each of which shares masks with all others within
+    a window on either side, are connected, **whoever chose which nodes are lost**. And every node
+    has at least 2 crowd + 2 neighbours in the set and at most 2 crowd colluding ones, so that
+    2 crowd + 1 shares are too many for those who collude and few enough for those who are left.
+
+    Attributes:
+        nodes: n.
+        window: places in a row; 0 where everybody shares masks with everybody.
+        crowd: most colluding nodes in a window.
+        threshold: shares that give a secret back.
+    """
+
+    nodes: int
+    window: int
+    crowd: int
+    threshold: int
+
+    @property
+    def degree(self) -> int:
+        """With how many others a node shares masks."""
+        return 2 * self.window if self.window else self.nodes - 1
+
+    def order(self, seed: bytes) -> list[int]:
+        """Which index of the roster stands at which place.
+
+        Args:
+            seed: A digest of the round's keys.
+        """
+        # Sorting by digests: a uniform order that every machine computes alike.
+        keys = [hashlib.sha256(seed + whole(index)).digest() for index in range(self.nodes)]
+        return sorted(range(self.nodes), key=keys.__getitem__)
+
+    def neighbours(self, order: Sequence[int], place: int) -> list[int]:
+        """The indices of those with whom the node at a place shares masks."""
+        if not self.window:
+            return [index for index in order if index != order[place]]
+        steps = [*range(-self.window, 0), *range(1, self.window + 1)]
+        return [order[(place + step) % self.nodes] for step in steps]
+
+    def is_tight(self, order: Sequence[int], kept: Collection[int]) -> bool:
+        """Whether the honest ones of a set of indices are connected whoever left them out."""
+        if not self.window:
+            return True
+        inside = np.isin(np.asarray(order), np.fromiter(kept, dtype=np.int64))
+        around = np.concatenate([[0], np.cumsum(np.concatenate([inside, inside[: self.window]]))])
+        counts = around[self.window : self.window + self.nodes] - around[: self.nodes]
+        return bool(counts.min() > self.crowd)
+
+
+@lru_cache(maxsize=64)
+def graph_of(nodes: int, terms: Terms) -> Graph:
+    """The sparsest graph that bears the colluding nodes, and as many lost ones as the terms do.
+
+    Args:
+        nodes: On the roster.
+        terms: Of the round.
+
+    Raises:
+        ConfigError: The terms do not fit the roster.
+    """
+    terms.check_roster(nodes)
+    lost = nodes - terms.least_nodes
+    for window in range(1, (nodes - 1) // 2):
+        crowd = _most(nodes, terms.colluding, window, bits=_COLLUSION_BITS)
+        if window - _most(nodes, lost, window, bits=_LOSS_BITS) > crowd:
+            return Graph(nodes=nodes, window=window, crowd=crowd, threshold=2 * crowd + 1)
+    return Graph(nodes=nodes, window=0, crowd=0, threshold=terms.signatures(nodes) - 1)
+
+
+def _most(nodes: int, marked: int, window: int, *, bits: int) -> int:
+    """The most of some marked nodes that stand in any window of a uniform order.
+
+    Returns:
+        The least m with nodes x P[a window holds more than m] < 2^-bits, in whole numbers.
+    """
+    room = math.comb(nodes, window)
+    above = 0
+    for count in range(min(window, marked), -1, -1):
+        above += math.comb(marked, count) * math.comb(nodes - marked, window - count)
+        if (above * nodes) << bits >= room:
+            return count
+    return 0
+
+
+def circle_seed(roster: bytes) -> bytes:
+    """What the order of a roster is drawn from.
+
+    Args:
+        roster: Its digest.
+    """
+    return digest("circle", roster)

@@ -1,0 +1,256 @@
+"""A server that does as it likes, refused by name; and nodes that do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flower_privsyn.errors import ProtocolError
+from flower_privsyn.secure_aggregation import (
+    KeyCard,
+    Roster,
+    Sealed,
+    ServerRound,
+    Session,
+    Terms,
+    Unmasking,
+    advertise,
+    agree,
+    mask,
+    receive,
+    share,
+    unmask,
+)
+from tests.support.secure import QUESTION, SESSION, Protocol, answers, node_key
+
+EVERYBODY = range(1, 7)
+
+
+@pytest.fixture
+def protocol() -> Protocol:
+    made = Protocol(answers(6), Terms.of(6))
+    made.show_keys(EVERYBODY)
+    return made
+
+
+@pytest.fixture
+def server(protocol: Protocol) -> ServerRound:
+    return protocol.give_shares(EVERYBODY)
+
+
+class TestRosters:
+    def given(self, protocol: Protocol, roster: Roster, allowed: set[bytes] | None = None) -> None:
+        share(protocol.states[1], roster, allowed=allowed)
+
+    def test_an_old_roster(self, protocol: Protocol) -> None:
+        """Cards of another round, under this round's name and under their own."""
+        old = Protocol(protocol.values, protocol.terms, session=replace(SESSION, round_number=2))
+        old.show_keys(EVERYBODY)
+        with pytest.raises(ProtocolError, match="that of another round"):
+            self.given(protocol, old.roster)
+        cards = [protocol.cards[1], *(old.cards[name] for name in range(2, 7))]
+        with pytest.raises(ProtocolError, match="node 2 are not signed by it for round 3"):
+            self.given(protocol, Roster(SESSION, protocol.terms, cards))
+
+    def test_a_swapped_key(self, protocol: Protocol) -> None:
+        _, other = advertise(SESSION, 1, node_key(1))
+        cards = [other, *(protocol.cards[name] for name in range(2, 7))]
+        with pytest.raises(ProtocolError, match="does not hold the keys that this node has shown"):
+            self.given(protocol, Roster(SESSION, protocol.terms, cards))
+        forged = replace(protocol.cards[4], mask_key=advertise(SESSION, 4, node_key(4))[1].mask_key)
+        cards = [*(protocol.cards[name] for name in (1, 2, 3, 5, 6)), forged]
+        with pytest.raises(ProtocolError, match="node 4 are not signed by it"):
+            self.given(protocol, Roster(SESSION, protocol.terms, cards))
+
+    def test_nodes_that_the_server_has_invented(self, protocol: Protocol) -> None:
+        allowed = {node_key(name).public for name in range(1, 6)}
+        with pytest.raises(ProtocolError, match="node 6 shows the key [0-9a-f]{64}, which this"):
+            self.given(protocol, protocol.roster, allowed)
+        # One node under two names counts once, and is refused.
+        twin = advertise(SESSION, 7, node_key(2))[1]
+        with pytest.raises(ProtocolError, match="two nodes of the roster have one node key"):
+            Roster(SESSION, protocol.terms, [*protocol.cards.values(), twin])
+
+    def test_a_roster_of_one_and_a_threshold_that_proves_nothing(self, protocol: Protocol) -> None:
+        for names, terms, says in (
+            ((1,), protocol.terms, "is more than the 1 nodes"),
+            (EVERYBODY, Terms(least_nodes=3, colluding=1), "least-nodes must be at least 4"),
+        ):
+            with pytest.raises(ProtocolError, match=says):
+                Roster(SESSION, terms, [protocol.cards[name] for name in names])
+
+    def test_without_this_node(self, protocol: Protocol) -> None:
+        cards = [protocol.cards[name] for name in range(2, 7)]
+        with pytest.raises(ProtocolError, match="does not hold the keys that this node"):
+            self.given(protocol, Roster(SESSION, protocol.terms, cards))
+
+
+class TestShares:
+    def test_a_changed_letter_and_one_for_somebody_else(
+        self, protocol: Protocol, server: ServerRound
+    ) -> None:
+        letters = server.letters_for(1)
+        broken = {**letters, 2: letters[2][:-1] + bytes([letters[2][-1] ^ 1])}
+        swapped = {**letters, 2: letters[3], 3: letters[2]}
+        another = {**letters, 2: server.letters_for(3)[2]}
+        for wrong in (broken, swapped, another):
+            with pytest.raises(ProtocolError, match="was changed, or belongs to another round"):
+                receive(protocol.states[1], active=server.active, letters=wrong)
+
+    def test_letters_of_another_round_with_the_same_keys(
+        self, protocol: Protocol, server: ServerRound
+    ) -> None:
+        """The roster is in every letter: another set of nodes is another round."""
+        other = Protocol(protocol.values, protocol.terms, states=dict(protocol.states))
+        fresh = Protocol(protocol.values, protocol.terms)
+        fresh.show_keys(EVERYBODY)
+        other.states = dict(fresh.states)
+        other.cards = dict(fresh.cards)
+        elsewhere = other.give_shares(EVERYBODY)
+        with pytest.raises(ProtocolError, match="belongs to another round"):
+            receive(protocol.states[1], active=server.active, letters=elsewhere.letters_for(1))
+
+    def test_fewer_than_t_and_others_than_the_neighbours(
+        self, protocol: Protocol, server: ServerRound
+    ) -> None:
+        letters = server.letters_for(1)
+        few = {name: letters[name] for name in (2, 3, 4)}
+        with pytest.raises(ProtocolError, match="4 of 6 nodes sent shares, 5 are needed"):
+            receive(protocol.states[1], active=(1, 2, 3, 4), letters=few)
+        for active, given in (
+            (EVERYBODY, {name: letters[name] for name in (2, 3, 4, 5)}),
+            ((1, 2, 3, 4, 5), letters),
+        ):
+            with pytest.raises(ProtocolError, match="are not those of this node's neighbours"):
+                receive(protocol.states[1], active=active, letters=given)
+        with pytest.raises(ProtocolError, match="not on the roster"):
+            receive(protocol.states[1], active=(*EVERYBODY, 9), letters=letters)
+        with pytest.raises(ProtocolError, match="not among those whose answers"):
+            receive(protocol.states[1], active=range(2, 7), letters=letters)
+
+
+class TestQuestions:
+    def test_two_broadcasts_give_noise(self, protocol: Protocol, server: ServerRound) -> None:
+        """Node 1 is shown another question: what is left of its masks hides everything."""
+        length = len(protocol.values[1])
+        for name in EVERYBODY:
+            ready = receive(
+                protocol.states[name], active=server.active, letters=server.letters_for(name)
+            )
+            question = b"another question of one node    " if name == 1 else QUESTION
+            state, masked = mask(ready, question=question, values=protocol.values[name])
+            protocol.keep(name, state)
+            server.add_answer(name, masked)
+        assert length == 5
+        protocol.sign(server, range(2, 7))
+        with pytest.raises(ProtocolError, match="no signature on the survivors"):
+            protocol.sign(server, [1])
+        protocol.uncover(server, range(2, 7))
+        total = server.total()
+        others = sum((protocol.values[n] for n in EVERYBODY), np.zeros(5, dtype=np.uint64))
+        assert not (total == others).any()
+
+    def test_other_thresholds_another_length_and_other_nodes_are_another_context(
+        self, protocol: Protocol, server: ServerRound
+    ) -> None:
+        contexts = set()
+        for active, values, question in (
+            (EVERYBODY, protocol.values[1], QUESTION),
+            (EVERYBODY, protocol.values[1][:4], QUESTION),
+            (range(1, 6), protocol.values[1], QUESTION),
+            (EVERYBODY, protocol.values[1], b"z" * 32),
+        ):
+            letters = {k: v for k, v in server.letters_for(1).items() if k in active}
+            ready = receive(protocol.states[1], active=active, letters=letters)
+            contexts.add(mask(ready, question=question, values=values)[0].context)
+        assert len(contexts) == 4
+
+
+class TestAgreement:
+    @pytest.fixture
+    def answered(self, protocol: Protocol, server: ServerRound) -> ServerRound:
+        protocol.answer(server, EVERYBODY)
+        return server
+
+    def test_survivors_that_are_too_few_or_not_true(
+        self, protocol: Protocol, answered: ServerRound
+    ) -> None:
+        for survivors, says in (
+            ((1, 2, 3, 4), "4 of 6 nodes answered, 5 are needed"),
+            (range(2, 7), "not among those said to have answered"),
+            ((1, 2, 3, 4, 5, 8), "said to have answered that was not asked"),
+        ):
+            with pytest.raises(ProtocolError, match=says):
+                agree(protocol.states[1], survivors=survivors, key=node_key(1))
+
+    def test_two_sets_of_survivors(self, protocol: Protocol, answered: ServerRound) -> None:
+        """The two who collude sign both, honest nodes one; no node unmasks for either."""
+        first, second = frozenset(range(1, 6)), frozenset(range(2, 7))
+        for chosen, signers, honest in ((first, (1, 2, 3, 4), 1), (second, (2, 3, 5, 6), 6)):
+            signed = {
+                name: agree(protocol.states[name], survivors=chosen, key=node_key(name))
+                for name in signers
+            }
+            signatures = {name: signature for name, (_, signature) in signed.items()}
+            with pytest.raises(ProtocolError, match="4 nodes are said .*, 5 of them are needed"):
+                unmask(signed[honest][0], signatures=signatures)
+
+    def test_signatures_on_another_set(self, protocol: Protocol, answered: ServerRound) -> None:
+        other = range(1, 6)
+        mixed = {}
+        for name in range(1, 6):
+            mixed[name] = agree(protocol.states[name], survivors=other, key=node_key(name))[1]
+        state, _ = agree(protocol.states[1], survivors=EVERYBODY, key=node_key(1))
+        with pytest.raises(ProtocolError, match="has not signed the set .* this node has signed"):
+            unmask(state, signatures=mixed)
+        with pytest.raises(ProtocolError, match="5 of them are needed"):
+            unmask(state, signatures={})
+        # Of a node that is not in the set, or on no roster.
+        state, _ = agree(protocol.states[1], survivors=other, key=node_key(1))
+        with pytest.raises(ProtocolError, match="are needed"):
+            unmask(state, signatures={**{n: mixed[n] for n in (1, 2, 3, 4)}, 6: mixed[5]})
+
+
+class TestNodesThatLie:
+    """They can end a round; the server says who did where it can."""
+
+    def test_shares_of_another_seed(self, protocol: Protocol, server: ServerRound) -> None:
+        protocol.answer(server, EVERYBODY)
+        protocol.sign(server, EVERYBODY)
+        protocol.uncover(server, range(1, 6))
+        given = unmask(protocol.states[6], signatures=server.signatures)
+        server.add_unmasking(6, replace(given, seeds={**given.seeds, 1: bytes(32)}))
+        server._seeds[1] = dict(sorted(server._seeds[1].items(), reverse=True)[:4])
+        with pytest.raises(ProtocolError, match="shares of node 1 give another seed"):
+            server.total()
+
+    def test_messages_of_another_form(self, protocol: Protocol, server: ServerRound) -> None:
+        with pytest.raises(ProtocolError, match="a second time"):
+            server.add_shares(1, protocol.sealed[1])
+        fresh = ServerRound(protocol.roster, 5, QUESTION)
+        with pytest.raises(ProtocolError, match="for other nodes"):
+            fresh.add_shares(1, Sealed(commitment=b"", letters={2: b""}))
+        protocol.answer(server, [1])
+        with pytest.raises(ProtocolError, match="a second time"):
+            server.add_answer(1, protocol.masked[1])
+        with pytest.raises(ProtocolError, match="another form"):
+            server.add_answer(2, protocol.masked[1][:3])
+        protocol.answer(server, [2, 3, 4, 5])
+        assert server.survivors == {1, 2, 3, 4, 5}
+        with pytest.raises(ProtocolError, match="too late"):
+            server.add_answer(6, protocol.masked[1])
+        protocol.sign(server, range(1, 6))
+        with pytest.raises(ProtocolError, match="other nodes than agreed"):
+            server.add_unmasking(1, Unmasking(seeds={}, mask_keys={}))
+        with pytest.raises(ProtocolError, match="not asked"):
+            server.add_unmasking(6, Unmasking(seeds={}, mask_keys={}))
+        assert server.signers == {1, 2, 3, 4, 5}
+
+    def test_a_card_of_another_round(self, protocol: Protocol) -> None:
+        protocol.cards[1].check(SESSION)
+        with pytest.raises(ProtocolError, match="node 1 are not signed by it for round 4"):
+            protocol.cards[1].check(Session(run=SESSION.run, round_number=4))
+        with pytest.raises(ProtocolError, match="another length"):
+            KeyCard.from_bytes(b"short")
