@@ -23,6 +23,8 @@ _CONFIGURATIONS: Final = re.compile(
     r"vailable[^:\[]*: \[([^\]]+)\]|configurations in the cache: ([^\n]+)"
 )
 _PARTITION: Final = "partition {}"
+# What `save_to_disk` writes.
+_SAVED: Final = ("dataset_dict.json", "dataset_info.json")
 
 
 # ---- where it is -------------------------------------------------------------------------------
@@ -33,12 +35,14 @@ def is_hub_name(location: str) -> bool:
     return _HUB_NAME.fullmatch(location) is not None
 
 
-def from_hub(location: str, split: str) -> Any:
+def from_hub(location: str, split: str, *, streaming: bool = False) -> Any:
     """A data set of the hub, or of the library's cache where there is no network.
 
     Args:
         location: As `is_hub_name` knows it; nothing between two colons is the only configuration.
         split: Where the location names none.
+        streaming: Read its rows from the hub as they are asked for and store none; from the cache
+            where there is no network.
 
     Raises:
         DataError: There is no such data set, configuration or split.
@@ -51,7 +55,7 @@ def from_hub(location: str, split: str) -> Any:
     unreachable = hub_unreachable("HF_DATASETS_OFFLINE")
     with _offline() if unreachable else contextlib.nullcontext():
         try:
-            return _loaded(name, config, split)
+            return _loaded(name, config, split, streaming=streaming and not unreachable)
         except DataError:
             raise
         except Exception as error:
@@ -66,7 +70,7 @@ def from_hub(location: str, split: str) -> Any:
             ) from None
 
 
-def from_folder(folder: Path, config: str | None, split: str) -> Any:
+def from_folder(folder: Path, config: str | None, split: str, *, streaming: bool = False) -> Any:
     """A folder that the library reads as a data set, such as a clone of one of the hub.
 
     No copy of it stays on the disk.
@@ -75,6 +79,7 @@ def from_folder(folder: Path, config: str | None, split: str) -> Any:
         folder: With the files of the data set, and a README that names its configurations.
         config: Its configuration; None for the only one.
         split: Of it.
+        streaming: Read rows as they are asked for, and not into memory.
 
     Raises:
         DataError: The folder holds no such data set, configuration or split.
@@ -82,7 +87,8 @@ def from_folder(folder: Path, config: str | None, split: str) -> Any:
     """
     with tempfile.TemporaryDirectory(prefix="privsyn-data-") as copies, _offline():
         try:
-            return _loaded(str(folder), config, split, cache_dir=copies, keep_in_memory=True)
+            kept = {"streaming": True} if streaming else {"keep_in_memory": True}
+            return _loaded(str(folder), config, split, cache_dir=copies, **kept)
         except DataError:
             raise
         except Exception as error:
@@ -90,6 +96,11 @@ def from_folder(folder: Path, config: str | None, split: str) -> Any:
                 f"{folder} holds no data set with the configuration {config or 'default'!r} and "
                 f"the split {split!r} ({type(error).__name__})."
             ) from None
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder was written by `save_to_disk`."""
+    return any(item.name in _SAVED for item in folder.iterdir())
 
 
 def from_disk(folder: Path) -> Any:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
 from flower_privsyn.privacy import quarantine
-
-# What `save_to_disk` writes.
-_SAVED: Final = {"dataset_dict.json", "dataset_info.json"}
 
 
 def load_users(
@@ -155,7 +152,7 @@ def _located(source: str) -> str:
 def _from_location(location: str, columns: Columns, split: str, partitioner: str) -> Users:
     path = expanded(location)
     if path.is_dir():
-        if _SAVED & {item.name for item in path.iterdir()}:
+        if data_sets.is_saved(path):
             dataset = data_sets.from_disk(path)
             return _from_dataset(dataset, columns, split, partitioner, where=str(path))
         if partitioner:
@@ -190,7 +187,7 @@ def kind_of(source: str) -> str:
     if not path.is_dir():
         return "a data set"
     names = [item for item in path.iterdir() if formats.suffix_of(item)]
-    if any(item.name in _SAVED for item in names):
+    if data_sets.is_saved(path):
         return "a save_to_disk folder"
     if names:
         return f"a folder of {len(names):,} files"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.data.cut import Cut, token_ids
-from flower_privsyn.data.public_text import BUNDLED, text_of_line
+from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.errors import DataError
-from flower_privsyn.files import default_cache_directory, expanded
+from flower_privsyn.files import default_cache_directory
 
 IntArray = npt.NDArray[np.int64]
 
@@ -29,9 +29,6 @@ _DOCUMENTS: Final = 1024
 
 #: Corpora that are kept.
 _MOST_KEPT: Final = 8
-
-#: Bytes of a line of JSON; a longer one is no document.
-_LONGEST_LINE: Final = 2**24
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,8 +65,8 @@ class PublicRows:
         """Cut and store a corpus, or open it where that was done before.
 
         Args:
-            source: "bundled" for the passages of the package, or a file of JSON lines (also .gz)
-                with a `text` in every line.
+            source: "bundled" for the passages of the package, a file of JSON lines (also .gz) with
+                a `text` in every line, or another name of `flower_privsyn.data.public_corpus`.
             tokenizer: a ``tokenizers.Tokenizer``, whose tokens the rows are of.
             max_tokens: most tokens of a row, >= 1.
             setting: what named the file, for the sentence that says it cannot be read.
@@ -79,24 +76,29 @@ class PublicRows:
         Raises:
             DataError: The file is missing, a line is not as described, or there is no text.
         """
-        path = BUNDLED if source == "bundled" else expanded(source)
-        kept = (default_cache_directory() if cache is None else cache) / "public-rows"
+        corpus = PublicCorpus.find(source, setting=setting)
+        cache = default_cache_directory() if cache is None else cache
+        kept = cache / "public-rows"
+        made_of = [*corpus.identity(), max_tokens]
+        digest = hashlib.blake2b(json.dumps(made_of).encode(), digest_size=16)
+        digest.update(tokenizer.to_str().encode("utf-8", "surrogatepass"))
+        folder = kept / digest.hexdigest()
         try:
-            stat = path.stat()
-            made_of = [str(path.absolute()), stat.st_size, stat.st_mtime_ns, max_tokens]
-            digest = hashlib.blake2b(json.dumps(made_of).encode(), digest_size=16)
-            digest.update(tokenizer.to_str().encode("utf-8", "surrogatepass"))
-            folder = kept / digest.hexdigest()
+            for place in (cache, kept):
+                place.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not (folder / "rows.npy").exists():
-                _make(path, folder, tokenizer=tokenizer, cut=Cut(max_tokens=max_tokens))
+                _make(corpus, folder, tokenizer=tokenizer, cut=Cut(max_tokens=max_tokens))
             os.utime(folder)
-        except (OSError, EOFError) as error:
-            reason = getattr(error, "strerror", None) or type(error).__name__
-            raise DataError(f'{setting} = "{source}": {path} cannot be read ({reason})') from error
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise DataError(
+                f'{setting} = "{source}": {kept} cannot be written ({reason})'
+            ) from error
         vocabulary = int(tokenizer.get_vocab_size())
         ends = np.load(folder / "rows.npy")
         if not len(ends):
-            raise DataError(f'{setting} = "{source}": {path} holds no text')
+            where = corpus.path or corpus.source
+            raise DataError(f'{setting} = "{source}": {where} holds no text')
         return cls(
             folder=folder,
             vocabulary=vocabulary,
@@ -155,13 +157,14 @@ def _token_type(vocabulary: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
-def _make(path: Path, folder: Path, *, tokenizer: Any, cut: Cut) -> None:
+def _make(corpus: PublicCorpus, folder: Path, *, tokenizer: Any, cut: Cut) -> None:
     """Store a corpus whole or not at all, and forget the one that was not used for longest."""
     kept = folder.parent
-    kept.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=kept, prefix="new-"))
     try:
-        _store(path, made, tokenizer=tokenizer, cut=cut)
+        _store(corpus, made, tokenizer=tokenizer, cut=cut)
+        for file in made.iterdir():
+            file.chmod(0o600)
         try:
             made.rename(folder)
         except OSError:
@@ -175,14 +178,15 @@ def _make(path: Path, folder: Path, *, tokenizer: Any, cut: Cut) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _store(path: Path, folder: Path, *, tokenizer: Any, cut: Cut) -> None:
+def _store(corpus: PublicCorpus, folder: Path, *, tokenizer: Any, cut: Cut) -> None:
     """Write the files of a corpus."""
     dtype = _token_type(int(tokenizer.get_vocab_size()))
     ends: list[IntArray] = []
     place = np.zeros(2, dtype=np.int64)
     first = 0
     with (folder / "tokens.bin").open("wb") as tokens, (folder / "text.bin").open("wb") as text:
-        for documents in _documents(path):
+        waiting = corpus.documents()
+        while documents := list(itertools.islice(waiting, _DOCUMENTS)):
             pieces = cut.pieces(documents, tokenizer=tokenizer)
             texts = [piece for found in pieces for piece in found]
             owners = np.repeat(np.arange(len(pieces)), [len(found) for found in pieces]) + first
@@ -200,21 +204,3 @@ def _store(path: Path, folder: Path, *, tokenizer: Any, cut: Cut) -> None:
             ends.append(np.column_stack((found, owners)))
             place = found[-1] if len(found) else place
     np.save(folder / "rows.npy", np.concatenate([np.zeros((0, 3), dtype=np.int64), *ends]))
-
-
-def _documents(path: Path) -> Iterator[list[str]]:
-    """The texts of a file of JSON lines, some at a time."""
-    waiting: list[str] = []
-    packed = path.suffix.lower() == ".gz"
-    with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) if packed else raw as file:
-        number = 0
-        while line := file.readline(_LONGEST_LINE):
-            number += 1
-            if not line.strip():
-                continue
-            waiting.append(text_of_line(path, number, line))
-            if len(waiting) == _DOCUMENTS:
-                yield waiting
-                waiting = []
-    if waiting:
-        yield waiting

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.data.public_text import BUNDLED
+from flower_privsyn.data.public_corpus import BUNDLED
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, replacing
 

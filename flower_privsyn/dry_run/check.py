@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from flower_privsyn.data import Cut
+from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.scripts import in_words, scripts_of, scripts_of_tokens, unknown_scripts
 from flower_privsyn.dry_run import cpu_time
 from flower_privsyn.dry_run.libraries import is_installed, require
 from flower_privsyn.dry_run.people import People, read_people
 from flower_privsyn.dry_run.report import Report
 from flower_privsyn.dry_run.shelf import NotHereError, Shelf
-from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryError
+from flower_privsyn.errors import DataError, MissingExtraError, ModelError, RunDirectoryError
 from flower_privsyn.files import expanded, located, user_path
 from flower_privsyn.generation import load_instruction, load_prompt
 from flower_privsyn.generation.api_key import is_address, shown_address
@@ -126,9 +127,11 @@ def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str)
             load_instruction(located(needs.variation_prompt), purpose="variation")
         if needs.initial_prompt:
             load_instruction(located(needs.initial_prompt), purpose="beginning")
-    if needs.public_text not in ("", "bundled"):
-        path = expanded(located(needs.public_text))
-        if not path.is_file():
+    if needs.public_text:
+        try:
+            PublicCorpus.find(needs.public_text, setting="public-text")
+        except DataError:
+            path = expanded(located(needs.public_text))
             said = f'public-text = "{needs.public_text}": there is no file {path}'
             report.say("models", said, level="stops")
 

@@ -142,7 +142,7 @@ def test_what_cannot_be_done_is_one_sentence(
 
 
 def test_text_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no text \(.jsonl, .jsonl.gz or .txt\)"):
+    with pytest.raises(DataError, match=r"holds no text \(.jsonl, .jsonl.gz, .json.gz or"):
         public_documents(tmp_path, setting="--text")
     (tmp_path / "a.jsonl").write_text('{"words": "x"}\n')
     with pytest.raises(DataError, match=r"a\.jsonl line 1: expected a JSON object"):

@@ -102,7 +102,9 @@ class EvolutionConfig(PrivateSumConfig):
         "itself and L - 1 variations (Aug-PE); with 1 a variation alone (PrE-Text).",
     ] = 1
     public_text: Annotated[
-        str, 'seeds: "bundled", or a JSONL file with `text` and no person\'s data.'
+        str,
+        'seeds: "bundled", or a JSONL file with `text` and no person\'s data; also a folder or a '
+        "data set by name (docs/distillation.md).",
     ] = "bundled"
     variation: VariationName = "mask-fill"
     variation_model: Annotated[str, "masked language model that varies texts."] = "privsyn-mlm"

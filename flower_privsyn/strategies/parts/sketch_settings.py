@@ -73,7 +73,7 @@ class JointSketchConfig(PrivateSumConfig):
     public_text: Annotated[
         str,
         'text to choose from: "bundled", or a JSONL file with `text` and no person\'s data; of any '
-        "size.",
+        "size. Also a folder or a data set by name (docs/distillation.md).",
     ] = "bundled"
     select_share: Annotated[float, Gt(0), Le(1), "share of the public rows that are chosen."] = 0.03
     least_selected: Annotated[

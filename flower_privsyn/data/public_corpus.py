@@ -1,0 +1,249 @@
+"""Public documents by name: bundled, in files, or in a data set, and read as they come.
+
+What a name may be:
+
+- ``bundled``: the passages that ship with the package;
+- ``texts.jsonl``: a JSON object with a `text` in every line; also ``.jsonl.gz`` and ``.json.gz``;
+- ``letter.txt``: one document;
+- ``folder``: any of these in it, also in folders below it; or what `save_to_disk` wrote;
+- ``folder:config:split``: a data set of the Hugging Face library, such as a clone of C4;
+- ``allenai/c4:realnewslike``: a data set of the hub, ``owner/name:config:split``, streamed;
+- ``allenai/c4:en:train[:100000]``: of any of these the first so many documents.
+"""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from flower_privsyn.data import bounded, data_sets, flat_json, formats
+from flower_privsyn.errors import DataError
+from flower_privsyn.files import expanded, located
+
+#: The passages that ship with the package.
+BUNDLED: Final = Path(__file__).parent / "passages" / "passages.jsonl.gz"
+
+#: Files of a folder that hold public text. The shards of C4 are JSON lines in .json.gz.
+_LINES: Final = (".jsonl", ".jsonl.gz", ".json.gz")
+_NAMES: Final = (*_LINES, ".txt")
+
+#: Bytes of a line of JSON; a longer one is no document.
+_LONGEST_LINE: Final = 2**24
+
+_FIRST: Final = re.compile(r"(.+)\[:([1-9]\d*)\]")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublicCorpus:
+    """Where public documents are.
+
+    Attributes:
+        source: as it was named, without the number of documents.
+        setting: what named it, for sentences.
+        path: the file or the folder; None for a data set of the hub.
+        data_set: configuration and split of a data set of the Hugging Face library; None for files.
+        most: documents that are read at most; None for all.
+    """
+
+    source: str
+    setting: str
+    path: Path | None
+    data_set: tuple[str | None, str] | None = None
+    most: int | None = None
+
+    @classmethod
+    def find(cls, source: str | Path, *, setting: str) -> Self:
+        """Find out what a name means, without reading it.
+
+        Raises:
+            DataError: There is no such file or folder, and it cannot be the name of a data set.
+        """
+        name, most = str(source), None
+        if not _there(name) and (first := _FIRST.fullmatch(name)):
+            name, most = first[1], int(first[2])
+        if name == "bundled":
+            return cls(source=name, setting=setting, path=BUNDLED, most=most)
+        path = expanded(located(name))
+        kind: tuple[str | None, str] | None = None
+        if _there(name):
+            try:
+                if path.is_dir() and data_sets.is_saved(path):
+                    kind = (None, "train")
+            except OSError as error:
+                raise _unreadable(setting, name, path, error) from error
+            return cls(source=name, setting=setting, path=path, data_set=kind, most=most)
+        folder, colon, rest = name.partition(":")
+        config, _, split = rest.partition(":")
+        kind = (config or None, split or "train")
+        if colon and (path_of_set := expanded(located(folder))).is_dir():
+            return cls(source=name, setting=setting, path=path_of_set, data_set=kind, most=most)
+        if formats.suffix_of(path) or not data_sets.is_hub_name(name):
+            raise DataError(
+                f'{setting} = "{name}": {path} cannot be read (No such file or directory)'
+            )
+        return cls(source=name, setting=setting, path=None, data_set=kind, most=most)
+
+    def identity(self) -> list[Any]:
+        """What its documents depend on, as JSON can hold it.
+
+        Of files their names, bytes and times of change; of a data set of the hub its name: what was
+        read of it once stands for it.
+
+        Raises:
+            DataError: A file cannot be looked at.
+        """
+        found: list[Any] = ["hub", self.source]
+        if self.path is not None:
+            try:
+                found = _stamp(self.path)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if self.data_set is not None:
+                found += ["data set", *self.data_set]
+        return found if self.most is None else [*found, "first", self.most]
+
+    def documents(self) -> Iterator[str]:
+        """The documents in the order of files and lines, those without text included.
+
+        Raises:
+            DataError: A file or the hub cannot be read, or a line or row has no text.
+            MissingExtraError: It is a data set, and the library is not installed.
+        """
+        found = self._of_files() if self.data_set is None else self._of_rows()
+        return itertools.islice(found, self.most)
+
+    def _of_files(self) -> Iterator[str]:
+        if self.path is None:
+            raise ValueError("a data set of the hub has no files")
+        files = _files(self.path) if self.path.is_dir() else [self.path]
+        if not files:
+            raise DataError(
+                f'{self.setting} = "{self.source}": {self.path} holds no text '
+                "(.jsonl, .jsonl.gz, .json.gz or .txt)"
+            )
+        for file in files:
+            yield from (
+                self._of_text(file) if file.suffix.lower() == ".txt" else self._of_lines(file)
+            )
+
+    def _of_text(self, path: Path) -> Iterator[str]:
+        try:
+            yield bounded.read_bytes(path).removeprefix(codecs.BOM_UTF8).decode("utf-8")
+        except (OSError, DataError, UnicodeDecodeError) as error:
+            raise self._unreadable(error, path) from error
+
+    def _of_lines(self, path: Path) -> Iterator[str]:
+        try:
+            with bounded.opened(path) as file:
+                number = 0
+                while line := file.readline(_LONGEST_LINE):
+                    number += 1
+                    if line.strip():
+                        line.decode("utf-8")
+                        yield text_of_line(path, number, line)
+        except NoTextError:
+            raise
+        except (OSError, DataError, UnicodeDecodeError) as error:
+            raise self._unreadable(error, path) from error
+
+    def _of_rows(self) -> Iterator[str]:
+        """The rows of a data set."""
+        try:
+            for number, row in enumerate(self._data_set(), start=1):
+                text = row.get("text")
+                if not isinstance(text, str):
+                    raise NoTextError(
+                        f'{self.setting} = "{self.source}": row {number} has no string "text"; its '
+                        f"columns are {', '.join(map(str, row))}"
+                    )
+                yield text
+        except DataError as error:
+            if isinstance(error, NoTextError):
+                raise
+            raise DataError(f'{self.setting} = "{self.source}": {error}') from error
+        except Exception as error:  # whatever a library of files or of the network raises
+            raise self._unreadable(error) from error
+
+    def _data_set(self) -> Any:
+        config, split = self.data_set or (None, "train")
+        if self.path is None:
+            return data_sets.from_hub(self.source, split, streaming=True)
+        if data_sets.is_saved(self.path):
+            return data_sets.split_of(data_sets.from_disk(self.path), split, where=self.source)
+        return data_sets.from_folder(self.path, config, split, streaming=True)
+
+    def _unreadable(self, error: Exception, path: Path | None = None) -> DataError:
+        return _unreadable(self.setting, self.source, path or self.path or self.source, error)
+
+
+class NoTextError(DataError):
+    """A line or a row that was read and holds no text."""
+
+
+def text_of_line(path: Path, number: int, line: bytes) -> str:
+    """The text of one line of a public file.
+
+    Args:
+        path: of the file, for the sentence.
+        number: of the line, from 1.
+        line: a JSON object; the first one may begin with a byte order mark.
+
+    Raises:
+        NoTextError: it is no object with a string `text`.
+    """
+    text = (flat_json.outermost(unmarked(line, number)) or {}).get("text")
+    if not isinstance(text, str):
+        raise NoTextError(f'{path} line {number}: expected a JSON object with a string "text"')
+    return text
+
+
+def unmarked(line: bytes, number: int) -> bytes:
+    """A line without the byte order mark that the first one may begin with."""
+    return line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+
+
+def _unreadable(setting: str, source: str, where: Path | str, error: Exception) -> DataError:
+    """The sentence for what cannot be read."""
+    reason = getattr(error, "strerror", None) or (
+        str(error) if isinstance(error, DataError) else type(error).__name__
+    )
+    return DataError(f'{setting} = "{source}": {where} cannot be read ({reason})')
+
+
+def _there(name: str) -> bool:
+    """Whether there is a file or a folder of this name; also one that may not be looked at."""
+    try:
+        return expanded(located(name)).exists()
+    except OSError:
+        return True
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of text below a folder, in the order of their paths; hidden ones are not."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.name.lower().endswith(_NAMES)
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _stamp(path: Path) -> list[Any]:
+    """Path, bytes and time of change (in nanoseconds) of a file; of a folder those of its files."""
+    found = path.stat()
+    if not path.is_dir():
+        return [str(path.absolute()), found.st_size, found.st_mtime_ns]
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    stamps: list[Any] = [str(path.absolute())]
+    for file in files:
+        with suppress(FileNotFoundError):
+            stat = file.stat()
+            stamps.append([str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns])
+    return stamps
