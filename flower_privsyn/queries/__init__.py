@@ -16,6 +16,7 @@ from flower_privsyn.queries.model_delta import (
     bit_share,
     next_clip_norm,
 )
+from flower_privsyn.queries.moments import Moments
 from flower_privsyn.queries.nearest_neighbor import (
     LabelledHistogram,
     NearestNeighborHistogram,
@@ -40,6 +41,7 @@ QUERIES: tuple[type[Query], ...] = (
     ModelDelta,
     JointSketch,
     LabelledHistogram,
+    Moments,
 )
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "LabelledHistogram",
     "MeanSimilarity",
     "ModelDelta",
+    "Moments",
     "NearestNeighborHistogram",
     "Query",
     "Reads",

@@ -20,6 +20,7 @@ def user_means(
     transform: Callable[[Float32Array], npt.NDArray[Any]],
     *,
     width: int,
+    block_records: int | None = None,
 ) -> Float64Array:
     """Mean of `transform` over each user's records; zero for a user without records.
 
@@ -27,13 +28,15 @@ def user_means(
         cohort: the users.
         transform: maps (k, d) float32 records to (k, width) rows, row by row.
         width: of the transformed rows.
+        block_records: records transformed at a time, where the rows are wide; it must follow from
+            `width` alone. None for 1,024.
 
     Returns:
         (num_users, width) float64: each user's records added up one after another, so that a
         user's mean has the same bits whoever else is in the cohort.
     """
     means = np.zeros((cohort.num_users, width), dtype=np.float64)
-    for start, stop in _blocks(cohort.owners):
+    for start, stop in _blocks(cohort.owners, block_records or _BLOCK_RECORDS):
         owners = cohort.owners[start:stop]
         rows = transform(cohort.records[start:stop])
         rows = rows.astype(np.float64, copy=False)
@@ -49,11 +52,11 @@ def user_means(
     return means
 
 
-def _blocks(owners: IntArray) -> Iterator[tuple[int, int]]:
+def _blocks(owners: IntArray, most: int) -> Iterator[tuple[int, int]]:
     """First record and end of consecutive blocks; only a user larger than a block is cut."""
     start = 0
     while start < len(owners):
-        stop = min(start + _BLOCK_RECORDS, len(owners))
+        stop = min(start + most, len(owners))
         if stop < len(owners) and owners[stop] == owners[stop - 1]:
             first = int(np.searchsorted(owners, owners[stop], side="left"))
             stop = first if first > start else stop

@@ -1,0 +1,267 @@
+"""Moments: the definition, norms that are attained and never passed, every bit, an audit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import (
+    FullParticipation,
+    GaussianMechanism,
+    InsecureRandom,
+    NeighboringRelation,
+    Release,
+    calibrate_noise_multiplier,
+    release_epsilon,
+)
+from flower_privsyn.privacy.grid import GRID, to_grid
+from flower_privsyn.queries import QUERIES, Cohort, Moments, moments
+from flower_privsyn.testing import check_query, random_cohort
+
+K, D = 4, 9
+GENERATOR = np.random.default_rng(0)
+BASIS = np.linalg.qr(GENERATOR.standard_normal((D, K)))[0].T.astype(np.float32)
+CENTRE = (0.1 * GENERATOR.standard_normal(K)).astype(np.float32)
+SHIFT = np.array([0.2, -0.1, 0.0, 0.05], dtype=np.float32)
+
+MIXTURES = [
+    Moments(radius=0.6),
+    Moments(radius=0.3, covariance_share=0.2, count_share=0.1),
+    Moments(radius=0.5, covariance_share=0.0),
+    Moments(radius=5.0, covariance_share=1.0),
+    Moments(radius=0.4, unit="record", max_samples=3, count_share=0.2),
+]
+mixtures = pytest.mark.parametrize("query", MIXTURES, ids=lambda query: str(query.to_wire()))
+
+
+def clipped(point: np.ndarray, radius: float) -> np.ndarray:
+    return point / max(1.0, float(np.linalg.norm(point)) / radius)
+
+
+def vector_by_definition(record: np.ndarray, query: Moments, shift: np.ndarray) -> np.ndarray:
+    y = clipped(BASIS.astype(float) @ record.astype(float) - CENTRE, query.radius)
+    if shift.any():
+        y = clipped(y - shift, query.radius)
+    y = y / query.radius
+    w0, w1, w2 = query.weights
+    triangle = [
+        y[i] * y[j] * (1.0 if i == j else math.sqrt(2)) for i in range(K) for j in range(i, K)
+    ]
+    blocks = ([w0], w1 * y, w2 * np.array(triangle))
+    return np.concatenate([block for block, w in zip(blocks, query.weights, strict=True) if w > 0])
+
+
+def answers_by_definition(cohort: Cohort, query: Moments, shift: np.ndarray) -> np.ndarray:
+    rows = []
+    for user in range(cohort.num_users):
+        own = cohort.records[cohort.owners == user]
+        own = own[: query.max_samples] if query.max_samples else own
+        vectors = [vector_by_definition(record, query, shift) for record in own]
+        total = np.sum(vectors, axis=0) if vectors else np.zeros(query.num_moments(K))
+        rows.append(total if query.unit == "record" else total / max(1, len(vectors)))
+    return np.array(rows)
+
+
+def asked(query: Moments, *, shift: bool = False) -> dict[str, np.ndarray]:
+    return query.broadcast(CENTRE, BASIS, shift=SHIFT if shift else None)
+
+
+def alone(points: np.ndarray, query: Moments) -> np.ndarray:
+    """The answer of one user whose records are these, in coordinates of their own."""
+    records = np.atleast_2d(points).astype(np.float32)
+    cohort = Cohort(records, np.zeros(len(records), np.int64), 1)
+    return query.answer(cohort, query.broadcast(np.zeros(records.shape[1])))
+
+
+class TestTheAnswer:
+    @mixtures
+    @pytest.mark.parametrize("shift", [False, True])
+    def test_follows_the_definition(self, query: Moments, shift: bool) -> None:
+        cohort = random_cohort(num_users=25, max_records=5, dimension=D, seed=1, empty=0.2)
+        asks = asked(query, shift=shift)
+        expected = answers_by_definition(cohort, query, SHIFT if shift else np.zeros(K))
+        assert np.allclose(query.contribution(cohort, asks), expected, atol=1e-7)
+        assert np.allclose(query.answer(cohort, asks), expected.sum(axis=0), atol=1e-6)
+
+    @mixtures
+    def test_holds_what_every_query_must_hold(self, query: Moments) -> None:
+        cohort = random_cohort(num_users=70, max_records=6, dimension=D, seed=2)
+        check_query(query, cohort, asked(query))
+
+    def test_without_a_basis_is_in_the_coordinates_of_the_embeddings(self) -> None:
+        query = Moments(radius=0.7)
+        cohort = random_cohort(num_users=20, max_records=3, dimension=K, seed=3)
+        projected = query.answer(cohort, query.broadcast(CENTRE, np.eye(K)))
+        assert np.allclose(query.answer(cohort, query.broadcast(CENTRE)), projected, atol=1e-7)
+
+    def test_does_not_depend_on_company(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        query = Moments(radius=0.5, count_share=0.1)
+        cohort = random_cohort(num_users=60, max_records=9, dimension=D, seed=4, empty=0.2)
+        together = query.contribution(cohort, asked(query))
+        for users in (1, 7):
+            parts = [query.contribution(part, asked(query)) for part in cohort.blocks(users)]
+            assert np.array_equal(np.concatenate(parts), together)
+        monkeypatch.setattr(moments, "_BLOCK_NUMBERS", 40 * together.shape[1])
+        assert np.array_equal(query.contribution(cohort, asked(query)), together)
+
+    def test_is_on_the_grid(self) -> None:
+        query = Moments(radius=0.37, count_share=0.3)
+        cohort = random_cohort(num_users=40, max_records=5, dimension=D, seed=5)
+        answer = query.answer(cohort, asked(query))
+        assert np.array_equal(to_grid("answer", answer) * GRID, answer)
+
+    def test_the_triangle_comes_back(self) -> None:
+        y = np.array([0.3, -0.2, 0.5])
+        answer = alone(y, Moments(covariance_share=1.0))
+        assert np.allclose(moments.symmetric(answer), np.outer(y, y), atol=1e-7)
+        assert np.linalg.norm(answer) == pytest.approx(y @ y, abs=1e-7)
+
+    def test_travels(self) -> None:
+        for query in MIXTURES:
+            assert Moments.from_wire(query.to_wire()) == query
+        assert Moments in QUERIES
+        sent = wire.broadcast_record(asked(MIXTURES[0], shift=True), precision="float16")
+        MIXTURES[0].check(wire.read_broadcast(sent), dimension=D)
+
+
+class TestTheBound:
+    @mixtures
+    def test_is_attained_by_a_far_record(self, query: Moments) -> None:
+        far = np.tile(np.array([[3.0, 4.0, 0.0]]) * 10, (query.max_samples or 1, 1))
+        moved = np.linalg.norm(alone(far, query))
+        declared = query.sensitivity(NeighboringRelation.ZERO_OUT)
+        assert 0.999 * declared <= moved <= declared
+
+    @pytest.mark.parametrize(
+        ("share", "cosine", "moves"),
+        # PRIVACY: 2 c / n for the mean, sqrt(2) c^2 / n for second moments; both in one vector 1.5.
+        [(0.0, -1.0, 2.0), (1.0, 0.0, math.sqrt(2)), (0.5, -0.5, 1.5)],
+    )
+    def test_when_a_record_is_replaced(self, share: float, cosine: float, moves: float) -> None:
+        query = Moments(covariance_share=share, unit="record", max_samples=1)
+        one = np.array([1.0, 0.0, 0.0])
+        other = np.array([cosine, math.sqrt(1 - cosine**2), 0.0])
+        moved = np.linalg.norm(alone(2 * one, query) - alone(2 * other, query))
+        assert 0.999 * moves <= moved <= moves
+        assert moves <= query.sensitivity(NeighboringRelation.REPLACE_ONE) == 2.0
+        generator = np.random.default_rng(6)
+        pairs = generator.standard_normal((200, 2, 3)) * generator.exponential(2, (200, 2, 1))
+        found = [np.linalg.norm(alone(a, query) - alone(b, query)) for a, b in pairs]
+        assert max(found) <= moves
+
+    @mixtures
+    def test_many_records_and_none(self, query: Moments) -> None:
+        heavy = np.tile(np.array([[9.0, 0.0, 0.0]]), (5000, 1))
+        assert 0.999 * query.clip_norm <= np.linalg.norm(alone(heavy, query)) <= query.clip_norm
+        silent = Cohort(np.zeros((0, D), np.float32), np.zeros(0, np.int64), 3)
+        assert not query.answer(silent, asked(query)).any()
+        assert query.contribution(silent, asked(query)).shape == (3, query.num_moments(K))
+
+    @settings(max_examples=80, deadline=None)
+    @given(data=st.data(), query=st.sampled_from(MIXTURES))
+    def test_whatever_a_client_holds(self, data: st.DataObject, query: Moments) -> None:
+        values = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from(
+            [3e38, -3e38, 1e-45, 0.0]
+        )
+        n = data.draw(st.integers(0, 9))
+        records = data.draw(hnp.arrays(np.float32, (n, D), elements=values))
+        owners = np.sort(data.draw(hnp.arrays(np.int64, n, elements=st.integers(0, 2))))
+        cohort = Cohort(records, owners, 3)
+        contributions = query.contribution(cohort, asked(query))
+        assert np.isfinite(contributions).all()
+        assert np.linalg.norm(contributions, axis=1).max() <= query.clip_norm
+        without = query.answer(cohort.select(np.array([True, False, True])), asked(query))
+        moved = np.linalg.norm(query.answer(cohort, asked(query)) - without)
+        assert moved <= query.sensitivity(NeighboringRelation.ZERO_OUT)
+
+    def test_a_user_weighs_one_however_much_is_written(self) -> None:
+        x = np.eye(D, dtype=np.float32)[:2]
+        query = Moments(count_share=0.2)
+        once = query.answer(Cohort(x, np.array([0, 1]), 2), asked(query))
+        often = query.answer(Cohort(x[[0, 1, 1, 1]], np.array([0, 1, 1, 1]), 2), asked(query))
+        assert np.allclose(once, often, atol=1e-8)
+        # The first number counts those who have text.
+        assert once[0] / query.weights[0] == pytest.approx(2.0, abs=1e-6)
+
+
+class TestTheAudit:
+    @pytest.mark.parametrize(
+        ("epsilon", "runs"), [pytest.param(1.0, 400_000, marks=pytest.mark.slow), (4.0, 150_000)]
+    )
+    def test_comes_near_the_claimed_epsilon(self, epsilon: float, runs: int) -> None:
+        """By the trade-off of Gaussian noise (Nasr et al. 2023): one threshold bounds the whole."""
+        query = Moments(count_share=0.1)
+        absent = alone(np.array([[0.1, 0.2], [-0.3, 0.0]]), query)
+        present = absent + alone(np.array([[3.0, 4.0]]), query)
+        multiplier = calibrate_noise_multiplier(
+            epsilon=epsilon, delta=1e-5, rounds=1, sampling=FullParticipation()
+        )
+
+        def bound(noise_multiplier: float) -> float:
+            mechanism = GaussianMechanism(
+                noise_multiplier=noise_multiplier,
+                l2_sensitivity=query.sensitivity(NeighboringRelation.ZERO_OUT),
+            )
+            random, direction = InsecureRandom(6), present - absent
+            positive = []
+            for total in (present, absent):
+                released = mechanism.release(np.tile(total, runs), random=random)
+                seen = (released.reshape(runs, -1) - absent) @ direction
+                positive.append(int((seen > 0.5 * (direction @ direction)).sum()))
+            hits, alarms = positive
+            true = stats.beta.ppf(0.0005, hits, runs - hits + 1)
+            false = stats.beta.ppf(0.9995, alarms + 1, runs - alarms)
+            apart = float(stats.norm.ppf(true) - stats.norm.ppf(false))
+            release = Release(noise_multiplier=1.0 / apart, sampling=FullParticipation())
+            return release_epsilon({release: 1}, delta=1e-5)
+
+        assert 0.9 * epsilon <= bound(multiplier) <= epsilon
+        assert bound(0.9 * multiplier) > epsilon
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("arguments", "named"),
+        [
+            ({"radius": 0.0}, "radius"),
+            ({"radius": float("nan")}, "radius"),
+            ({"covariance_share": 1.1}, "covariance-share"),
+            ({"count_share": 1.0}, "count-share"),
+            ({"unit": "sample"}, "unit"),
+            ({"unit": "record"}, "needs max-samples of at least 1, got 0"),
+            ({"max_samples": -1}, "max-samples"),
+        ],
+    )
+    def test_parameters_are_named(self, arguments: dict[str, object], named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            Moments(**arguments)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("broadcast", "named"),
+        [
+            ({}, "asked with a centre"),
+            ({"centre": CENTRE, "candidates": BASIS}, "asked with a centre"),
+            ({"centre": CENTRE, "basis": BASIS[:, :5]}, r"basis must be \(k, 9\)"),
+            ({"centre": np.zeros(3, np.float32), "basis": BASIS}, r"centre must be \(4,\)"),
+            ({"centre": CENTRE}, r"centre must be \(9,\)"),
+            ({"centre": np.array([0, 1, 2, 3]), "basis": BASIS}, "finite floats"),
+            ({"centre": CENTRE * np.nan, "basis": BASIS}, "finite floats"),
+            ({"centre": CENTRE, "basis": np.inf * BASIS}, "basis must be finite"),
+            ({"centre": CENTRE, "basis": BASIS, "shift": SHIFT[:2]}, r"shift must be \(4,\)"),
+        ],
+    )
+    def test_broadcasts_are_refused(self, broadcast: dict[str, np.ndarray], named: str) -> None:
+        with pytest.raises(ValueError, match=named):
+            Moments().check(broadcast, dimension=D)
+
+    def test_too_many_numbers_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="at most 8388608 numbers"):
+            Moments().check({"centre": np.zeros(5000, np.float32)}, dimension=5000)
