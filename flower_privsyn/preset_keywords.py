@@ -188,6 +188,25 @@ class DPFTRLKeywords(CorrelatedTrainingKeywords, total=False):
     """Settings of `DPFTRLConfig`."""
 
 
+class FreDKeywords(PrivateSumKeywords, total=False):
+    """Settings of `FreDConfig`."""
+
+    sampling: Literal["full", "poisson", "fixed-size"]
+    moment_dimensions: int
+    moment_radius: float
+    moment_centre: Literal["public", "none"]
+    covariance_share: float
+    public_text: str
+    estimator: Literal["joint", "two-rounds"]
+    unit: Literal["user", "record"]
+    count_share: float
+    num_records: int
+    noise: Literal["as-accounted", "too-little-as-printed"]
+    research: bool
+    candidates: str
+    candidate_texts: int
+
+
 class CausalTrainingKeywords(TypedDict, total=False):
     """Settings of `CausalTraining`."""
 

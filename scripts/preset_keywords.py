@@ -19,6 +19,7 @@ from flower_privsyn.strategies import (
     AugPEConfig,
     DPFedAvgConfig,
     DPFTRLConfig,
+    FreDConfig,
     POPriConfig,
     PrivateEvolutionConfig,
 )
@@ -30,6 +31,7 @@ WITH_PRESETS: tuple[type[Settings], ...] = (
     POPriConfig,
     DPFedAvgConfig,
     DPFTRLConfig,
+    FreDConfig,
     CausalTraining,
 )
 

@@ -68,9 +68,9 @@ class PlainCommand(TyperCommand):
 
 
 class SeveralValues(PlainCommand):
-    """A command without arguments, whose repeatable options take several values at once.
+    """A command whose repeatable options take several values at once.
 
-    `--epsilon 1 4` means `--epsilon 1 --epsilon 4`.
+    `--epsilon 1 4` means `--epsilon 1 --epsilon 4`. What arguments there are stand before them.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

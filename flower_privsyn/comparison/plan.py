@@ -283,6 +283,11 @@ def methods_of(app: App, config: str) -> Mapping[str, ComparedMethod]:
         strategy = document.get("strategy", app.defaults.get("strategy"))
         if strategy not in entries():
             raise ConfigError(f"{file}: strategy must be {listed_strategies()}, got {strategy!r}")
+        if entries()[str(strategy)].kind == "distances":
+            raise ConfigError(
+                f"{file}: {strategy} writes no text and trains no model, so that there is nothing "
+                "to compare; it judges rounds of other methods where they ask for it"
+            )
         known = compared().get(file.stem)
         if known is None:
             known = ComparedMethod(name=file.stem, title=file.stem, kind="synthetic text")

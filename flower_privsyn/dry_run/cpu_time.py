@@ -19,9 +19,12 @@ import numpy as np
 from flower_privsyn.dry_run.shelf import Shelf
 from flower_privsyn.generation.generators import is_remote
 from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.strategies.fred import FreDConfig
 from flower_privsyn.strategies.kernel_sketch import KernelSketchConfig
+from flower_privsyn.strategies.parts.candidate_text import candidate_names
 from flower_privsyn.strategies.parts.evolution import EvolutionConfig
 from flower_privsyn.strategies.parts.federated_training import FederatedTrainingConfig
+from flower_privsyn.strategies.parts.moment_settings import SPACE_TEXTS
 from flower_privsyn.strategies.parts.preferences import PreferenceConfig
 from flower_privsyn.strategies.parts.public_side import NUM_EXAMPLES
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
@@ -212,6 +215,13 @@ def _counts(config: JointSketchConfig, amount: Amount) -> list[Work]:
         server += _written(config, amount, 2 * config.synthetic_samples)
     seconds = amount.records * amount.tokens / _TOKENS_A_SECOND
     return [Work(where="server", operations=server), Work(where="nodes", seconds=seconds)]
+
+
+@work_of.register
+def _moments(config: FreDConfig, amount: Amount) -> list[Work]:
+    texts = SPACE_TEXTS + len(candidate_names(config.candidates)) * config.candidate_texts
+    server = amount.embedding(config.embedding_model, float(texts), _length(config))
+    return [Work(where="server", operations=server), _embedded(config, amount)]
 
 
 def _length(config: PrivateSumConfig) -> float:

@@ -108,6 +108,31 @@ def kernel_sketch_communication(
     return _communication(0, num_features + (dimension if embedding_weight > 0 else 0), rounds)
 
 
+def fred_communication(
+    *,
+    moment_dimensions: int,
+    rounds: int = 1,
+    dimension: int = MINILM_DIMENSION,
+    estimator: Literal["joint", "two-rounds"] = "joint",
+    count_share: float = 0.0,
+) -> Communication:
+    """FreD: a basis and a centre down, mean and triangle of second moments up.
+
+    Args:
+        moment_dimensions: k; 0 for all numbers of an embedding, without a basis.
+        rounds: releases; all that follows is free.
+        dimension: of an embedding.
+        estimator: with "two-rounds" a mean goes up, and then triangles; this is a round of these,
+            whose messages are the largest.
+        count_share: above 0 another number counts who has text.
+    """
+    k = moment_dimensions or dimension
+    two_rounds = estimator == "two-rounds"
+    down = (k * dimension if moment_dimensions else 0) + k * (1 + two_rounds)
+    up = k * (k + 1) // 2 + k * (not two_rounds) + (count_share > 0)
+    return _communication(down, up, rounds)
+
+
 def joint_sketch_communication(
     *,
     num_bigrams: int,

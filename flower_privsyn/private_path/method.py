@@ -200,6 +200,17 @@ class Method(ABC):
         """
         return None
 
+    def check_plan(self, plan: Plan, *, spent: str) -> None:
+        """Refuse a plan whose releases could not be used; asked before the next round is.
+
+        Args:
+            plan: its phases, with the population there is and their noise settled.
+            spent: words for what the run has cost.
+
+        Raises:
+            ConfigError: the result would say nothing.
+        """
+
     def describe(self, plan: Plan) -> Sequence[str]:
         """Further sentences for the log, on what the run is about to spend.
 

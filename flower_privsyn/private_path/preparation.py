@@ -123,6 +123,7 @@ class Preparation:
             ", ".join(f"{phase.noise_multiplier:.5g}" for phase in settled.plan.phases),
         )
         check_noise(settled.plan, settings, progress=progress, spent=spent)
+        method.check_plan(settled.plan, spent=spent)
         secret = any(phase.sampling.hides_cohort for phase in settled.plan.phases)
         return Federation(
             roster=roster,

@@ -173,7 +173,7 @@ class Moments(Query):
 
     def num_moments(self, dimensions: int) -> int:
         """The numbers of an answer about k dimensions."""
-        return max(columns.stop for columns in self.columns(dimensions))
+        return int(self.columns(dimensions)[2].stop)
 
     def columns(self, dimensions: int) -> tuple[slice, slice, slice]:
         """Where count, mean and second moments are in an answer; empty where they have no weight.

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.catalogue import CatalogueEntry, Paper
     from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
     from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
+    from flower_privsyn.strategies.fred import FreD, FreDConfig
     from flower_privsyn.strategies.joint_sketch import JointSketch
     from flower_privsyn.strategies.kernel_sketch import KernelSketch, KernelSketchConfig
     from flower_privsyn.strategies.parts.federated_training import (
         FederatedTraining,
         FederatedTrainingConfig,
     )
+    from flower_privsyn.strategies.parts.moments import MomentSketch
     from flower_privsyn.strategies.parts.preferences import (
         PreferenceConfig,
         PreferenceTrainer,
@@ -46,11 +48,14 @@ _HOMES = {
     "DPFedAvgConfig": "strategies.dp_fedavg",
     "FederatedTraining": "strategies.parts.federated_training",
     "FederatedTrainingConfig": "strategies.parts.federated_training",
+    "FreD": "strategies.fred",
+    "FreDConfig": "strategies.fred",
     "JointSketch": "strategies.joint_sketch",
     "JointSketchConfig": "strategies.parts.sketch_settings",
     "KernelSketch": "strategies.kernel_sketch",
     "KernelSketchConfig": "strategies.kernel_sketch",
     "Method": "private_path.method",
+    "MomentSketch": "strategies.parts.moments",
     "POPri": "strategies.popri",
     "POPriConfig": "strategies.popri",
     "Paper": "strategies.catalogue",
@@ -81,11 +86,14 @@ __all__ = [
     "DPFedAvgConfig",
     "FederatedTraining",
     "FederatedTrainingConfig",
+    "FreD",
+    "FreDConfig",
     "JointSketch",
     "JointSketchConfig",
     "KernelSketch",
     "KernelSketchConfig",
     "Method",
+    "MomentSketch",
     "POPri",
     "POPriConfig",
     "Paper",

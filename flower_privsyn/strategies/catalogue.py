@@ -46,6 +46,7 @@ Kind = Literal[
     "synthetic text",
     "chosen text",
     "on-device training",
+    "distances",
     "local text",
     "private text",
 ]
@@ -93,7 +94,8 @@ class ComparedMethod:
         kind: "public text": sees no private text (epsilon 0); "synthetic text": writes text on
             which a downstream model is fine-tuned; "chosen text": trains the model at the server on
             public text that a release chose; "on-device training": trains the model on the
-            nodes; "local text": uses what owners have made of their text under a local epsilon of
+            nodes; "distances": says how near sets of text are, and is no way to a model by itself;
+            "local text": uses what owners have made of their text under a local epsilon of
             its own, which no budget of a run compares with; "private text": uses the text itself,
             without privacy (epsilon infinity).
         colour: number of its colour in the palette of reports; None for one nobody else has.
@@ -129,7 +131,7 @@ class ComparedMethod:
     @property
     def asks_users(self) -> bool:
         """Whether it has runs, whose ledgers say what they spent; the others are references."""
-        return self.kind in ("synthetic text", "chosen text", "on-device training")
+        return self.kind in ("synthetic text", "chosen text", "on-device training", "distances")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +330,19 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
             Paper(authors="Dvijotham et al.", year=2024),
         ),
         communication=f"{_COSTS}:federated_training_communication",
+    ),
+    CatalogueEntry(
+        name="fred",
+        title="FreD",
+        kind="distances",
+        colour=3,
+        mark="wedge",
+        config=f"{_STRATEGIES}.fred:FreDConfig",
+        strategy=f"{_STRATEGIES}.fred:FreD",
+        queries=("moments",),
+        papers=(Paper(authors="Hou et al.", year=2023),),
+        communication=f"{_COSTS}:fred_communication",
+        by_default=False,
     ),
     ComparedMethod(
         name="dp-prompt",

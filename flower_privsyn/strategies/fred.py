@@ -1,0 +1,513 @@
+"""FreD: users are asked once for moments, and any text is compared with them for free.
+
+Paper:
+    Hou, Zhan, Shrivastava, Wang, Livshits, Fanti, Lazar: "Privately Customizing Prefinetuning to
+    Better Match User Data in Federated Learning" (FreD, 2023), Algorithm 1.
+
+Algorithm 1, step by step, with `estimator = "two-rounds"`, `unit = "record"`:
+    each record's embedding, clipped to norm c                  `Moments`
+    their sum, Gaussian noise: the private mean                 `PrivateSumStrategy`
+    the server sends it; embeddings are centred and clipped     "shift" of `Moments`
+    sum of their squares, Gaussian noise: the covariance        `PrivateSumStrategy`
+    Fréchet distance to a public set                            `MomentSketch.frechet`
+By default both are asked in one vector, of users and not of records, about a public centre and in
+the principal components of public text: one release and one round.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack, final
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveInt
+from flower_privsyn.errors import ConfigError, RunDirectoryError
+from flower_privsyn.files import located, replacing, write_json
+from flower_privsyn.privacy import (
+    FullParticipation,
+    NeighboringRelation,
+    Phase,
+    Plan,
+    RandomSource,
+    Release,
+    release_epsilon,
+)
+from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.needs import Look, NeededModel, Needs
+from flower_privsyn.private_path.release import ReleasedSum
+from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.queries import Moments, Query
+from flower_privsyn.queries.moments import Radius, Unit
+from flower_privsyn.strategies.parts.asked_again import AskedAgain
+from flower_privsyn.strategies.parts.candidate_text import candidate_names, read_sets
+from flower_privsyn.strategies.parts.moment_settings import (
+    DIMENSIONS,
+    MomentDimensions,
+    SpaceChoice,
+    describe_ratio,
+    question_outline,
+    settled_space,
+)
+from flower_privsyn.strategies.parts.moments import (
+    WARN_ABOVE,
+    MomentSketch,
+    MomentSpace,
+    Ranked,
+    shift_of,
+)
+from flower_privsyn.strategies.parts.ranking_of_text import embedded
+
+if TYPE_CHECKING:
+    from flower_privsyn.embedding import Embedder
+    from flower_privsyn.preset_keywords import FreDKeywords
+
+logger = logging.getLogger("flwr.privsyn")
+
+#: In a run directory: the sets of text, the nearest first.
+RANKING_FILE: Final = "ranking.json"
+
+PRINTED_STAMP: Final = (
+    "research: the noise is the paper's as printed, too little for the epsilon it names; the "
+    "ledger states what it costs"
+)
+"""What marks a run with `noise_calibration = "too-little-as-printed"`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreDConfig(PrivateSumConfig):
+    """Settings of `FreD`.
+
+    `num_rounds` counts releases: one by default, with the whole budget.
+
+    References:
+        Hou et al. 2023, Algorithm 1 and section 4.
+    """
+
+    delta: float = 3e-6
+    num_rounds: int = 1
+    max_samples: int = 64
+    moment_dimensions: MomentDimensions = DIMENSIONS
+    moment_radius: Annotated[
+        Radius,
+        OrZero("nine tenths of the public texts lie within"),
+        "how far from the centre an embedding counts; users' and candidates' are clipped alike.",
+    ] = 0.0
+    moment_centre: Annotated[
+        Literal["public", "none"],
+        'what is subtracted before the clip: the "public" text\'s mean, so that the radius can be '
+        'small; "none", as in the paper.',
+    ] = "public"
+    covariance_share: Annotated[
+        float, Ge(0.01), Le(0.99), "the second moments' part of an answer's squared norm."
+    ] = 0.5
+    public_text: Annotated[
+        str,
+        'what the coordinates are settled from: "bundled", or a JSONL file with `text` and no '
+        "person's data.",
+    ] = "bundled"
+    estimator: Annotated[
+        Literal["joint", "two-rounds"],
+        '"joint": mean and second moments in one vector and one release; "two-rounds", as in the '
+        "paper: a mean, and in the rounds after it the covariance about that noisy mean.",
+    ] = "joint"
+    unit: Annotated[
+        Unit,
+        '"user": a user counts once, however much they wrote; "record", as in the paper: each of '
+        "their first `max_samples` samples counts. The ledger states the epsilon of a user either "
+        "way; that of a record, which is less, stands in the result.",
+    ] = "user"
+    count_share: Annotated[
+        float,
+        Ge(0),
+        Le(0.99),
+        "part of an answer's squared norm that counts users with text, or records; 0 where the "
+        "moments are means over all users of the roster.",
+    ] = 0.0
+    num_records: Annotated[
+        NonNegativeInt, "records of all users, where their number is public; 0 where it is not."
+    ] = 0
+    noise_calibration: Annotated[
+        Literal["as-accounted", "too-little-as-printed"],
+        '"too-little-as-printed": the paper\'s, where noise is added to every record of a mean and '
+        "then averaged away, and to every client's part of a covariance. `noise_multiplier` is "
+        "then what the paper calls sqrt(2 log(1.25 / delta)) / epsilon. Needs `research`.",
+    ] = "as-accounted"
+    research: Annotated[
+        bool, 'allow `noise_calibration = "too-little-as-printed"`, and stamp the run with it.'
+    ] = False
+    candidates: Annotated[
+        str,
+        "what is ranked, with semicolons between: JSONL or .txt files, folders of them, run "
+        'directories with synthetic text, "bundled", or mixtures of them such as "40% a.jsonl + '
+        "60% b.jsonl\". No person's data. More can be ranked later, by `privsyn fred`.",
+    ] = ""
+    candidate_texts: Annotated[
+        PositiveInt,
+        OrZero("all"),
+        "samples of each set that are embedded, drawn at random; sets of unequal numbers are "
+        "compared with unequal bias.",
+    ] = 2000
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        candidate_names(self.candidates)
+        printed = self.noise_calibration == "too-little-as-printed"
+        if printed != self.research:
+            raise ConfigError(
+                'noise-calibration = "too-little-as-printed" and research = true go together: it '
+                "is less than its epsilon needs. Got noise-calibration = "
+                f'"{self.noise_calibration}" and research = {str(self.research).lower()}'
+            )
+        if self.estimator == "two-rounds" and self.num_rounds < 2:
+            raise ConfigError(
+                'estimator = "two-rounds" needs num-rounds of at least 2, got '
+                f"{self.num_rounds}: a mean, and then the covariance"
+            )
+        if self.unit == "record" and not (self.count_share or self.num_records):
+            raise ConfigError(
+                'unit = "record" needs num-records, where their number is public, or count-share '
+                "above 0, got 0 for both: a mean is over as many"
+            )
+        if self.num_records and (self.count_share or self.unit == "user"):
+            raise ConfigError(
+                f'num-records = {self.num_records} needs unit = "record" and count-share = 0, got '
+                f'unit = "{self.unit}" and count-share = {self.count_share:g}'
+            )
+        if printed:
+            self._check_printed()
+        self.questions()
+
+    def _check_printed(self) -> None:
+        needed = {
+            'estimator = "two-rounds"': self.estimator == "two-rounds",
+            "num-rounds = 2": self.num_rounds == 2,
+            'unit = "record"': self.unit == "record",
+            "num-records": self.num_records > 0,
+            "num-users": self.num_users > 0,
+            "noise-multiplier above 0": bool(self.noise_multiplier),
+        }
+        missing = [name for name, given in needed.items() if not given]
+        if missing:
+            raise ConfigError(
+                f'noise-calibration = "too-little-as-printed" needs {", ".join(missing)}'
+            )
+
+    @classmethod
+    def fred_as_printed(
+        cls,
+        *,
+        clients: int,
+        records: int,
+        total_epsilon: float = 0.6,
+        total_delta: float = 2e-6,
+        **overrides: Unpack[FreDKeywords],
+    ) -> Self:
+        """Algorithm 1 with the noise that is printed, for comparing with the paper's tables.
+
+        Args:
+            clients: K, users that there are.
+            records: n, of all of them.
+            total_epsilon: of mean and covariance together, half of it for each.
+            total_delta: the same of delta.
+            overrides: other settings.
+        """
+        each = math.sqrt(2.0 * math.log(1.25 / (total_delta / 2))) / (total_epsilon / 2)
+        preset: dict[str, Any] = {
+            "estimator": "two-rounds",
+            "unit": "record",
+            "num_rounds": 2,
+            "moment_dimensions": 0,
+            "moment_centre": "none",
+            "noise_calibration": "too-little-as-printed",
+            "research": True,
+            "noise_multiplier": each,
+            "delta": total_delta,
+            "num_users": clients,
+            "num_records": records,
+            **overrides,
+        }
+        return cls(**preset)
+
+    def space(self) -> SpaceChoice:
+        """How the coordinates are settled."""
+        return SpaceChoice(
+            dimensions=self.moment_dimensions,
+            public_text=self.public_text,
+            max_tokens=self.max_tokens,
+            precision=self.broadcast_precision,
+            seed=self.seed,
+            radius=self.moment_radius,
+            centred=self.moment_centre == "public",
+        )
+
+    def questions(self, radius: float = 1.0) -> tuple[Moments, ...]:
+        """The question of every round, or that of the first and that of those after it.
+
+        Args:
+            radius: c, as settled.
+        """
+        asked = Moments(
+            radius=radius,
+            covariance_share=self.covariance_share,
+            count_share=self.count_share,
+            unit=self.unit,
+            max_samples=self.max_samples,
+        )
+        if self.estimator == "joint":
+            return (asked,)
+        return replace(asked, covariance_share=0.0), replace(asked, covariance_share=1.0)
+
+
+@final
+class FreD(PrivateSumStrategy):
+    """Release mean and covariance of users' embeddings, and rank sets of public text by them.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            FreD(FreDConfig(epsilon=1.0, candidates="a.jsonl; b.jsonl")).start(grid)
+        ```
+
+    The release stays in the run directory; `privsyn fred RUN --candidates ...` ranks more sets by
+    it, and a set may be the synthetic text of another run.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases (one by default) of
+        a sum of L2 sensitivity 1 (`max_samples` with `unit = "record"`), composed with the sampling
+        in use. Distances, to any number of sets of text, are post-processing of public text and
+        those releases.
+
+    Args:
+        config: the settings.
+        embedder: in place of `config.embedding_model`; nodes must use the same.
+        random: source of noise and coins; only tests pass one.
+
+    References:
+        Hou et al. 2023 (FreD), Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        config: FreDConfig,
+        *,
+        embedder: Embedder | None = None,
+        random: RandomSource | None = None,
+    ) -> None:
+        super().__init__(config, ReleasedMoments(config, embedder=embedder), random=random)
+
+
+class ReleasedMoments(AskedAgain):
+    """The server's half of `FreD`: what is made of released moments.
+
+    Args:
+        config: the settings.
+        embedder: in place of `config.embedding_model`.
+    """
+
+    # Nothing that users are asked depends on what is compared with their answers.
+    changeable = frozenset({"candidates", "candidate-texts"})
+
+    def __init__(self, config: FreDConfig, *, embedder: Embedder | None = None) -> None:
+        self.config = config
+        self._embedder = embedder
+        self._space: MomentSpace | None = None
+        self._sets: dict[str, list[str]] = {}
+        self._questions = config.questions(config.moment_radius or 1.0)
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """The moments; the radius is settled by `prepare`."""
+        return self._questions
+
+    @property
+    def stamp(self) -> str | None:
+        """Marks a run with the printed noise."""
+        return PRINTED_STAMP if self.config.research else None
+
+    def needs(self) -> Needs:
+        """The embedding model and public text."""
+        name = self.config.embedding_model
+        return Needs(
+            models=(NeededModel(setting="embedding-model", name=name, kind="embedding"),),
+            libraries=("sentence_transformers", "torch", "transformers"),
+            public_text=self.config.public_text,
+        )
+
+    def outline(self, look: Look) -> Outline:
+        """The same moments in every round, or those of the paper's two."""
+        dimension = look.dimension(self.config.embedding_model)
+        first, last = self._questions[0], self._questions[-1]
+        return question_outline(
+            first, last, dimensions=self.config.moment_dimensions, dimension=dimension
+        )
+
+    def phases(self, population: int) -> tuple[Phase, ...] | None:
+        """As the settings have them, but where the printed noise differs between the rounds."""
+        config = self.config
+        if config.noise_calibration == "as-accounted":
+            return None
+        printed, records = config.noise_multiplier or 0.0, config.max_samples
+        return tuple(
+            Phase(
+                name=name,
+                rounds=1,
+                sampling=config.sampling_of(population),
+                asks=self._questions,
+                # Of the sum, over what a user adds at most; as printed it is over what a record
+                # adds, twice that in the mean.
+                noise_multiplier=multiplier / records,
+            )
+            for name, multiplier in (
+                ("mean", 2.0 * printed / math.sqrt(config.num_records)),
+                ("covariance", printed * math.sqrt(population)),
+            )
+        )
+
+    # ------------------------------------------------------------------ before the first round
+
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+        """Load the embedding model, read the candidates, and settle the coordinates."""
+        from flower_privsyn.embedding import default_cache_directory, load_embedder, require_company
+
+        config, self._place = self.config, place
+        if self._embedder is None:
+            self._embedder = load_embedder(
+                located(config.embedding_model), precision=config.embedding_precision
+            )
+        embedder = self._embedder
+        require_company(embedder, default_cache_directory())
+        self._sets = read_sets(
+            candidate_names(config.candidates),
+            tokenizer=embedder.tokenizer,
+            max_tokens=config.max_tokens,
+            most=config.candidate_texts,
+            seed=config.seed,
+        )
+        self._space = settled_space(
+            place.run.path, config.space(), embedder=embedder, progress=place.progress
+        )
+        self._questions = config.questions(self._space.radius)
+        return (RecordSource(fingerprint=embedder.fingerprint, dimension=embedder.dimension),)
+
+    def check_plan(self, plan: Plan, *, spent: str) -> None:
+        """Say how much of the covariance the noise leaves, and refuse where it leaves nothing."""
+        config, phase = self.config, plan.phases[-1]
+        rounds = max(1, config.num_rounds - (config.estimator == "two-rounds"))
+        records = config.max_samples if config.unit == "record" else 1
+        sentence = describe_ratio(
+            self._need_space(),
+            self._questions[-1],
+            # At most: how many samples users have is not known before they are asked.
+            count=config.num_records or phase.sampling.expected_users * records,
+            noise=(phase.noise_multiplier or 0.0)
+            * self._questions[-1].clip_norm
+            * config.max_nodes_per_user
+            / math.sqrt(rounds),
+            refuse=not config.accept_noise,
+            spent=spent,
+        )
+        logger.info("%s", sentence)
+        self.progress.note(sentence)
+
+    # ------------------------------------------------------------------ the rounds
+
+    def first(self) -> Question:
+        """The moments; with two rounds the mean, and after it the covariance about it."""
+        query, shift = self._questions[0], None
+        if len(self._questions) > 1 and self._shift_file.exists():
+            query, shift = self._questions[1], np.load(self._shift_file)
+        return Question(query, self._need_space().broadcast(query, shift=shift))
+
+    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
+        """The same again; after the mean of two rounds, the covariance about it."""
+        if len(self._questions) > 1 and not self._shift_file.exists():
+            space, query = self._need_space(), self._questions[0]
+            # A covariance of nothing stands in for the one that is to come.
+            none = np.zeros(self._questions[1].num_moments(space.dimensions))
+            read = MomentSketch.of_two_rounds(
+                space,
+                (query, self._questions[1]),
+                [(release.values, release.users, release.noise_std), (none, 1.0, 0.0)],
+                count=float(self.config.num_records),
+            )
+            if read is not None:
+                with replacing(self._shift_file) as temporary, temporary.open("wb") as file:
+                    np.save(file, shift_of(read.mean, space.radius))
+        return super().following(release, last=last)
+
+    # ------------------------------------------------------------------ what is made of it
+
+    def sketch(self) -> MomentSketch | None:
+        """All releases of the run together; None where one that is needed was lost."""
+        count, releases = float(self.config.num_records), self.releases()
+        if len(self._questions) == 1:
+            return MomentSketch.of_joint(
+                self._need_space(), self._questions[0], releases, count=count
+            )
+        return MomentSketch.of_two_rounds(
+            self._need_space(), (self._questions[0], self._questions[1]), releases, count=count
+        )
+
+    def finish(self) -> dict[str, Any]:
+        """Write the release and, where sets of text were named, their ranking."""
+        sketch = self.sketch()
+        if sketch is None:
+            raise RunDirectoryError(
+                f"{self.run.path} lacks a release: without mean and covariance nothing can be "
+                "compared, and a run with another round in num-rounds would ask again"
+            )
+        sketch.save(self.run.path)
+        figures = {**sketch.figures(), **self._epsilon_of_a_record()}
+        if not sketch.noise_ratio <= WARN_ABOVE:
+            logger.warning(
+                "the noise of the covariance is %.2g of what it says, above %g: take fewer "
+                "dimensions, more users or a larger epsilon",
+                sketch.noise_ratio,
+                WARN_ABOVE,
+            )
+        ranking = self._rank(sketch)
+        if ranking:
+            figures["ranking"] = [one.to_dict() for one in ranking]
+            write_json(self.run.path / RANKING_FILE, {"ranking": figures["ranking"]})
+            logger.info("nearest to the users' text: %s", ranking[0].name)
+        return figures
+
+    def _rank(self, sketch: MomentSketch) -> list[Ranked]:
+        if self._embedder is None or not self._sets:
+            return []
+        sets = embedded(self._sets, embedder=self._embedder, progress=self.progress)
+        return sketch.rank(sets, seed=self.config.seed)
+
+    def _epsilon_of_a_record(self) -> dict[str, float | None]:
+        """What one record loses, where records and not users are what is counted."""
+        config = self.config
+        if config.unit == "user":
+            return {}
+        released = Counter(
+            Release(
+                noise_multiplier=noise,  # over 1, what a record adds at most
+                sampling=FullParticipation(),
+                relation=NeighboringRelation(config.relation),
+            )
+            for _, _, noise in self.releases()
+        )
+        epsilon = release_epsilon(released, delta=config.delta, accountant=config.accountant)
+        return {"epsilon_of_a_record": epsilon if math.isfinite(epsilon) else None}
+
+    @property
+    def _shift_file(self) -> Any:
+        """What the rounds after the first subtract, as it travels."""
+        return self.run.path / "moments_shift.npy"
+
+    def _need_space(self) -> MomentSpace:
+        if self._space is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._space

@@ -1,0 +1,522 @@
+"""FreD: moments asked once, or in the paper's two rounds, and sets of text ranked by them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from flower_privsyn import embedding
+from flower_privsyn.cli import main
+from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
+from flower_privsyn.evaluation.distribution import gaussian_frechet
+from flower_privsyn.privacy import (
+    FullParticipation,
+    GaussianMechanism,
+    InsecureRandom,
+    Release,
+    calibrate_noise_multiplier,
+    release_epsilon,
+)
+from flower_privsyn.strategies import FreD, FreDConfig, MomentSketch
+from flower_privsyn.strategies.fred import PRINTED_STAMP, RANKING_FILE
+from flower_privsyn.testing import HashEmbedder, LoopbackGrid
+from tests.support.federation import WORDS, asked, make_users, rounds_asked
+from tests.support.run_files import lines, release, releases
+from tests.support.traffic import check_planned
+
+Builder = Callable[..., Any]
+
+#: Samples of users are cut to 64 words, so that each text here is one.
+USERS = make_users(40, samples=3)
+
+
+class Killed(BaseException):
+    """A process that dies: nothing may catch it."""
+
+
+def write(path: Path, texts: list[str]) -> str:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> str:
+    """About courts, as the users."""
+    return write(tmp_path / "near.jsonl", make_users(30, samples=2).texts)
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> str:
+    """About everything but courts."""
+    chooser = np.random.default_rng(3)
+    return write(
+        tmp_path / "far.jsonl",
+        [" ".join(chooser.choice(WORDS[8:], size=12)) for _ in range(60)],
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path, public_file: Path) -> Callable[..., FreDConfig]:
+    """Settings of a small run; keyword arguments replace them."""
+
+    def build(**changes: Any) -> FreDConfig:
+        values: dict[str, Any] = {
+            "num_nodes": 2,
+            "moment_dimensions": 4,
+            "public_text": str(public_file),
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "accept_noise": True,
+            **changes,
+        }
+        if "epsilon" not in values and "noise_multiplier" not in values:
+            values["epsilon"] = 8.0
+        return FreDConfig(**values)
+
+    return build
+
+
+def ranking(config: FreDConfig) -> FreD:
+    return FreD(config, embedder=HashEmbedder())
+
+
+def clipped(rows: np.ndarray, radius: float) -> np.ndarray:
+    return rows / np.maximum(1.0, np.linalg.norm(rows, axis=1) / radius)[:, None]
+
+
+class TestOneRelease:
+    def test_is_all_the_ledger_shows(
+        self, federation: Builder, config: Builder, near: str, far: str
+    ) -> None:
+        grid = federation(USERS)
+        strategy = ranking(config(epsilon=2.0, candidates=f"{far}; {near}"))
+        strategy.start(grid)
+        check_planned(strategy, size=32)
+        run = strategy.run.path
+        (charged,) = releases(run)
+        assert (charged["query"], charged["l2_sensitivity"]) == ("moments", 1.0)
+        assert charged["epsilon_release"] == pytest.approx(2.0, rel=1e-3)
+        assert charged["epsilon_release"] <= 2.0
+        alone = calibrate_noise_multiplier(
+            epsilon=2.0, delta=3e-6, rounds=1, sampling=FullParticipation(40)
+        )
+        assert charged["noise_multiplier"] == pytest.approx(alone)
+        assert len(asked(grid)) == 2  # one per node, once
+        assert strategy.run.status == "finished"
+        assert not (run / "synthetic.jsonl").exists()
+        assert (run / "moments.npz").stat().st_mode & 0o777 == 0o600
+
+    @pytest.mark.parametrize("share", [0.5, 0.2])
+    def test_without_noise_is_the_moments_of_clipped_embeddings(
+        self, federation: Builder, config: Builder, share: float
+    ) -> None:
+        strategy = ranking(config(noise_multiplier=0.0, covariance_share=share))
+        strategy.start(federation(USERS))
+        sketch = MomentSketch.load(strategy.run.path)
+        space = sketch.space
+        rows = HashEmbedder().embed(USERS.texts).astype(np.float64)
+        points = clipped(rows @ space.basis.T.astype(float) - space.centre, space.radius)
+        assert np.allclose(sketch.mean, points.mean(axis=0), atol=1e-6)
+        assert np.allclose(sketch.covariance, np.cov(points.T, bias=True), atol=1e-6)
+        assert (sketch.count, sketch.noise_ratio) == (40, 0.0)
+        # FreD of the users' own text is nothing, and symmetric numbers stay symmetric.
+        assert sketch.frechet(rows.astype(np.float32)) < 1e-6
+        assert np.array_equal(sketch.projected, sketch.projected.T)
+        assert np.linalg.eigvalsh(sketch.projected).min() >= -1e-12
+        figures = strategy.run.state["summary"]
+        assert figures["trace"] == pytest.approx(points.var(axis=0).sum(), rel=1e-4)
+
+    def test_the_nearer_set_comes_first(
+        self, federation: Builder, config: Builder, near: str, far: str
+    ) -> None:
+        mixed = f"50% {near} + 50% {far}"
+        strategy = ranking(config(epsilon=20.0, candidates=f"{far}; {mixed}; {near}"))
+        strategy.start(federation(USERS))
+        found = json.loads((strategy.run.path / RANKING_FILE).read_text())["ranking"]
+        assert [one["name"] for one in found] == [near, mixed, far]
+        assert [one["texts"] for one in found] == [60, 120, 60]
+        assert found[0]["fred"] < found[1]["fred"] < found[2]["fred"]
+        assert all(one["mean_part"] <= one["fred"] for one in found[1:])
+        assert sum(one["nearest"] for one in found) == pytest.approx(1.0)
+        assert strategy.run.state["summary"]["ranking"] == found
+
+    def test_several_releases_are_composed_and_averaged(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = ranking(config(num_rounds=3, epsilon=3.0))
+        strategy.start(federation(USERS))
+        charged = releases(strategy.run.path)
+        assert charged[-1]["epsilon_release"] == pytest.approx(3.0, rel=1e-3)
+        sketch = MomentSketch.load(strategy.run.path)
+        w1 = strategy.config.questions()[0].weights[1]
+        std = charged[0]["noise_multiplier"] * np.sqrt(3) / (3 * 40)
+        assert sketch.mean_noise == pytest.approx(sketch.space.radius * std / w1)
+
+    def test_a_noisy_count_leaves_out_users_without_text(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        from flower_privsyn.data import Users
+
+        rows = [(USERS.user_ids[o], t) for o, t in zip(USERS.owners, USERS.texts, strict=True)]
+        users = Users.from_rows([*rows, *((f"silent-{n}", "") for n in range(40))])
+        strategy = ranking(config(noise_multiplier=0.0, count_share=0.3, max_samples=0))
+        strategy.start(federation(users))
+        counted = MomentSketch.load(strategy.run.path)
+        assert counted.count == pytest.approx(40, abs=1e-6)
+        assert counted.frechet(HashEmbedder().embed(USERS.texts)) < 1e-6
+
+    def test_the_noise_has_the_size_that_is_said(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        """Standard deviations of mean and covariance, off the diagonal less by sqrt(2)."""
+        strategy = ranking(config(noise_multiplier=0.0))
+        strategy.start(federation(USERS))
+        truth = MomentSketch.load(strategy.run.path)
+        total, query = release(strategy.run.path, 1), strategy.config.questions(1.0)[0]
+        mechanism = GaussianMechanism(noise_multiplier=3.0, l2_sensitivity=1.0)
+        random = InsecureRandom(5)
+        means, diagonal, others = [], [], []
+        for _ in range(400):
+            noisy = mechanism.release(total, random=random), 40.0, mechanism.standard_deviation
+            found = MomentSketch.of_joint(truth.space, query, [noisy])
+            # What the square of a noisy mean adds stands beside the noise of the second moments.
+            second = found.covariance + np.outer(found.mean, found.mean)
+            second -= truth.covariance + np.outer(truth.mean, truth.mean)
+            second -= found.mean_noise**2 * np.eye(4)
+            means.append(found.mean - truth.mean)
+            diagonal.append(np.diag(second))
+            others.append(second[np.triu_indices(4, k=1)])
+        # Four standard errors of as many numbers.
+        assert np.std(means) == pytest.approx(found.mean_noise, rel=0.08)
+        assert np.std(diagonal) == pytest.approx(found.covariance_noise, rel=0.08)
+        assert np.std(others) == pytest.approx(found.covariance_noise / np.sqrt(2), rel=0.08)
+
+
+class TestTwoRounds:
+    def two_rounds(self, config: Builder, **changes: Any) -> FreDConfig:
+        return config(estimator="two-rounds", num_rounds=2, **changes)
+
+    def test_as_in_the_paper(self, federation: Builder, config: Builder) -> None:
+        grid = federation(USERS)
+        strategy = ranking(self.two_rounds(config, noise_multiplier=0.0, moment_radius=0.9))
+        strategy.start(grid)
+        check_planned(strategy, size=32)
+        sketch = MomentSketch.load(strategy.run.path)
+        space = sketch.space
+        rows = HashEmbedder().embed(USERS.texts).astype(np.float64)
+        points = clipped(rows @ space.basis.T.astype(float) - space.centre, 0.9)
+        about = clipped(points - points.mean(axis=0), 0.9)
+        assert np.allclose(sketch.mean, points.mean(axis=0), atol=1e-6)
+        assert np.allclose(sketch.covariance, about.T @ about / len(about), atol=1e-3)
+        assert sketch.frechet(rows.astype(np.float32)) < 1e-4
+        shifts = [m.content["privsyn.broadcast"].keys() for m in asked(grid)]
+        assert [("shift" in keys) for keys in shifts] == [False, False, True, True]
+
+    def test_records_are_counted_and_the_ledger_states_a_users_epsilon(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        multiplier = 2.0
+        strategy = ranking(
+            self.two_rounds(
+                config,
+                noise_multiplier=multiplier,
+                unit="record",
+                max_samples=4,
+                num_records=len(USERS.texts),
+            )
+        )
+        strategy.start(federation(USERS))
+        charged = releases(strategy.run.path)
+        assert [line["l2_sensitivity"] for line in charged] == [4.0, 4.0]
+        user = {Release(noise_multiplier=multiplier, sampling=FullParticipation()): 2}
+        record = {Release(noise_multiplier=4 * multiplier, sampling=FullParticipation()): 2}
+        assert charged[-1]["epsilon_release"] == pytest.approx(release_epsilon(user, delta=3e-6))
+        figures = strategy.run.state["summary"]
+        assert figures["epsilon_of_a_record"] == pytest.approx(release_epsilon(record, delta=3e-6))
+        assert figures["count"] == len(USERS.texts)
+
+    def test_the_printed_noise_is_too_little_and_says_so(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        records = len(USERS.texts)
+        printed = FreDConfig.fred_as_printed(clients=40, records=records)
+        k = printed.noise_multiplier
+        # (2 eps, 2 delta) in total: sqrt(2 ln(1.25 / 1e-6)) / 0.3.
+        assert k == pytest.approx(17.66, abs=0.01)
+        strategy = ranking(
+            self.two_rounds(
+                config,
+                noise_calibration="too-little-as-printed",
+                research=True,
+                noise_multiplier=k,
+                unit="record",
+                max_samples=4,
+                num_records=records,
+                num_users=40,
+            )
+        )
+        strategy.start(federation(USERS))
+        charged = releases(strategy.run.path)
+        # On the sum: 2 k in the mean of n records would be k-fold private, and it is 2 k / sqrt(n);
+        # of the covariance it is k from each of K clients.
+        stds = [line["noise_multiplier"] * line["l2_sensitivity"] for line in charged]
+        assert stds == pytest.approx([2 * k / np.sqrt(records), k * np.sqrt(40)])
+        figures = strategy.run.state["summary"]
+        assert figures["epsilon_of_a_record"] > 2 * 0.6
+        assert figures["stamp"] == PRINTED_STAMP
+
+    def test_a_lost_mean_is_asked_for_again(self, federation: Builder, config: Builder) -> None:
+        def lose(request: Message, reply: Message) -> list[Message]:
+            return [] if request.content["privsyn.request"].get("round") == 1 else [reply]
+
+        changes = {"noise_multiplier": 1.0, "round_timeout": 0.2}
+        with pytest.raises(RunDirectoryError, match="lacks a release.*another round"):
+            ranking(self.two_rounds(config, **changes)).start(federation(USERS, tamper=lose))
+
+
+class TestResuming:
+    @pytest.mark.parametrize("after", ["mean", "covariance", "candidates"])
+    def test_a_run_that_dies_spends_what_it_would_have(
+        self,
+        federation: Builder,
+        config: Builder,
+        near: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        after: str,
+    ) -> None:
+        def settings(folder: str, **changes: Any) -> FreDConfig:
+            return config(
+                estimator="two-rounds",
+                num_rounds=2,
+                epsilon=4.0,
+                candidates=near,
+                run_dir=str(tmp_path / folder),
+                **changes,
+            )
+
+        whole = ranking(settings("whole"))
+        whole.start(federation(USERS))
+
+        from flower_privsyn.strategies.fred import ReleasedMoments
+
+        with monkeypatch.context() as patched:
+            own = ReleasedMoments.following if after != "candidates" else ReleasedMoments.finish
+
+            def die(self: ReleasedMoments, *args: Any, **kwargs: Any) -> Any:
+                if after == "candidates":
+                    self.sketch().save(self.run.path)  # type: ignore[union-attr]
+                    raise Killed
+                if args[0].round_number == (1 if after == "mean" else 2):
+                    raise Killed
+                return own(self, *args, **kwargs)
+
+            patched.setattr(ReleasedMoments, own.__name__, die)
+            with pytest.raises(Killed):
+                ranking(settings("run")).start(federation(USERS))
+        grid = federation(USERS)
+        resumed = ranking(settings("run", resume=True))
+        resumed.start(grid)
+        assert rounds_asked(grid) == ([2] if after == "mean" else [])
+        kept = ("round", "query", "l2_sensitivity", "noise_multiplier", "epsilon_release")
+        ledgers = [
+            [tuple(line[key] for key in kept) for line in releases(one.run.path)]
+            for one in (whole, resumed)
+        ]
+        assert ledgers[0] == ledgers[1]
+        assert len(lines(resumed.run.path / "ledger.jsonl")) >= 4
+
+    def test_candidates_may_be_others_and_the_radius_may_not(
+        self, federation: Builder, config: Builder, near: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def die(*_: Any) -> None:
+            raise Killed
+
+        strategy = ranking(config())
+        with monkeypatch.context() as patched:
+            patched.setattr(MomentSketch, "save", die)
+            with pytest.raises(Killed):
+                strategy.start(federation(USERS))
+        with pytest.raises(ConfigError, match="moment-radius"):
+            ranking(config(moment_radius=0.5, resume=True)).start(LoopbackGrid(lambda *_: None))
+        again = ranking(config(candidates=near, resume=True))
+        again.start(federation(USERS))
+        assert [one["name"] for one in again.run.state["summary"]["ranking"]] == [near]
+        assert len(releases(again.run.path)) == 1
+
+
+class TestTheCommand:
+    @pytest.fixture
+    def released(
+        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
+    ) -> Path:
+        monkeypatch.setattr(embedding, "load_embedder", lambda *_, **__: HashEmbedder())
+        strategy = ranking(config(epsilon=20.0))
+        strategy.start(federation(USERS))
+        return strategy.run.path
+
+    def test_ranks_any_sets_for_nothing(
+        self, released: Path, near: str, far: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder, run = Path(near).parent / "texts", Path(near).parent / "another"
+        folder.mkdir()
+        (folder / "a.txt").write_text(" ".join(WORDS[8:] * 20))
+        run.mkdir()
+        (run / "synthetic.jsonl").write_text(Path(near).read_text())
+        (run / "ledger.jsonl").write_text("{}")
+        before = (released / "ledger.jsonl").read_bytes()
+        sets = [far, str(folder), str(run), f"20% {near} + 80% {far}"]
+        asks = ["fred", str(released), "--candidates", *sets]
+        assert main([*asks, "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert {one["name"] for one in said["ranking"]} == set(sets)
+        assert said["ranking"][0]["name"] == str(run)
+        assert said["noise_ratio"] > 0
+        assert main(asks) == 0
+        shown = capsys.readouterr().out
+        assert "Nearest first" in shown
+        assert "Nothing was spent." in shown
+        assert (released / "ledger.jsonl").read_bytes() == before
+
+    @pytest.mark.parametrize(
+        ("words", "named"),
+        [
+            ([], "--candidates must name at least one set"),
+            (["--candidates", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+            (["--candidates", "{near}", "{near}"], "different sets of text"),
+            (["--candidates", "{near}", "--texts", "-1"], "--texts must be"),
+        ],
+    )
+    def test_names_what_is_wrong(
+        self,
+        released: Path,
+        near: str,
+        capsys: pytest.CaptureFixture[str],
+        words: list[str],
+        named: str,
+    ) -> None:
+        assert main(["fred", str(released), *(word.format(near=near) for word in words)]) != 0
+        assert named in " ".join(capsys.readouterr().err.split())
+
+    def test_a_run_without_moments_is_named(
+        self, tmp_path: Path, released: Path, near: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (released / "moments.npz").unlink()
+        assert main(["fred", str(released), "--candidates", near]) != 0
+        assert "holds no moments.npz" in " ".join(capsys.readouterr().err.split())
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"moment_dimensions": -1}, "moment-dimensions"),
+            ({"moment_centre": "mean"}, "moment-centre"),
+            ({"covariance_share": 0.0}, "covariance-share"),
+            ({"estimator": "two-rounds"}, "num-rounds of at least 2, got 1"),
+            ({"unit": "record"}, "num-records, where their number is public, or count-share"),
+            ({"unit": "record", "count_share": 0.1, "max_samples": 0}, "max-samples"),
+            ({"num_records": 9}, 'num-records = 9 needs unit = "record"'),
+            ({"noise_calibration": "too-little-as-printed"}, "research = true go together"),
+            ({"research": True}, "research = true go together"),
+            (
+                {"noise_calibration": "too-little-as-printed", "research": True},
+                'needs estimator = "two-rounds", num-rounds = 2, unit = "record", num-records, '
+                "num-users, noise-multiplier above 0",
+            ),
+            ({"candidates": "a.jsonl; ; b.jsonl"}, "none of them empty"),
+            ({"candidates": "a.jsonl;a.jsonl"}, "different sets of text"),
+        ],
+    )
+    def test_settings_are_named(self, config: Builder, changes: Any, named: str) -> None:
+        with pytest.raises((ConfigError, DataError), match=named):
+            config(**changes)
+
+    @pytest.mark.parametrize(
+        ("candidates", "named"),
+        [
+            ("missing.jsonl", "missing.jsonl cannot be read"),
+            ("{empty}", "holds no text"),
+            ("{folder}", r"holds no text \(.jsonl, .jsonl.gz or .txt\)"),
+            ("{numbers}", 'line 1: expected a JSON object with a string "text"'),
+            ("{single}", "has 1 texts in these shares, and a distance needs at least 2"),
+            ("40% {single} + 50% {empty}", "must add up to 100%, got 90%"),
+        ],
+    )
+    def test_a_candidate_without_text_stops_before_anybody_is_asked(
+        self, config: Builder, tmp_path: Path, candidates: str, named: str
+    ) -> None:
+        places = {name: tmp_path / f"{name}.jsonl" for name in ("empty", "numbers", "single")}
+        places["empty"].write_text('{"text": "  "}\n')
+        places["numbers"].write_text('{"text": 3}\n')
+        write(places["single"], ["one"])
+        places["folder"] = tmp_path / "folder"
+        places["folder"].mkdir()
+        grid = LoopbackGrid(lambda *_: None)
+        with pytest.raises(DataError, match=named):
+            ranking(config(candidates=candidates.format(**places))).start(grid)
+        assert not grid.requests
+
+    @pytest.mark.parametrize(
+        ("dimensions", "named"),
+        [
+            (33, "moment-dimensions = 33 is more than the 32 numbers of an embedding"),
+            (30, "needs at least 31 public texts"),
+        ],
+    )
+    def test_more_dimensions_than_there_can_be(
+        self, config: Builder, tmp_path: Path, dimensions: int, named: str
+    ) -> None:
+        few = write(tmp_path / "few.jsonl", make_users(1, samples=6).texts)
+        grid = LoopbackGrid(lambda *_: None)
+        with pytest.raises(ConfigError, match=named):
+            ranking(config(moment_dimensions=dimensions, public_text=few)).start(grid)
+        assert not grid.requests
+
+    def test_more_dimensions_than_the_users_allow(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        grid = federation(USERS)
+        changes = {"epsilon": 4.0, "moment_dimensions": 12}
+        with pytest.raises(
+            ConfigError,
+            match=r"moment-dimensions = 12 is more than 40 users allow: .* above 0.5; .*"
+            "accept-noise = true to run all the same; nothing was spent",
+        ):
+            ranking(config(accept_noise=False, **changes)).start(grid)
+        assert rounds_asked(grid) == []
+
+    def test_a_ratio_above_a_half_is_warned_of(
+        self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        strategy = ranking(config(epsilon=4.0, moment_dimensions=12))
+        strategy.start(federation(USERS))
+        ratio = strategy.run.state["summary"]["noise_ratio"]
+        assert ratio > 0.5
+        assert f"the noise of the covariance is {ratio:.2g} of what it says" in caplog.text
+
+    def test_damaged_releases_are_named(self, tmp_path: Path) -> None:
+        with pytest.raises(RunDirectoryError, match="no readable coordinates"):
+            MomentSketch.load(tmp_path)
+
+
+def test_distances_follow_the_definition(federation: Builder, config: Builder, far: str) -> None:
+    strategy = ranking(config(noise_multiplier=0.0))
+    strategy.start(federation(USERS))
+    sketch = MomentSketch.load(strategy.run.path)
+    texts = [json.loads(line)["text"] for line in Path(far).read_text().splitlines()]
+    embeddings = HashEmbedder().embed(texts)
+    points = sketch.space.points(embeddings)
+    expected = gaussian_frechet(
+        points.mean(axis=0), np.cov(points.T, bias=True), sketch.mean, sketch.covariance
+    )
+    assert sketch.frechet(embeddings) == pytest.approx(expected)
+    assert sketch.distance(embeddings) == sketch.frechet(embeddings)
+    with pytest.raises(ValueError, match="n >= 1"):
+        sketch.moments_of(embeddings[:0])
