@@ -201,7 +201,7 @@ class FreDKeywords(PrivateSumKeywords, total=False):
     unit: Literal["user", "record"]
     count_share: float
     num_records: int
-    noise: Literal["as-accounted", "too-little-as-printed"]
+    noise_calibration: Literal["as-accounted", "too-little-as-printed"]
     research: bool
     candidates: str
     candidate_texts: int

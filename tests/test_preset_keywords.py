@@ -96,5 +96,7 @@ def test_an_unknown_key_is_refused_where_the_program_runs(
     given = {"epsilon": required[name]} if name in required else {}
     if name == "as_printed":
         given = {"data": "pubmed", "epsilon": "1"}
+    if name == "fred_as_printed":
+        given = {"clients": 3, "records": 9}
     with pytest.raises(TypeError, match="unexpected keyword argument 'num_promts'"):
         preset(**given, num_promts=3)

@@ -117,10 +117,14 @@ class RunFacts:
     @property
     def stamp(self) -> str | None:
         """What must stand at every figure that private text touched; None where none did."""
-        if self.config.get("research"):
-            return RESEARCH_STAMP
         stamps = [record.get("stamp") for record in (self.summary, *self.metrics)]
-        return next((str(stamp) for stamp in stamps if stamp), None)
+        found = next((str(stamp) for stamp in stamps if stamp), None)
+        return RESEARCH_STAMP if found is None and self.config.get("research") else found
+
+    @property
+    def chose_by_private_text(self) -> bool:
+        """Whether that is why the page has a stamp."""
+        return self.stamp == RESEARCH_STAMP
 
     @property
     def subtitle(self) -> list[str]:
@@ -155,6 +159,21 @@ class RunFacts:
                 if rows:
                     found.append((f"{kind.capitalize()}s written {end} often", rows))
         return found
+
+    @property
+    def ranking(self) -> list[Row]:
+        """Sets of text by their distance to what was released, the nearest first."""
+        found = self.summary.get("ranking")
+        keys = ("texts", "fred", "error", "mean_part", "nearest")
+        return [
+            (str(one.get("name")), *(number(finite(one.get(key)), 4) for key in keys))
+            for one in (map(mapping, found) if isinstance(found, list) else ())
+        ]
+
+    @property
+    def noise_ratio(self) -> str:
+        """The noise of a released covariance over what it says."""
+        return number(finite(self.summary.get("noise_ratio")), 2)
 
     # ---------------------------------------------------------------- privacy
 

@@ -1,6 +1,7 @@
 """What is asked for is checked as a whole before anything runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.sealed import sealed
 from flower_privsyn.host.app import load_app
 from flower_privsyn.strategies import STRATEGIES, configuration_of
+from flower_privsyn.strategies.catalogue import entries
 
 #: From the floor to the ceiling.
 METHODS = [
@@ -41,7 +43,16 @@ class TestApp:
     def test_it_declares_every_key_of_every_strategy_with_a_type_they_take(self) -> None:
         app = load_app(APP)
         for name, (config, _) in STRATEGIES.items():
-            assert config.keys() <= set(app.defaults), name
+            if entries()[name].kind != "distances":  # no row of a comparison
+                assert config.keys() <= set(app.defaults), name
+
+    def test_what_makes_no_model_is_no_row(self, tmp_path: Path) -> None:
+        folder = tmp_path / "conf" / "small"
+        folder.mkdir(parents=True)
+        (folder / "fred.toml").write_text('strategy = "fred"\n')
+        app = replace(load_app(APP), path=tmp_path)
+        with pytest.raises(ConfigError, match="fred writes no text and trains no model"):
+            methods_of(app, "small")
 
     def test_every_method_has_valid_settings(self, data: str) -> None:
         plan = plan_of(data)

@@ -14,6 +14,7 @@ from flwr.app import Message
 from flower_privsyn import embedding
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
+from flower_privsyn.evaluation.costs import communication, run_costs
 from flower_privsyn.evaluation.distribution import gaussian_frechet
 from flower_privsyn.privacy import (
     FullParticipation,
@@ -23,6 +24,8 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
     release_epsilon,
 )
+from flower_privsyn.report import write_run_page
+from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.strategies import FreD, FreDConfig, MomentSketch
 from flower_privsyn.strategies.fred import PRINTED_STAMP, RANKING_FILE
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid
@@ -99,6 +102,9 @@ class TestOneRelease:
         strategy.start(grid)
         check_planned(strategy, size=32)
         run = strategy.run.path
+        counted = communication("fred", {**strategy.run.config, "dimension": 32})
+        costs = run_costs(strategy.run)
+        assert (costs.floats_down, costs.floats_up) == (counted.floats_down, counted.floats_up)
         (charged,) = releases(run)
         assert (charged["query"], charged["l2_sensitivity"]) == ("moments", 1.0)
         assert charged["epsilon_release"] == pytest.approx(2.0, rel=1e-3)
@@ -145,6 +151,9 @@ class TestOneRelease:
         assert all(one["mean_part"] <= one["fred"] for one in found[1:])
         assert sum(one["nearest"] for one in found) == pytest.approx(1.0)
         assert strategy.run.state["summary"]["ranking"] == found
+        page = write_run_page(strategy.run, strategy.run.path.with_suffix(".html")).read_text()
+        assert "Which text is nearest" in page
+        assert page.index(f">{near}<") < page.index(f">{far}<")
 
     def test_several_releases_are_composed_and_averaged(
         self, federation: Builder, config: Builder
@@ -270,6 +279,9 @@ class TestTwoRounds:
         figures = strategy.run.state["summary"]
         assert figures["epsilon_of_a_record"] > 2 * 0.6
         assert figures["stamp"] == PRINTED_STAMP
+        page = write_run_page(strategy.run, strategy.run.path.with_suffix(".html")).read_text()
+        assert PRINTED_STAMP in page
+        assert RESEARCH_STAMP not in page  # no private text was used outside the budget
 
     def test_a_lost_mean_is_asked_for_again(self, federation: Builder, config: Builder) -> None:
         def lose(request: Message, reply: Message) -> list[Message]:
