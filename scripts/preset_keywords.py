@@ -94,7 +94,8 @@ def _dictionary(
 ) -> Iterator[str]:
     above = "TypedDict" if base is Settings else name_of(base)
     yield f"class {name_of(settings)}({above}, total=False):"
-    yield f'    """Settings of `{settings.__name__}`."""\n'
+    # Between the words and the keys an empty line, where there are keys.
+    yield f'    """Settings of `{settings.__name__}`."""' + ("\n" if own else "")
     for name, hint in own.items():
         yield f"    {name}: {_written(hint)}"
     yield ""
