@@ -35,6 +35,7 @@ COMMANDS: Final = {
     ),
     "expand": ("expand", "write more text after what a finished run released, at no privacy cost"),
     "model": ("model", "write an on-device language model with random weights, to train"),
+    "match": ("match", "choose public text that a private and a public model find likely"),
     "distil": ("distil", "train a small model on public text, taught by a larger one"),
     "report": ("report", "write a page about a run or a comparison, to be opened in a browser"),
     "budget": ("budget", "noise for a privacy budget, or the other way round"),

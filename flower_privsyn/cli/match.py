@@ -1,0 +1,147 @@
+"""`privsyn match`: public text that a private model and a public one both find likely."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from flower_privsyn.cli.options import option
+from flower_privsyn.cli.signals import Stopped, ended_by_signals
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import located, replacing, user_path
+
+if TYPE_CHECKING:
+    from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.training.distribution_matching import Matched
+    from flower_privsyn.training.selection import Float64Array
+
+
+def match(
+    text: Annotated[
+        str, option("CORPUS", "public: a file, a folder, bundled, or a data set by name")
+    ],
+    private: Annotated[str, option("NAME", "model that was trained under differential privacy")],
+    share: Annotated[float, option("Q", "of the corpus's tokens that is kept, as a fraction")],
+    output: Annotated[Path, option("FILE", "JSON lines to become the kept rows, best first")],
+    public: Annotated[
+        str | None,
+        option("NAME", "public model with the same tokens (default: none, the private one alone)"),
+    ] = None,
+    lengths: Annotated[
+        Literal["average", "sum"],
+        option("average|sum", "log-probabilities of a row's tokens"),
+    ] = "average",
+    max_tokens: Annotated[int, option("N", "tokens of a row; a longer text is several")] = 64,
+    least_row_tokens: Annotated[int, option("N", "rows with fewer are not kept")] = 1,
+    least_rows: Annotated[int, option("N", "fewer kept rows are refused: a batch")] = 32,
+    scores: Annotated[
+        Path | None, option("DIR", "where scores stay, a model each, for other choices")
+    ] = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> int:
+    """Choose the public text that is likely by a private model and by a public one.
+
+    Rows are ranked by log p_private(x) + log p_public(x), and a share of the corpus's tokens is
+    kept. It costs no privacy where the private model's training is paid for, as of a run's
+    models/final; with a model that saw private text without noise there is no guarantee whatever.
+    The command goes on with what was interrupted.
+    """
+    import numpy as np
+
+    from flower_privsyn.checks import check_whole
+    from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.embedding import load_tokenizer
+    from flower_privsyn.training.distillation import check_same_tokens
+    from flower_privsyn.training.distribution_matching import TokenShare, keep_share
+
+    rule = TokenShare(share=share, least_rows=least_rows)
+    check_whole("--max-tokens", max_tokens, ge=1)
+    check_whole("--least-row-tokens", least_row_tokens, ge=1, le=max_tokens)
+    file = user_path(output)
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise ConfigError(f"--output must be a file in a folder that is there, got {output}")
+    models = {"private": located(private)}
+    if public is not None:
+        models["public"] = located(public)
+        check_same_tokens(models["private"], models["public"], setting="--public")
+    rows = PublicRows.of(
+        text,
+        tokenizer=load_tokenizer(models["private"])[0],
+        max_tokens=max_tokens,
+        setting="--text",
+    )
+    folder = file.with_name(file.name + ".scores") if scores is None else user_path(scores)
+    try:
+        found = _scores(rows, models, lengths=lengths, folder=folder, device=device)
+    except (KeyboardInterrupt, Stopped):
+        sys.stderr.write("What was scored is kept; the same command goes on with it.\n")
+        raise
+    wanted = np.where(
+        rows.lengths < least_row_tokens, -np.inf, np.sum(list(found.values()), axis=0)
+    )
+    kept = keep_share(rows, wanted, rule)
+    _write(file, rows, kept, found)
+    if scores is None:
+        shutil.rmtree(folder)
+    print(
+        f"Chosen: {output}, {len(kept.indices):,} of {len(rows):,} rows with {kept.tokens:,} of "
+        f"{kept.all_tokens:,} tokens, scores {kept.scores[0]:.4g} to {kept.scores[-1]:.4g}; "
+        f"{kept.duplicates:,} duplicates passed over"
+    )
+    return 0
+
+
+def _scores(
+    rows: PublicRows,
+    models: dict[str, str],
+    *,
+    lengths: Literal["average", "sum"],
+    folder: Path,
+    device: str,
+) -> dict[str, Float64Array]:
+    """The scores of all rows by each model, (n,) each; a folder for each model and way."""
+    import hashlib
+
+    import numpy as np
+
+    from flower_privsyn.host.progress import ShownProgress
+    from flower_privsyn.host.terminal import follower
+    from flower_privsyn.training.distribution_matching import LanguageModelScorer, stored_scores
+
+    found = {}
+    with ended_by_signals(), follower() as follow:
+        progress = ShownProgress(follow)
+        for name, model in models.items():
+            scorer = LanguageModelScorer(
+                model=model, lengths=lengths, device=None if device == "auto" else device
+            )
+            fingerprint = scorer.fingerprint()
+            known = json.dumps([fingerprint, str(rows.folder.name)], sort_keys=True).encode()
+            place = folder / hashlib.blake2b(known, digest_size=8).hexdigest()
+            with progress.stage(f"The {name} model reads", len(rows)) as stage:
+                found[name] = np.array(
+                    stored_scores(
+                        rows,
+                        scorer,
+                        folder=place,
+                        fingerprint=fingerprint,
+                        progress=lambda done, _, stage=stage: stage.update(done - stage.done),  # type: ignore[misc]
+                    )
+                )
+    return found
+
+
+def _write(file: Path, rows: PublicRows, kept: Matched, scores: dict[str, Float64Array]) -> None:
+    """Write the kept rows: the text, its score, what each model says, and its place."""
+    with replacing(file) as temporary, temporary.open("w", encoding="utf-8") as opened:
+        for index, score in zip(kept.indices.tolist(), kept.scores.tolist(), strict=True):
+            line = {
+                "text": rows.text_of(index),
+                "score": score,
+                **{name: float(values[index]) for name, values in scores.items()},
+                "row": index,
+            }
+            opened.write(json.dumps(line, ensure_ascii=False) + "\n")
