@@ -8,8 +8,9 @@ One epoch on rows of bundled public text, in one process:
 - reads: the teacher reads every row and what is kept goes to the disk (`teacher_targets`), without
   the seconds of loading it, which are printed;
 - learns: the student's steps by what is kept (`add_gradient` and AdamW);
-- floor: the teacher's forward pass without gradients and the student's forward and backward pass
-  by the text alone, on the same batches: nothing is kept, and no step is taken.
+- floor: the teacher's forward pass without gradients, on the batches in which it reads, and the
+  student's forward and backward pass by the text alone, on those in which it learns: nothing is
+  kept, and no step is taken.
 
 A second student, or a second epoch, needs no reading. Wall seconds count what else the machine
 does; CPU seconds do not. Medians of some repeats, the ways interleaved.
@@ -35,7 +36,7 @@ from flower_privsyn.training.causal import training_rows
 from flower_privsyn.training.causal_settings import CausalTraining
 from flower_privsyn.training.distillation import Distillation, check_same_tokens
 from flower_privsyn.training.loss import add_gradient
-from flower_privsyn.training.teacher import TeacherTargets, teacher_targets
+from flower_privsyn.training.teacher import TeacherTargets, reading_batches, teacher_targets
 from flower_privsyn.training.tokens import padded
 
 Seconds = tuple[float, float]
@@ -114,10 +115,12 @@ class Work:
 
     def floor(self) -> None:
         """Two forward passes and one backward."""
-        for chosen in self.batches:
+        everything = np.arange(len(self.rows))
+        for chosen in reading_batches(self.rows, everything, vocabulary=self.vocabulary):
             tokens, attention = padded([self.rows[index] for index in chosen])
             with torch.inference_mode():
                 self.teacher(input_ids=tokens, attention_mask=attention, use_cache=False)
+        for chosen in self.batches:
             self.gradient(chosen, None)
             self.student.zero_grad(set_to_none=True)
 
@@ -140,6 +143,7 @@ def main() -> None:
         f"{torch.get_num_threads()} threads; {arguments.teacher} teaches {arguments.student}: "
         f"{len(work.rows):,} rows, {work.tokens:,} tokens, batches of {arguments.batch_size}"
     )
+    work.floor()  # the first passes of a process are slower than all others
     found: dict[str, list[Seconds]] = {"floor": [], "reads": [], "learns": []}
     nbytes = 0
     for _ in range(arguments.repeats):

@@ -200,7 +200,7 @@ def teacher_targets(
         return targets
     _read(
         targets,
-        _batches(rows, visited, vocabulary),
+        reading_batches(rows, visited, vocabulary=vocabulary),
         rows,
         done=done,
         folder=folder,
@@ -267,9 +267,16 @@ def _loaded(distillation: Distillation, device: str, *, longest: int) -> Any:
     return network
 
 
-def _batches(
-    rows: Sequence[Sequence[int]], visited: npt.NDArray[np.int64], vocabulary: int
+def reading_batches(
+    rows: Sequence[Sequence[int]], visited: npt.NDArray[np.int64], *, vocabulary: int
 ) -> list[list[int]]:
+    """The rows that a teacher reads together, in the order in which it does.
+
+    Args:
+        rows: of token ids.
+        visited: (n,) the rows to read.
+        vocabulary: classes of the output.
+    """
     return [
         chosen
         for first in range(0, len(visited), BLOCK_ROWS)
