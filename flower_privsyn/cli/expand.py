@@ -40,6 +40,8 @@ def expand(
 
     DIR is the run directory. Its survivors, or where it keeps none its synthetic texts, stand in
     the prompts. The texts go into a file of their own; the same command goes on with that file.
+    Where texts have classes, every prompt and its text are of one class, and there are as many of
+    each as the released votes say.
     """
     from flower_privsyn.checks import check_whole
     from flower_privsyn.cli.inspect import epsilons, inspect_run
@@ -77,6 +79,8 @@ def expand(
         f"Texts: {written.path} ({written.texts:,}), by {settings.generator} with the prompt "
         f"{settings.prompt}, from {written.seeds:,} {written.kind}"
     )
+    if written.by_class is not None:
+        print("Of each class: " + ", ".join(f"{k} {n:,}" for k, n in written.by_class.items()))
     facts = inspect_run(run.path)
     if facts["releases"]:
         print(f"Nothing was spent. What holds for the run holds for them:\n{epsilons(facts)}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -18,7 +19,7 @@ from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.runs.locks import lock_file
-from flower_privsyn.strategies.parts.population import survivors
+from flower_privsyn.strategies.parts.population import survivors, votes_by_class
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
@@ -118,6 +119,7 @@ class Written:
         seeds: different texts of the run that stood in prompts.
         kind: what the seeds are, in words.
         dropped: texts that were not kept, by reason.
+        by_class: texts of every class; None where the run's texts have none.
     """
 
     path: Path
@@ -125,6 +127,44 @@ class Written:
     seeds: int
     kind: str
     dropped: Mapping[str, int]
+    by_class: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seeds:
+    """The texts that may stand in prompts.
+
+    Attributes:
+        texts: (n,).
+        ids: (n,).
+        labels: (n,) the class of each; None where they have none.
+        shares: of every class that has a text; empty where there are none.
+        kind: what they are, in words.
+    """
+
+    texts: tuple[str, ...]
+    ids: tuple[str, ...]
+    labels: tuple[str, ...] | None
+    shares: Mapping[str, float]
+    kind: str
+
+    def of_class(self, name: str | None) -> tuple[list[str], list[str]]:
+        """Texts and ids of a class; of all of them where there are no classes."""
+        labels = self.labels or (None,) * len(self.texts)
+        places = [place for place, label in enumerate(labels) if label == name]
+        return [self.texts[place] for place in places], [self.ids[place] for place in places]
+
+    def quotas(self, num_samples: int) -> dict[str | None, int]:
+        """How many texts of each class are to be written: whole numbers next to its share."""
+        if self.labels is None:
+            return {None: num_samples}
+        exact = {name: share * num_samples for name, share in self.shares.items()}
+        found: dict[str | None, int] = {name: int(number) for name, number in exact.items()}
+        # What rounding leaves goes to the largest remainders.
+        order = sorted(exact, key=lambda name: int(exact[name]) - exact[name])
+        for name in order[: num_samples - sum(found.values())]:
+            found[name] += 1
+        return found
 
 
 def write_more(
@@ -139,7 +179,9 @@ def write_more(
 ) -> Written:
     """Write texts after those of a finished run, into a file of their own.
 
-    Texts are on the disk batch by batch; the same call goes on with what is there.
+    Texts are on the disk batch by batch; the same call goes on with what is there. Where a run's
+    texts have classes, a text is written after texts of one class and has its label, and there are
+    as many of each class as its share of the released votes.
 
     Args:
         run: a finished run.
@@ -168,49 +210,86 @@ def write_more(
             f"the run in {run.path} has not finished (it is {run.standing}): `privsyn resume` "
             "finishes it, and its own texts come first"
         )
-    seeds, ids, kind = _seeds(run)
+    seeds = _seeds(run)
     path = output or run.path / f"expanded-{_short(settings.generator)}-{seed}.jsonl"
     _refuse_own_files(run, path)
     used: dict[str, Any] = {
         "run": str(run.path.name),
         "seed": seed,
-        "seeds": _digest(seeds),
+        "seeds": _digest(seeds.texts),
         **asdict(settings),
     }
+    if seeds.labels is not None:
+        used["shares"] = dict(seeds.shares)
     if run.config.get("research"):
         used["stamp"] = RESEARCH_STAMP
     note = path.with_name(f"{path.name}.settings.json")
+    by_class: dict[str, int] = {}
+    dropped: Counter[str] = Counter()
     with lock_file(path.with_name(f".{path.name}.lock"), what=f"the file {path}"):
         _refuse_other(path, note, used)
         expand = settings.expansion(generator)
         write_json(note, used)
-        records, dropped = expand_resumably(
-            expand,
-            seeds,
-            ids=ids,
-            num_samples=num_samples,
-            kept=path,
-            seed_after=lambda kept: derive_seed(seed, "more text", kept),
-            round_number=max(run.finished_rounds(), default=0),
-            source="expanded",
-            stage="Write more text",
-            progress=progress,
-        )
-    return Written(path=path, texts=len(records), seeds=len(set(seeds)), kind=kind, dropped=dropped)
+        for name, quota in seeds.quotas(num_samples).items():
+            texts, ids = seeds.of_class(name)
+            key = ("more text",) if name is None else ("more text", name)
+            records, left_out = expand_resumably(
+                expand,
+                texts,
+                ids=ids,
+                num_samples=quota,
+                kept=path,
+                seed_after=lambda kept, key=key: derive_seed(seed, *key, kept),  # type: ignore[misc]
+                round_number=max(run.finished_rounds(), default=0),
+                source="expanded",
+                stage="Write more text" if name is None else f"Write more text: {name}",
+                progress=progress,
+                label=name,
+            )
+            by_class[name or ""] = len(records)
+            dropped.update(left_out)
+    return Written(
+        path=path,
+        texts=sum(by_class.values()),
+        seeds=len(set(seeds.texts)),
+        kind=seeds.kind,
+        dropped=dict(dropped),
+        by_class=None if seeds.labels is None else by_class,
+    )
 
 
-def _seeds(run: RunDirectory) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """The texts of a run that may stand in prompts, their ids, and what they are."""
+def _seeds(run: RunDirectory) -> _Seeds:
+    """The texts of a run that may stand in prompts, and what they are."""
     weights = str(run.config.get("survivor-weights", "distinct"))
     found = survivors(run, counted=weights == "counted")
     if len(found):
         rounds = len(run.rounds_with_outcome("released"))
-        return found.texts, found.ids, f"survivors of {rounds} rounds"
-    texts = tuple(str(record["text"]) for record in read_json_lines(run.synthetic_jsonl))
+        texts, ids, labels = found.texts, found.ids, found.labels
+        kind = f"survivors of {rounds} rounds"
+    else:
+        records = list(read_json_lines(run.synthetic_jsonl))
+        texts = tuple(str(record["text"]) for record in records)
+        ids = tuple(f"synthetic:{index}" for index in range(len(texts)))
+        labelled = bool(records) and all("label" in record for record in records)
+        labels = tuple(str(record["label"]) for record in records) if labelled else None
+        kind = "synthetic texts"
     if not texts:
         raise ConfigError(f"the run in {run.path} holds no texts, only a model: nothing to expand")
-    ids = tuple(f"synthetic:{index}" for index in range(len(texts)))
-    return texts, ids, "synthetic texts"
+    shares = {} if labels is None else _shares(run, labels)
+    return _Seeds(texts=texts, ids=ids, labels=labels, shares=shares, kind=kind)
+
+
+def _shares(run: RunDirectory, labels: Sequence[str]) -> dict[str, float]:
+    """How much of the text is to be of each class: as the released votes say.
+
+    A class whose noisy votes are below 0 has none; where all are, every class has the same. Only
+    classes of which there is a text count.
+    """
+    names = list(dict.fromkeys(labels))
+    votes = votes_by_class(run)
+    positive = {name: max(0.0, votes.get(name, 0.0)) for name in names}
+    total = sum(positive.values())
+    return {name: positive[name] / total if total else 1 / len(names) for name in names}
 
 
 def _short(generator: str) -> str:
@@ -219,7 +298,7 @@ def _short(generator: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-.") or "generator"
 
 
-def _digest(texts: tuple[str, ...]) -> str:
+def _digest(texts: Sequence[str]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for text in texts:
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")

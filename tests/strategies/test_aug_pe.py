@@ -18,8 +18,11 @@ from flwr.app import Context
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError, GenerationError
+from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.messages import wire
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import STRATEGIES, AugPE, AugPEConfig
+from flower_privsyn.strategies.more_text import MoreText, write_more
 from flower_privsyn.testing import (
     EchoGenerator,
     HashEmbedder,
@@ -148,6 +151,21 @@ class TestLabels:
         assert state["answers"] == 3
         asked = [m.metadata.message_type for m in grid.requests]
         assert asked.count("query.labelled_histogram") == 6
+        # More text has the classes of users' text, which the votes told exactly here.
+        done = RunDirectory.open(run)
+        more = write_more(
+            done,
+            MoreText.of(done, {"opening_words": 5}),
+            num_samples=10,
+            seed=0,
+            output=None,
+            progress=NullProgress(),
+            generator=EchoGenerator(),
+        )
+        wanted = round(10 * counts["law"] / counts.total())
+        assert more.by_class == {"law": wanted, "river": 10 - wanted}
+        for row in lines(more.path):
+            assert set(row["text"].split()[:4]) <= set(WORDS[row["label"]])
 
     def test_a_users_votes_in_all_classes_are_capped_together(
         self, config: Builder, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, GenerationError, RunDirectoryError
 from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.more_text import MoreText, Written, write_more
-from flower_privsyn.strategies.parts.population import survivors
+from flower_privsyn.strategies.parts.population import Population, survivors, votes_by_class
 from flower_privsyn.testing import EchoGenerator
 from tests.support.run_files import lines
 
@@ -162,3 +164,78 @@ def test_the_command_says_what_it_used_and_that_nothing_was_spent(
     assert finished.ledger_file.read_bytes() == ledger
     assert main([*words[:-1], "0"]) == 2
     assert "--samples" in capsys.readouterr().err
+
+
+class Labelled(EchoGenerator):
+    """Writes numbered words after the class of its examples, and keeps its prompts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = 0
+        self.prompts: list[str] = []
+
+    def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+        self.prompts += prompts
+        self.written += len(prompts)
+        return [[f"text {self.written}-{place} {'x' * place}"] for place in range(len(prompts))]
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> RunDirectory:
+    """A finished run with three classes: votes of two rounds, and none of the last class's."""
+    run = RunDirectory.create(
+        tmp_path / "labelled",
+        config={"generator": "privsyn-lm", "classes": "law; river; sea"},
+        strategy="AugPE",
+    )
+    for number, votes in (
+        (1, [5.0, 1.0, 2.5, -0.5, -1.0, 0.0]),
+        (2, [2.0, 2.0, 1.5, 0.5, 0.0, -2.0]),
+    ):
+        population = Population.create(
+            [f"{name} {number}.{place}" for name in ("law", "river", "sea") for place in range(2)],
+            round_number=number,
+            source="generated",
+            labels=["law", "law", "river", "river", "sea", "sea"],
+        )
+        run.round_path(number).mkdir(parents=True)
+        file = RoundFiles(run.round_path(number)).population
+        population.to_parquet(file, votes=votes, survived=[1, 1, 1, 0, 1, 0])
+        run.finish_round(number, {"outcome": "released"})
+    run.mark_running()
+    run.mark_finished()
+    run.unlock()
+    return run
+
+
+class TestClasses:
+    def test_texts_are_of_the_class_of_their_examples_as_often_as_users_vote_for_it(
+        self, labelled: RunDirectory
+    ) -> None:
+        assert votes_by_class(labelled) == {"law": 10.0, "river": 4.0, "sea": -3.0}
+        writer = Labelled()
+        written = write(labelled, 20, writer=writer)
+        # 20 x 10 / 14 and 20 x 4 / 14 are 14.3 and 5.7.
+        assert written.by_class == {"law": 14, "river": 6, "sea": 0}
+        found = lines(written.path)
+        assert Counter(row["label"] for row in found) == {"law": 14, "river": 6}
+        kept = survivors(labelled)
+        names = dict(zip(kept.ids, kept.labels or (), strict=True))
+        for row in found:
+            assert {names[parent] for parent in row["parent"]} == {row["label"]}
+        assert not any("law" in prompt and "river 1" in prompt for prompt in writer.prompts)
+        note = json.loads(written.path.with_name(f"{written.path.name}.settings.json").read_text())
+        assert note["shares"] == {"law": 10 / 14, "river": 4 / 14, "sea": 0.0}
+        more = write(labelled, 40, writer=writer)
+        assert more.by_class == {"law": 29, "river": 11, "sea": 0}
+        assert lines(written.path)[:20] == found
+
+    def test_a_run_without_a_vote_above_zero_has_equal_classes(
+        self, labelled: RunDirectory
+    ) -> None:
+        for number in (1, 2):
+            file = RoundFiles(labelled.round_path(number)).population
+            population = Population.from_parquet(file)
+            population.to_parquet(file, votes=[-1.0] * 6, survived=[1, 1, 1, 0, 1, 0])
+        written = write(labelled, 7, writer=Labelled())
+        assert written.by_class == {"law": 3, "river": 2, "sea": 2}

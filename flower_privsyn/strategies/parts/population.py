@@ -175,3 +175,26 @@ def survivors(
         ("survivor",) * len(texts),
         labels=tuple(labels) if labels else None,
     )
+
+
+def votes_by_class(run: RunDirectory) -> dict[str, float]:
+    """The released votes of every class, summed over its candidates and all released rounds.
+
+    Each candidate's noise is in them: a sum may be below 0.
+
+    Args:
+        run: its directory.
+
+    Returns:
+        The sums by the names of the classes; empty where texts have none.
+    """
+    import pyarrow.parquet as pq
+
+    found: dict[str, float] = {}
+    for number in run.rounds_with_outcome("released"):
+        file = RoundFiles(run.round_path(number)).population
+        if not file.is_file() or not {"label", "votes"} <= set(pq.read_schema(file).names):
+            continue
+        for row in pq.read_table(file, columns=["label", "votes"]).to_pylist():
+            found[row["label"]] = found.get(row["label"], 0.0) + row["votes"]
+    return found

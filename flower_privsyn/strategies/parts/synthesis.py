@@ -36,6 +36,7 @@ def expand_resumably(
     stage: str,
     progress: ProgressReporter,
     adapter: Path | None = None,
+    label: str | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Expand until `num_samples` texts are kept; what an earlier attempt kept counts.
 
@@ -55,6 +56,8 @@ def expand_resumably(
         stage: what the progress calls the work.
         progress: where the work reports.
         adapter: folder of a LoRA adapter for the generator.
+        label: the class of the seeds and of what is written, of which there are to be so many
+            texts in the file; None where texts have no classes.
 
     Returns:
         The records for `RunDirectory.write_synthetic`, and how many texts were dropped, by reason.
@@ -62,8 +65,10 @@ def expand_resumably(
     Raises:
         GenerationError: the generator failed; what it wrote before is in `kept`.
     """
-    records = list(read_json_lines(kept))
-    known = {record["text"] for record in records}
+    before = list(read_json_lines(kept))
+    known = {record["text"] for record in before}
+    records = [record for record in before if label is None or record.get("label") == label]
+    of_class = {} if label is None else {"label": label}
     repeated = 0
 
     def keep(texts: Sequence[str], parents: Sequence[tuple[int, ...]]) -> None:
@@ -74,6 +79,7 @@ def expand_resumably(
                 "round": round_number,
                 "parent": [ids[index] for index in group],
                 "source": source,
+                **of_class,
             }
             for text, group in zip(texts, parents, strict=True)
             if text not in known
