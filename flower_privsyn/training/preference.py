@@ -32,9 +32,13 @@ from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, Tr
 from flower_privsyn.files import expanded
 from flower_privsyn.models import BUNDLED_MODELS, resolve_model
 from flower_privsyn.models.adapters import adapter_digest
-from flower_privsyn.models.hub import folder_in_cache
 from flower_privsyn.models.library import quiet_transformers, shorten
-from flower_privsyn.models.pretrained import choose_device, choose_dtype, load_pretrained
+from flower_privsyn.models.pretrained import (
+    choose_device,
+    choose_dtype,
+    load_pretrained,
+    model_folder,
+)
 from flower_privsyn.models.sizes import count_weights
 from flower_privsyn.models.threads import SMALL
 from flower_privsyn.training import storage
@@ -340,9 +344,7 @@ def _is_large(model: str | Path) -> bool:
     """Whether a CPU here trains a model faster in bfloat16, and it is not too small to bear it."""
     import torch
 
-    resolved = resolve_model(model)
-    folder = Path(resolved) if Path(resolved).is_dir() else folder_in_cache(resolved)
-    if folder is None or count_weights(folder) < SMALL:
+    if count_weights(Path(model_folder(model))) < SMALL:
         return False
     return choose_dtype("auto", torch.device("cpu")) == torch.bfloat16
 
