@@ -100,6 +100,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(REQUEST_TESTS,),
     ),
     Mutation(
+        name="a run announces classes without the owner's consent",
+        file="flower_privsyn/client_apps/handlers.py",
+        function="_Node.prepare",
+        before="    guard.check_classes(data.classes)\n",
+        after="",
+        tests=(REQUEST_TESTS,),
+    ),
+    Mutation(
         name="a label column of the usual name is the owner's consent",
         file="flower_privsyn/node/guard.py",
         function="NodeGuard.__init__",

@@ -126,6 +126,40 @@ class TestWhoChooses:
         with simulated():
             assert answers(None, {"data": str(path)}, **about)[0] == 3
 
+    def test_a_run_that_announces_classes_is_refused_before_any_text_is_read(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = tmp_path / "labelled.jsonl"
+        rows = [{"client_id": f"u{n}", "text": "the court", "label": "ill"} for n in range(3)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        read: list[Context] = []
+
+        def load(where: Context) -> Any:
+            read.append(where)
+            return users_of_node(where, labels=True)
+
+        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+
+        def announced(node: dict[str, Any], *classes: str) -> int | str:
+            request = replace(REQUEST, classes=classes)
+            plan = wire.Announcement(
+                queries=("labelled_histogram" if classes else "nearest_neighbor_histogram",)
+            )
+            message = Message(
+                wire.pack_prepare(request, plan=plan), dst_node_id=5, message_type=wire.PREPARE
+            )
+            reply = app(message, context(node, {}))
+            if reply.has_error():
+                return str(wire.ClientErrorCode(reply.error.code).name)
+            return wire.unpack_roster(reply).num_users
+
+        node = {"data": str(path), "dataset": "clinic"}
+        assert announced(node, "ill", "well") == "NOT_ALLOWED"
+        assert "this node's owner names no column of labels" in caplog.text
+        assert read == []
+        assert announced(node) == 3  # without classes it is an ordinary run
+        assert announced({**node, "label-column": "label"}, "ill", "well") == 3
+
     def test_a_run_names_no_file_of_the_node(self, file: Path, answers: Answering) -> None:
         assert answers(None, {}, {"data": str(file)}) == ("NOT_ALLOWED", 0.0)
         dealt = {"partition-id": 0, "num-partitions": 1}
