@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from flower_privsyn.cli.options import RunDir, Seed, option
 from flower_privsyn.cli.output import FAILED
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
+
+if TYPE_CHECKING:
+    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.strategies.more_text import MoreText, Written
 
 
 def expand(
@@ -44,7 +48,6 @@ def expand(
     each as the released votes say.
     """
     from flower_privsyn.checks import check_whole
-    from flower_privsyn.cli.inspect import epsilons, inspect_run
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower
     from flower_privsyn.runs import RunDirectory
@@ -75,6 +78,13 @@ def expand(
     except (KeyboardInterrupt, Stopped):
         sys.stderr.write("What was written is kept; the same command goes on with it.\n")
         raise
+    return _said(run, settings, written, samples)
+
+
+def _said(run: RunDirectory, settings: MoreText, written: Written, samples: int) -> int:
+    """Print what was written and what holds for it; the exit status."""
+    from flower_privsyn.cli.inspect import epsilons, inspect_run
+
     print(
         f"Texts: {written.path} ({written.texts:,}), by {settings.generator} with the prompt "
         f"{settings.prompt}, from {written.seeds:,} {written.kind}"

@@ -202,9 +202,6 @@ def write_more(
         ConfigError: the run holds no texts, or the file is of something else.
         GenerationError: the generator failed; what it wrote before stays.
     """
-    from flower_privsyn.generation.streams import derive_seed
-    from flower_privsyn.strategies.parts.synthesis import expand_resumably
-
     if run.status != "finished":
         raise RunDirectoryError(
             f"the run in {run.path} has not finished (it is {run.standing}): `privsyn resume` "
@@ -224,38 +221,69 @@ def write_more(
     if run.config.get("research"):
         used["stamp"] = RESEARCH_STAMP
     note = path.with_name(f"{path.name}.settings.json")
-    by_class: dict[str, int] = {}
-    dropped: Counter[str] = Counter()
     with lock_file(path.with_name(f".{path.name}.lock"), what=f"the file {path}"):
         _refuse_other(path, note, used)
         expand = settings.expansion(generator)
         write_json(note, used)
-        for name, quota in seeds.quotas(num_samples).items():
-            texts, ids = seeds.of_class(name)
-            key = ("more text",) if name is None else ("more text", name)
-            records, left_out = expand_resumably(
-                expand,
-                texts,
-                ids=ids,
-                num_samples=quota,
-                kept=path,
-                seed_after=lambda kept, key=key: derive_seed(seed, *key, kept),  # type: ignore[misc]
-                round_number=max(run.finished_rounds(), default=0),
-                source="expanded",
-                stage="Write more text" if name is None else f"Write more text: {name}",
-                progress=progress,
-                label=name,
-            )
-            by_class[name or ""] = len(records)
-            dropped.update(left_out)
+        by_class, dropped = _expanded(
+            expand,
+            seeds,
+            quotas=seeds.quotas(num_samples),
+            seed=seed,
+            kept=path,
+            round_number=max(run.finished_rounds(), default=0),
+            progress=progress,
+        )
     return Written(
         path=path,
         texts=sum(by_class.values()),
         seeds=len(set(seeds.texts)),
         kind=seeds.kind,
-        dropped=dict(dropped),
+        dropped=dropped,
         by_class=None if seeds.labels is None else by_class,
     )
+
+
+def _expanded(
+    expand: Expand,
+    seeds: _Seeds,
+    *,
+    quotas: Mapping[str | None, int],
+    seed: int,
+    kept: Path,
+    round_number: int,
+    progress: ProgressReporter,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Write what is missing, class after class.
+
+    Returns:
+        How many texts of each class the file holds ("" where there are no classes), and how many
+        were dropped, by reason.
+    """
+    from flower_privsyn.generation.streams import derive_seed
+    from flower_privsyn.strategies.parts.synthesis import expand_resumably
+
+    by_class: dict[str, int] = {}
+    dropped: Counter[str] = Counter()
+    for name, quota in quotas.items():
+        texts, ids = seeds.of_class(name)
+        key = ("more text",) if name is None else ("more text", name)
+        records, left_out = expand_resumably(
+            expand,
+            texts,
+            ids=ids,
+            num_samples=quota,
+            kept=kept,
+            seed_after=lambda before, key=key: derive_seed(seed, *key, before),  # type: ignore[misc]
+            round_number=round_number,
+            source="expanded",
+            stage="Write more text" if name is None else f"Write more text: {name}",
+            progress=progress,
+            label=name,
+        )
+        by_class[name or ""] = len(records)
+        dropped.update(left_out)
+    return by_class, dict(dropped)
 
 
 def _seeds(run: RunDirectory) -> _Seeds:
