@@ -100,7 +100,7 @@ class PreferenceKeywords(PrivateSumKeywords, total=False):
     training_model: str
     public_text: str
     synthetic_samples: int
-    checkpoint: Literal["last", "sketch-mmd", "validation"]
+    checkpoint: Literal["last", "sketch-mmd", "fred", "validation"]
     research: bool
     validation_text: str
     patience: int
@@ -148,6 +148,9 @@ class PrivateEvolutionKeywords(EvolutionKeywords, total=False):
     sketch_model: str
     prompt: str
     expand_samples: int
+    survivors_of: Literal["all", "fred"]
+    survivor_patience: int
+    moment_dimensions: int
     survivor_weights: Literal["distinct", "counted"]
     opening_words: int
     refuse_repetition: bool
@@ -166,6 +169,7 @@ class AugPEKeywords(EvolutionKeywords, total=False):
 class POPriKeywords(PreferenceKeywords, total=False):
     """Settings of `POPriConfig`."""
 
+    moment_dimensions: int
     initial_text: Literal["public", "selected"]
     sketch_model: str
     centre: Literal["prompt", "all", "none"]

@@ -142,6 +142,7 @@ def work_of(config: PrivateSumConfig, amount: Amount) -> list[Work]:
 def _evolution(config: EvolutionConfig, amount: Amount) -> list[Work]:
     population = config.num_candidates
     rounds = config.num_rounds - (getattr(config, "initial_text", "") == "selected")
+    rounds -= getattr(config, "survivors_of", "") == "fred"
     embedder = config.embedding_model
     embedded = rounds * max(1, config.lookahead) * population
     copies = max(1, config.num_variations - 1) / config.num_variations
@@ -167,7 +168,7 @@ def _evolution(config: EvolutionConfig, amount: Amount) -> list[Work]:
 
 @work_of.register
 def _preferences(config: POPriConfig, amount: Amount) -> list[Work]:
-    rounds = config.num_rounds - (config.checkpoint == "sketch-mmd")
+    rounds = config.num_rounds - (config.checkpoint in config.judges)
     rounds -= config.initial_text == "selected"
     server = rounds * _preference_round(config, amount)
     server += _written(config, amount, config.synthetic_samples)

@@ -400,7 +400,7 @@ class RunFacts:
     @cached_property
     def distances(self) -> dict[int, float]:
         """Squared distance of each round's text to what was released, where the run looked."""
-        found = mapping(self.summary.get("squared_mmd"))
+        found = mapping(self.summary.get("squared_mmd") or self.summary.get("fred"))
         values = {int(n): finite(value) for n, value in found.items() if str(n).isdigit()}
         return {n: value for n, value in sorted(values.items()) if value is not None}
 
@@ -412,7 +412,14 @@ class RunFacts:
     @property
     def distance_to(self) -> str:
         """What the distances are to."""
+        if self.summary.get("fred"):
+            return "the released mean and covariance"
         return "private validation text" if self.stamp else "the released kernel mean"
+
+    @property
+    def distance_kind(self) -> str:
+        """Which distance it is."""
+        return "Fréchet" if self.summary.get("fred") else "MMD"
 
     @property
     def distance_chart(self) -> Chart:
@@ -424,7 +431,7 @@ class RunFacts:
             title=f"Squared distance to {self.distance_to}",
             description=f"{number(before)} in round {first}, {number(after)} in round {last}.",
             x_title="Round of refinement" if "refine" in self.config else "Round",
-            y_title=f"Squared distance (MMD) to {self.distance_to}, no unit",
+            y_title=f"Squared distance ({self.distance_kind}) to {self.distance_to}, no unit",
         )
 
     # ---------------------------------------------------------------- training

@@ -59,6 +59,11 @@ class RoundFiles:
         return self.folder / "selected.jsonl"
 
     @property
+    def judged(self) -> Path:
+        """How far the round's survivors are from what was released to judge rounds by."""
+        return self.folder / "judged.json"
+
+    @property
     def responses(self) -> Path:
         """What the generator wrote so far, while a round is being made."""
         return self.folder / "responses.jsonl"
@@ -93,7 +98,9 @@ class RoundFiles:
         """The file with the round's texts; None of a round that holds none."""
         return next((file for file in (self.candidates, self.population) if file.is_file()), None)
 
-    def record(self, kind: Literal["state", "metrics", "training", "server"]) -> dict[str, Any]:
+    def record(
+        self, kind: Literal["state", "metrics", "training", "server", "judged"]
+    ) -> dict[str, Any]:
         """The object in one of the small JSON files; empty where it is missing or damaged."""
         file: Path = getattr(self, kind)
         try:

@@ -55,7 +55,6 @@ from flower_privsyn.strategies.parts.moment_settings import (
     settled_space,
 )
 from flower_privsyn.strategies.parts.moments import (
-    WARN_ABOVE,
     MomentSketch,
     MomentSpace,
     Ranked,
@@ -466,13 +465,7 @@ class ReleasedMoments(AskedAgain):
             )
         sketch.save(self.run.path)
         figures = {**sketch.figures(), **self._epsilon_of_a_record()}
-        if not sketch.noise_ratio <= WARN_ABOVE:
-            logger.warning(
-                "the noise of the covariance is %.2g of what it says, above %g: take fewer "
-                "dimensions, more users or a larger epsilon",
-                sketch.noise_ratio,
-                WARN_ABOVE,
-            )
+        sketch.warn()
         ranking = self._rank(sketch)
         if ranking:
             figures["ranking"] = [one.to_dict() for one in ranking]

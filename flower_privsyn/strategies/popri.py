@@ -33,7 +33,6 @@ from flower_privsyn.private_path.method import Method, Outline, Question, Record
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import (
-    KernelMean,
     MeanSimilarity,
     Query,
     expand_scores,
@@ -41,7 +40,20 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
 from flower_privsyn.runs import RESEARCH_STAMP
-from flower_privsyn.strategies.parts.judge import best, stops, validation_sketch
+from flower_privsyn.strategies.parts.judge import (
+    Judge,
+    KernelJudge,
+    MomentsJudge,
+    ReleasedJudge,
+    best,
+    stops,
+    validation_sketch,
+)
+from flower_privsyn.strategies.parts.moment_settings import (
+    DIMENSIONS,
+    MomentDimensions,
+    SpaceChoice,
+)
 from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
 from flower_privsyn.strategies.parts.preferences import (
     FREE_SETTINGS,
@@ -58,7 +70,7 @@ from flower_privsyn.strategies.parts.selected_text import (
     SketchModel,
     check_initial_text,
 )
-from flower_privsyn.strategies.parts.sketch import Sketch, kernel_of, sketch_query
+from flower_privsyn.strategies.parts.sketch import Sketch, sketch_query
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -91,13 +103,17 @@ class POPriConfig(PreferenceConfig):
 
     `num_rounds` counts releases, as everywhere and as `privsyn budget --rounds` does. With
     `checkpoint = "sketch-mmd"` the first of them is the kernel mean that rounds are compared with,
-    so `num_rounds` = T + 1 makes T rounds of preferences; all have the same noise multiplier.
+    and with "fred" mean and covariance, so `num_rounds` = T + 1 makes T rounds of preferences; all
+    have the same noise multiplier.
 
     References:
         Hou et al. 2025, section 4, Table 3 and appendix.
     """
 
+    judges = ("sketch-mmd", "fred")
+
     num_rounds: int = 20
+    moment_dimensions: MomentDimensions = DIMENSIONS
     initial_text: InitialText = "public"
     sketch_model: SketchModel = SKETCH_MODEL
     centre: Annotated[
@@ -130,12 +146,30 @@ class POPriConfig(PreferenceConfig):
                 f'project-scores = true needs answer-space = "candidates", got answer-space = '
                 f'"{self.answer_space}", which holds no noise outside the span'
             )
-        if self.checkpoint == "sketch-mmd" and self.num_rounds < 2:
+        judge = self.released_judge()
+        if judge is not None and self.num_rounds < 2:
             raise ConfigError(
-                f'checkpoint = "sketch-mmd" makes the first release a kernel mean, so num-rounds '
-                f"must be at least 2, got {self.num_rounds}"
+                f'checkpoint = "{self.checkpoint}" makes the first release {judge.words}, so '
+                f"num-rounds must be at least 2, got {self.num_rounds}"
             )
-        check_initial_text(self.initial_text, self.num_rounds - (self.checkpoint == "sketch-mmd"))
+        check_initial_text(self.initial_text, self.num_rounds - (judge is not None))
+
+    def released_judge(self) -> KernelJudge | MomentsJudge | None:
+        """What is released first, for rounds to be compared with; None where nothing is."""
+        if self.checkpoint == "sketch-mmd":
+            return KernelJudge(self)
+        if self.checkpoint == "fred":
+            return MomentsJudge(
+                SpaceChoice(
+                    dimensions=self.moment_dimensions,
+                    public_text=self.public_text,
+                    max_tokens=self.max_tokens,
+                    precision=self.broadcast_precision,
+                    seed=self.seed,
+                ),
+                max_samples=self.max_samples,
+            )
+        return None
 
     def similarity(self) -> MeanSimilarity:
         """The query these settings ask in a round of preferences."""
@@ -244,7 +278,7 @@ class POPri(PrivateSumStrategy):
     Formal guarantee:
         Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of L2 sensitivity 1
         (mean similarity scores; first, with `initial_text = "selected"`, one joint sketch, and with
-        `checkpoint = "sketch-mmd"` one kernel mean),
+        `checkpoint = "sketch-mmd"` one kernel mean, with "fred" one vector of moments),
         composed with the sampling in use. Pairs, training, the choice of the checkpoint and early
         stopping are post-processing of public text and releases.
 
@@ -303,10 +337,7 @@ class PreferencesByScores(Method):
         self._public: PublicSide | None = None
         self._rounds: PreferenceRounds | None = None
         self._similarity = config.similarity()
-        self._kernel: KernelMean | None = None
-        if config.checkpoint == "sketch-mmd":
-            # Its bandwidth, where it follows from public text, is settled by `prepare`.
-            self._kernel = kernel_of(config, bandwidth=config.bandwidth or 1.0)
+        self._judge = config.released_judge()
         self._validation: Sketch | None = None
         self._selected: SelectedText | None = None
         if config.initial_text == "selected":
@@ -319,10 +350,10 @@ class PreferencesByScores(Method):
 
     @property
     def queries(self) -> tuple[Query, ...]:
-        """Mean similarities, after the joint sketch and the kernel mean where they are released."""
+        """Mean similarities, after the joint sketch and the judge where they are released."""
         chosen = () if self._selected is None else (self._selected.query,)
-        kernel = () if self._kernel is None else (self._kernel,)
-        return (*chosen, *kernel, self._similarity)
+        judge = () if self._judge is None else (self._judge.query,)
+        return (*chosen, *judge, self._similarity)
 
     def needs(self) -> Needs:
         """Models and public text, and what trains adapters."""
@@ -330,7 +361,7 @@ class PreferencesByScores(Method):
         return needs if self._selected is None else self._selected.needs_with(needs)
 
     def outline(self, look: Look) -> Outline:
-        """The kernel mean where one is released, then scores of all responses."""
+        """What rounds are judged by, where it is released, then scores of all responses."""
         config = self.config
         source = RecordSource(fingerprint="", dimension=look.dimension(config.embedding_model))
         responses = config.num_prompts * config.responses_per_prompt
@@ -339,8 +370,8 @@ class PreferencesByScores(Method):
             np.repeat(np.arange(config.num_prompts), config.responses_per_prompt),
         )
         first = scores
-        if self._kernel is not None:
-            first = Question(self._kernel, self._kernel.broadcast(source.dimension))
+        if self._judge is not None:
+            first = self._judge.outline(source.dimension)
         outline = Outline(
             sources=(source,),
             question=lambda number: first if number == 1 else scores,
@@ -363,7 +394,7 @@ class PreferencesByScores(Method):
     # ------------------------------------------------------------------ before the first round
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
-        """Load the models and the public text, and settle the kernel if there is to be one."""
+        """Load the models and the public text, and settle what rounds are to be judged by."""
         config, self._place = self.config, place
         self._public = PublicSide.load(
             config,
@@ -373,16 +404,15 @@ class PreferencesByScores(Method):
         )
         self._rounds = self._rounds_after(self._public)
         self._rounds.rehearse(training=True)
-        if config.checkpoint != "last":
+        if self._judge is not None:
+            self._judge.prepare(place, self._public.embedder, public=self._public)
+        elif config.checkpoint == "validation":
             kernel = sketch_query(
                 self.run.path, config, public=self._public, progress=place.progress
             )
-            if config.checkpoint == "validation":
-                self._validation = validation_sketch(
-                    config, self._public, query=kernel, progress=place.progress
-                )
-            else:
-                self._kernel = kernel
+            self._validation = validation_sketch(
+                config, self._public, query=kernel, progress=place.progress
+            )
         if self._selected is None:
             return (self._public.source,)
         source = self._selected.prepare(place)
@@ -409,17 +439,11 @@ class PreferencesByScores(Method):
 
     def first(self) -> Question:
         """Ask for the sketches that are wanted, else about the first candidates."""
-        return self._kernel_or(1) if self._selected is None else self._selected.question()
+        return self._judge_or(1) if self._selected is None else self._selected.question()
 
-    def _kernel_or(self, number: int) -> Question:
-        """The kernel mean where one is wanted, else the candidates of a round."""
-        return self._preferences(number) if self._kernel is None else self._kernel_mean()
-
-    def _kernel_mean(self) -> Question:
-        if self._kernel is None:
-            raise RuntimeError("no kernel was settled")
-        dimension = self._need_public().embedder.dimension
-        return Question(self._kernel, self._kernel.broadcast(dimension))
+    def _judge_or(self, number: int) -> Question:
+        """What rounds are judged by where it is released, else the candidates of a round."""
+        return self._preferences(number) if self._judge is None else self._judge.question()
 
     def _preferences(self, number: int) -> Question:
         """A round of preferences: its candidates, and which prompt each answers."""
@@ -450,17 +474,17 @@ class PreferencesByScores(Method):
             if self._selected is not None and self._selected.asked_in(number):
                 self._selected.choose(release)
                 self._begin_with_selected()
-                return None if last else self._kernel_or(number + 1)
-            self._keep_sketch(release)
+                return None if last else self._judge_or(number + 1)
+            self._need_judge().keep(release)
             return None if last else self._preferences(number + 1)
         self.rounds.learn(number, self._scores(release))
         if last:
             return None
         question = self._preferences(number + 1)
         if self.config.patience:
-            sketch = self._sketch()
-            if sketch and stops(
-                self.rounds.distances(sketch, number + 1), patience=self.config.patience
+            judge = self._judged_by()
+            if judge and stops(
+                self.rounds.distances(judge, number + 1), patience=self.config.patience
             ):
                 logger.info(
                     "round %d: the responses have not come nearer for %d rounds; no more is asked",
@@ -484,20 +508,16 @@ class PreferencesByScores(Method):
             )
         return release.values
 
-    def _keep_sketch(self, release: ReleasedSum) -> None:
-        if self._kernel is None:
-            raise RuntimeError("a kernel mean was released that nobody asked for")
-        sketch = Sketch.combine(self._kernel, [(release.values, release.users, release.noise_std)])
-        if sketch is not None:
-            sketch.save(self.run.path)
-
-    def _sketch(self) -> Sketch | None:
-        """What rounds are compared with: the released kernel mean, or for research another."""
+    def _judged_by(self) -> Judge | None:
+        """What rounds are compared with: what was released for it, or for research another."""
         if self._validation is not None:
             return self._validation
-        if not (self.run.path / "sketch.json").exists():
-            return None
-        return Sketch.load(self.run.path)
+        return None if self._judge is None else self._judge.judge()
+
+    def _need_judge(self) -> ReleasedJudge:
+        if self._judge is None:
+            raise RuntimeError("something was released that nobody asked for")
+        return self._judge
 
     # ------------------------------------------------------------------ resuming
 
@@ -507,7 +527,7 @@ class PreferencesByScores(Method):
             return self._preferences(round_number)
         if self._selected is not None and self._selected.asked_in(round_number):
             return self._selected.question()
-        return self._kernel_mean()
+        return self._need_judge().question()
 
     def carry_over(self, round_number: int) -> None:
         """The candidates of a lost round stand again in the next one, under their old ids."""
@@ -528,15 +548,15 @@ class PreferencesByScores(Method):
             logger.warning("no round of preferences was released: the public model writes")
         chosen = max(learned, default=0) + 1
         figures: dict[str, Any] = {}
-        sketch = None if self.config.checkpoint == "last" else self._sketch()
-        if sketch is not None and learned:
+        judge = self._judged_by()
+        if judge is not None and learned:
             # The last adapter has answered no prompt yet, and may be the best.
             rounds.candidates(chosen)
-            distances = rounds.distances(sketch, chosen)
+            distances = rounds.distances(judge, chosen)
             chosen = best(distances)
-            figures["squared_mmd"] = {str(n): value for n, value in distances.items()}
-        elif self.config.checkpoint == "sketch-mmd" and learned:
-            logger.warning("the kernel mean was lost: the last adapter is taken")
+            figures[judge.figure] = {str(n): value for n, value in distances.items()}
+        elif self._judge is not None and learned:
+            logger.warning("%s was lost: the last adapter is taken", self._judge.known_as)
         figures |= rounds.corpus(self.run, round_number=chosen)
         return {
             **figures,

@@ -30,6 +30,7 @@ import numpy as np
 
 from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import write_json
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
@@ -43,6 +44,13 @@ from flower_privsyn.strategies.parts.evolution import (
     need,
     survivor_records,
 )
+from flower_privsyn.strategies.parts.judge import MomentsJudge, best, stops
+from flower_privsyn.strategies.parts.moment_settings import (
+    DIMENSIONS,
+    MomentDimensions,
+    SpaceChoice,
+)
+from flower_privsyn.strategies.parts.moments import MomentSketch
 from flower_privsyn.strategies.parts.population import Population, survivors
 from flower_privsyn.strategies.parts.selected_text import (
     SKETCH_MODEL,
@@ -79,6 +87,18 @@ class PrivateEvolutionConfig(EvolutionConfig):
     expand_samples: Annotated[
         NonNegativeInt, "synthetic texts to write; 0 writes the survivors themselves."
     ] = 2000
+    survivors_of: Annotated[
+        Literal["all", "fred"],
+        'which rounds\' survivors are expanded: "all" (PrE-Text), or "fred": those of the round '
+        "whose survivors have the smallest Fréchet distance to a released mean and covariance "
+        "(docs/fred.md), which is the first of the `num_rounds` releases.",
+    ] = "all"
+    survivor_patience: Annotated[
+        NonNegativeInt,
+        "end the rounds when survivors have not come nearer for so many of them; 0 for never. "
+        'Needs `survivors_of = "fred"`.',
+    ] = 0
+    moment_dimensions: MomentDimensions = DIMENSIONS
     survivor_weights: Annotated[
         Literal["distinct", "counted"],
         '"distinct": a text that survived in several rounds is one seed; "counted": it is as many '
@@ -106,7 +126,31 @@ class PrivateEvolutionConfig(EvolutionConfig):
             raise ConfigError(
                 f'expand-samples = 0 needs output = "survivors", got output = "{self.output}"'
             )
-        check_initial_text(self.initial_text, self.num_rounds)
+        if self.survivor_patience and self.survivors_of != "fred":
+            raise ConfigError(
+                f'survivor-patience = {self.survivor_patience} needs survivors-of = "fred", got '
+                f'survivors-of = "{self.survivors_of}": nothing else that is released says how '
+                "near a round came"
+            )
+        if self.survivors_of == "fred" and self.num_rounds < 2:
+            raise ConfigError(
+                'survivors-of = "fred" makes the first release mean and covariance, so num-rounds '
+                f"must be at least 2, got {self.num_rounds}"
+            )
+        check_initial_text(self.initial_text, self.num_rounds - (self.survivors_of == "fred"))
+
+    def released_judge(self) -> MomentsJudge | None:
+        """What is released for rounds to be compared with; None where nothing is."""
+        if self.survivors_of == "all":
+            return None
+        choice = SpaceChoice(
+            dimensions=self.moment_dimensions,
+            public_text=self.public_text,
+            max_tokens=self.max_tokens,
+            precision=self.broadcast_precision,
+            seed=self.seed,
+        )
+        return MomentsJudge(choice, max_samples=self.max_samples)
 
     @classmethod
     def pre_text(
@@ -157,8 +201,9 @@ class PrivateEvolution(PrivateSumStrategy):
     Formal guarantee:
         Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of a histogram of
         L2 sensitivity `max_samples` (or `clip_to`), composed with the sampling in use; with
-        `initial_text = "selected"` the first is a joint sketch of sensitivity 1. All else is
-        post-processing of public text and released histograms.
+        `initial_text = "selected"` the first is a joint sketch of sensitivity 1, with
+        `survivors_of = "fred"` one before the histograms a vector of moments of sensitivity 1. All
+        else is post-processing of public text and releases.
 
     Args:
         config: the settings.
@@ -225,6 +270,7 @@ class EvolutionByVotes(Evolution):
         self._selected: SelectedText | None = None
         if config.initial_text == "selected":
             self._selected = SelectedText(config, needed=config.num_candidates, least=1)
+        self._judge = config.released_judge()
 
     @property
     def writes(self) -> bool:
@@ -233,9 +279,10 @@ class EvolutionByVotes(Evolution):
 
     @property
     def queries(self) -> tuple[Query, ...]:
-        """Nearest-neighbour votes, after a joint sketch where one chooses what they begin with."""
+        """Nearest-neighbour votes, after what is released before them."""
         first = () if self._selected is None else (self._selected.query,)
-        return (*first, *super().queries)
+        judge = () if self._judge is None else (self._judge.query,)
+        return (*first, *judge, *super().queries)
 
     def needs(self) -> Needs:
         """Embedder, mask-filling model, public text; and what expands the survivors."""
@@ -243,13 +290,20 @@ class EvolutionByVotes(Evolution):
         return needs if self._selected is None else self._selected.needs_with(needs)
 
     def outline(self, look: Look) -> Outline:
-        """Votes for as many candidates in every round, after the sketch where there is one."""
+        """Votes for as many candidates in every round, after what is released before them."""
         outline = super().outline(look)
+        if self._judge is not None:
+            asked, votes = self._judge.outline(outline.sources[0].dimension), outline.question
+            outline = replace(
+                outline, question=lambda number: asked if number == 1 else votes(number - 1)
+            )
         return outline if self._selected is None else self._selected.before(outline, look)
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the models and the public text."""
         sources = super().prepare(place)
+        if self._judge is not None:
+            self._judge.prepare(place, need(self._embedder))
         return sources if self._selected is None else (self._selected.prepare(place), *sources)
 
     def _rehearse(self) -> None:
@@ -260,8 +314,12 @@ class EvolutionByVotes(Evolution):
                 self._expansion().rehearse(self._seeds)
 
     def first(self) -> Question:
-        """Line 1; before it, where `initial_text` says so, what line 1 is to draw from."""
-        return super().first() if self._selected is None else self._selected.question()
+        """Line 1; before it what line 1 is to draw from, and what rounds are to be judged by."""
+        return self._judge_or(1) if self._selected is None else self._selected.question()
+
+    def _judge_or(self, number: int) -> Question:
+        """What rounds are judged by where it is released, else the candidates of a round."""
+        return self._begin(number) if self._judge is None else self._judge.question()
 
     def _drawn(self, number: int) -> Population:
         """Line 1: among all public samples, or among those that a sketch chose."""
@@ -279,22 +337,56 @@ class EvolutionByVotes(Evolution):
     def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
         """Lines 12 to 14: choose survivors, keep them, vary them."""
         number = release.round_number
-        if self._selected is not None and not self._has_candidates(number):
-            self._selected.choose(release)
+        if not self._has_candidates(number):
+            if self._selected is not None and self._selected.asked_in(number):
+                self._selected.choose(release)
+                return None if last else self._judge_or(number + 1)
+            need(self._judge).keep(release)
             return None if last else self._begin(number + 1)
-        return super().following(release, last=last)
+        question = super().following(release, last=last)
+        if question is not None and stops(
+            self._distances(), patience=self.config.survivor_patience
+        ):
+            logger.info(
+                "round %d: survivors have not come nearer for %d rounds; no more is asked",
+                number,
+                self.config.survivor_patience,
+            )
+            return None
+        return question
+
+    def _distances(self) -> dict[int, float]:
+        """How far the survivors of each round are from what was released to judge them by."""
+        judge = None if self._judge is None else self._judge.judge()
+        if judge is None:
+            return {}
+        found = {}
+        for number, files in self.run.rounds:
+            chosen = survivors(self.run, counted=True, rounds=[number])
+            if not len(chosen):
+                continue
+            known = files.record("judged").get(judge.figure)
+            if known is None:
+                # The texts, and not what stood for them in the round: a mean of variations.
+                with self.progress.stage(f"Round {number}: embed survivors", len(chosen)) as stage:
+                    embeddings = need(self._embedder).embed(chosen.texts, progress=stage.update)
+                known = judge.distance(embeddings)
+                write_json(files.judged, {judge.figure: known})
+            found[number] = float(known)
+        return found
 
     def restore(self, round_number: int) -> Question:
-        """The stored candidates of a round; a joint sketch that was lost is asked for again."""
-        if self._selected is not None and not self._has_candidates(round_number):
+        """The stored candidates of a round; a sketch that was lost is asked for again."""
+        if self._has_candidates(round_number):
+            return super().restore(round_number)
+        if self._selected is not None and self._selected.asked_in(round_number):
             return self._selected.question()
-        return super().restore(round_number)
+        return need(self._judge).question()
 
     def carry_over(self, round_number: int) -> None:
         """The candidates of a lost round stand again in the next one, under their old ids."""
-        if self._selected is not None and not self._has_candidates(round_number):
-            return
-        super().carry_over(round_number)
+        if self._has_candidates(round_number):
+            super().carry_over(round_number)
 
     # ------------------------------------------------------------------ the result
 
@@ -305,7 +397,9 @@ class EvolutionByVotes(Evolution):
         that is killed, loses none; a resumed run writes the ones that are missing.
         """
         config = self.config
-        seeds = self._all_survivors()
+        distances = self._distances()
+        chosen = best(distances) if distances else None
+        seeds = self._all_survivors(chosen)
         records: list[dict[str, Any]] = []
         if config.output in ("survivors", "both"):
             records += survivor_records(seeds)
@@ -319,7 +413,17 @@ class EvolutionByVotes(Evolution):
             "synthetic_texts": len(records),
             "survivors": len(set(seeds.texts)),
             "dropped": dropped,
+            **self._judged(distances, chosen),
         }
+
+    def _judged(self, distances: dict[int, float], chosen: int | None) -> dict[str, Any]:
+        if self._judge is None:
+            return {}
+        if chosen is None:
+            logger.warning("%s was lost: survivors of all rounds are taken", self._judge.known_as)
+            return {}
+        named = {str(number): value for number, value in distances.items()}
+        return {MomentSketch.figure: named, "survivors_of_round": chosen}
 
     def _expand(self, seeds: Population) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Expand until `expand_samples` texts are kept; what an earlier attempt kept counts."""
@@ -347,9 +451,13 @@ class EvolutionByVotes(Evolution):
         """Expanded texts kept so far; gone once `synthetic.jsonl` holds them."""
         return self.run.path / "expanded.jsonl"
 
-    def _all_survivors(self) -> Population:
-        """The union of the survivors of all rounds."""
-        found = survivors(self.run, counted=self.config.survivor_weights == "counted")
+    def _all_survivors(self, chosen: int | None) -> Population:
+        """The union of the survivors of all rounds, or those of the round that was chosen."""
+        found = survivors(
+            self.run,
+            counted=self.config.survivor_weights == "counted",
+            rounds=None if chosen is None else [chosen],
+        )
         if self._selected is not None and not len(found):
             logger.warning("no votes were released: what the joint sketch chose is expanded")
             return self._drawn(self.config.num_rounds)

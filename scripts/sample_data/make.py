@@ -4,7 +4,7 @@
 
 writes `flower_privsyn/data/passages/passages.jsonl.gz` (public passages, seeds of private
 evolution), `examples/quickstart/quickstart/data/users.jsonl` (the users of the quickstart) and the
-data of `examples/existing-federation`, `baselines/popri` and `baselines/aug-pe`. The corpus is
+data of `examples/existing-federation`, `baselines/popri`, `baselines/aug-pe` and `baselines/fred`. The corpus is
 described in `scripts/sample_data/README.md`. The choice is by hash, so the result is the same
 everywhere.
 """
@@ -152,6 +152,40 @@ def write_labelled(corpus: Path, each: int, target: Path) -> None:
     print(f"{target}: {len(rows)} labelled abstracts, {target.stat().st_size / 2**20:.2f} MiB")
 
 
+def write_candidates(corpus: Path, source: Path, folder: Path, *, words: int, texts: int) -> None:
+    """Speakers with less text each, and two sets of public text to rank: speeches, and abstracts.
+
+    Args:
+        corpus: folder of the corpus.
+        source: the speakers, with all of their text.
+        folder: where the files go.
+        words: of one speaker, and of a text.
+        texts: in each set; by people who are neither speakers of the sample nor sealed.
+    """
+    users: dict[str, list[str]] = defaultdict(list)
+    for line in source.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        users[row["client_id"]] += row["text"].split()
+    files = {
+        "users": [
+            {"client_id": user, "text": " ".join(said[:words])} for user, said in users.items()
+        ]
+    }
+    for name, part in (("near", "speech"), ("far", "abstracts")):
+        found: dict[str, str] = {}
+        for document in read(corpus, part):
+            one = document["client_id"]
+            if one not in users and one not in found and not sealed([one])[0]:
+                found[one] = " ".join(document["text"].split()[:words])
+        chosen = sorted(found, key=order)[:texts]
+        files[name] = [{"text": found[one]} for one in chosen]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        target = folder / f"{name}.jsonl"
+        target.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        print(f"{target}: {len(rows)} texts, {target.stat().st_size / 2**20:.2f} MiB")
+
+
 def write_word_model(source: Path, users: int) -> None:
     """The first users of the quickstart and the commonest public words, for both word models."""
     rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
@@ -196,6 +230,8 @@ def main() -> None:
         write_word_model(target, 100)
         # An app travels as its own files alone, so it cannot point at another one's.
         shutil.copyfile(target, ROOT / "baselines/popri/popri/sample/users.jsonl")
+        ranked = ROOT / "baselines/fred/fred_app/sample"
+        write_candidates(arguments.corpus, target, ranked, words=120, texts=400)
         labelled = ROOT / "baselines/aug-pe/aug_pe/sample/users.jsonl"
         write_labelled(arguments.corpus, 300, labelled)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +17,8 @@ from flower_privsyn.evaluation.distribution import gaussian_frechet
 from flower_privsyn.files import replacing, write_json
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
+
+logger = logging.getLogger("flwr.privsyn")
 
 Matrix = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
@@ -391,6 +394,16 @@ class MomentSketch:
             "trace": kept,
             "trace_added": kept - float(np.trace(self.covariance)),
         }
+
+    def warn(self) -> None:
+        """Say so where the noise is more than half of what the covariance says."""
+        if not self.noise_ratio <= WARN_ABOVE:
+            logger.warning(
+                "the noise of the covariance is %.2g of what it says, above %g: take fewer "
+                "dimensions, more users or a larger epsilon",
+                self.noise_ratio,
+                WARN_ABOVE,
+            )
 
     # ------------------------------------------------------------------ on the disk
 

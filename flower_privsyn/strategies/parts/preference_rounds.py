@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from flower_privsyn.generation import SamplingParameters
     from flower_privsyn.host.progress import Progress
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.strategies.parts.sketch import Sketch
+    from flower_privsyn.strategies.parts.judge import Judge
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -389,8 +389,8 @@ class PreferenceRounds:
 
     # ------------------------------------------------------------------ choosing and finishing
 
-    def distances(self, sketch: Sketch, last: int) -> dict[int, float]:
-        """Squared distance of the responses of rounds 1 to `last` to a released kernel mean.
+    def distances(self, judge: Judge, last: int) -> dict[int, float]:
+        """Distance of the responses of rounds 1 to `last` to what was released.
 
         A round counts when its responses were written in it: candidates that a lost round left to
         the next one would count twice.
@@ -400,7 +400,7 @@ class PreferenceRounds:
             if self.has_candidates(number):
                 candidates = self.candidates(number)
                 if candidates.population.ids[0].startswith(f"{number}:"):
-                    found[number] = sketch.squared_mmd(candidates.embeddings)
+                    found[number] = judge.distance(candidates.embeddings)
         return found
 
     def corpus(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
 
@@ -57,6 +57,9 @@ class PreferenceConfig(PrivateSumConfig):
     References:
         Hou et al. 2025 (POPri), section 4 and appendix; values above are from there unless said.
     """
+
+    #: Values of `checkpoint` for which something is released that rounds are compared with.
+    judges: ClassVar[tuple[str, ...]] = ("sketch-mmd",)
 
     delta: float = 3e-6
     max_samples: Annotated[
@@ -142,10 +145,12 @@ class PreferenceConfig(PrivateSumConfig):
     ] = "bundled"
     synthetic_samples: Annotated[PositiveInt, "texts to write at the end."] = 2000
     checkpoint: Annotated[
-        Literal["last", "sketch-mmd", "validation"],
+        Literal["last", "sketch-mmd", "fred", "validation"],
         'which round\'s adapter writes them: "last"; "sketch-mmd": the one whose responses have '
-        'the smallest squared distance to a released kernel mean; "validation", for research '
-        "only: to the private text in `validation_text`, outside the budget.",
+        'the smallest squared distance to a released kernel mean; "fred" (of `POPri`): the '
+        "smallest Fréchet distance to a released mean and covariance (docs/fred.md); "
+        '"validation", for research only: to the private text in `validation_text`, outside the '
+        "budget.",
     ] = "last"
     research: Annotated[
         bool,
@@ -156,7 +161,7 @@ class PreferenceConfig(PrivateSumConfig):
     patience: Annotated[
         NonNegativeInt,
         "end the rounds when the responses have not come nearer to that mean for so many of them; "
-        '0 for never. Needs `checkpoint = "sketch-mmd"`.',
+        '0 for never. Needs `checkpoint = "sketch-mmd"`, or "fred".',
     ] = 0
     num_features: Annotated[NumFeatures, "random features of the kernel mean (D)."] = 4096
     bandwidth: Annotated[
@@ -184,9 +189,10 @@ class PreferenceConfig(PrivateSumConfig):
                 f"rejected-rank = {self.rejected_rank} must be at most responses-per-prompt = "
                 f"{self.responses_per_prompt}"
             )
-        if self.patience and self.checkpoint != "sketch-mmd":
+        if self.patience and self.checkpoint not in self.judges:
+            judges = " or ".join(f'"{judge}"' for judge in self.judges)
             raise ConfigError(
-                f'patience = {self.patience} needs checkpoint = "sketch-mmd", got checkpoint = '
+                f"patience = {self.patience} needs checkpoint = {judges}, got checkpoint = "
                 f'"{self.checkpoint}": nothing else that is released says how near a round came'
             )
         if self.needs_training and self.generator.startswith("gguf:"):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,8 @@ class Sketch:
         noise_std: standard deviation of the noise in each coordinate of `total`, >= 0.
     """
 
+    figure: ClassVar[str] = "squared_mmd"
+
     query: KernelMean
     total: npt.NDArray[np.float64]
     num_users: float
@@ -86,6 +88,10 @@ class Sketch:
     def squared_mmd(self, embeddings: npt.NDArray[np.float32]) -> float:
         """Squared distance to a set of texts, unbiased for the noise; may be negative."""
         return squared_mmd(self.total, self.num_users, embeddings, self.noise_std, query=self.query)
+
+    def distance(self, embeddings: npt.NDArray[np.float32]) -> float:
+        """How far a set of texts is: the squared mean discrepancy."""
+        return self.squared_mmd(embeddings)
 
     def herd(self, embeddings: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.int64]:
         """Choose texts that together resemble the users' texts: greedy, without repetition.

@@ -1,0 +1,74 @@
+"""The FreD app: its settings, and a file for every table of the paper."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
+from flower_privsyn.strategies import CLIENT_KEYS, FreDConfig
+from flower_privsyn.strategies.parts.candidate_text import CandidateText, candidate_names
+
+APP = Path(__file__).parents[2] / "baselines" / "fred"
+NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
+
+
+def settings(name: str) -> FreDConfig:
+    return FreDConfig.from_run_config(resolve_config(load_app(APP), config_name=name))
+
+
+def test_settings_are_complete_and_accepted() -> None:
+    values = resolve_config(load_app(APP))
+    check_settings(load_app(APP), values)
+    assert set(values) - CLIENT_KEYS == FreDConfig.keys()
+    # What the app declares is what the library does by itself.
+    assert FreDConfig.from_run_config(values) == FreDConfig(epsilon=1.0)
+
+
+def test_every_table_has_its_files_and_the_readme_names_them() -> None:
+    ways = ("", "-as-printed", "-by-user")
+    tables = [f"table-{number}{way}" for number in (1, 2) for way in ways]
+    assert sorted([*tables, "cpu", "cpu-two-rounds"]) == NAMES
+    readme = (APP / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in readme for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_settings_are_accepted(name: str) -> None:
+    config = settings(name)
+    sets = [CandidateText.of(one) for one in candidate_names(config.candidates)]
+    if name.startswith("table-1"):
+        assert [one.name for one in sets] == ["stackoverflow-train.jsonl", "wikitext-train.jsonl"]
+    if name.startswith("table-2"):
+        shares = [round(100 * one.parts[0][1]) for one in sets]
+        assert shares == [10, 40, 70, 95, 99, 100]
+        assert config.candidate_texts == 150_000
+    if name.startswith("cpu"):
+        assert config.num_users == 0
+        for one in sets:
+            files = [source.replace("sample/", "fred_app/sample/") for source, _ in one.parts]
+            assert all(file == "bundled" or (APP / file).is_file() for file in files)
+
+
+@pytest.mark.parametrize(("name", "delta"), [("table-1", 1e-6), ("table-2", 2e-6)])
+def test_a_record_has_the_epsilon_of_the_paper(name: str, delta: float) -> None:
+    config = settings(name)
+    assert (config.estimator, config.unit, config.moment_dimensions) == ("two-rounds", "record", 0)
+    of_a_record = Release(
+        noise_multiplier=config.noise_multiplier * config.max_samples,
+        sampling=FullParticipation(),
+    )
+    found = release_epsilon({of_a_record: 2}, delta=config.delta)
+    assert found == pytest.approx(0.6, rel=1e-3)
+    assert config.delta == delta
+    # As printed, each of the two releases has half of both.
+    printed = settings(f"{name}-as-printed")
+    each = math.sqrt(2 * math.log(1.25 / (delta / 2))) / 0.3
+    assert printed.noise_multiplier == pytest.approx(each, rel=1e-5)
+    assert printed.research
+    by_user = settings(f"{name}-by-user")
+    assert (by_user.epsilon, by_user.delta, by_user.unit) == (0.6, delta, "user")
+    assert by_user.moment_dimensions == 16
