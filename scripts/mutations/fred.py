@@ -93,6 +93,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(FRED_TESTS,),
     ),
     Mutation(
+        name="private evolution asks for no moments before its votes",
+        file="flower_privsyn/strategies/private_evolution.py",
+        function="EvolutionByVotes._judge_or",
+        before="return self._begin(number) if self._judge is None else self._judge.question()",
+        after="return self._begin(number)",
+        tests=("tests/strategies/test_judged_by_fred.py",),
+    ),
+    Mutation(
+        name="rounds go on though survivors come no nearer",
+        file="flower_privsyn/strategies/private_evolution.py",
+        function="EvolutionByVotes.following",
+        before="patience=self.config.survivor_patience",
+        after="patience=0",
+        tests=("tests/strategies/test_judged_by_fred.py",),
+    ),
+    Mutation(
         name="the noise in the square of the mean stays in the covariance",
         file=READING,
         function="MomentSketch.of_joint",

@@ -193,9 +193,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a kernel mean that nobody released",
         file="flower_privsyn/strategies/popri.py",
-        function="PreferencesByScores._kernel_or",
-        before="    return self._preferences(number) if self._kernel is None else "
-        "self._kernel_mean()\n",
+        function="PreferencesByScores._judge_or",
+        before="    return self._preferences(number) if self._judge is None else "
+        "self._judge.question()\n",
         after="    return self._preferences(number)\n",
         tests=(f"{POPRI_TESTS}::TestCheckpointByTheReleasedSketch",),
     ),

@@ -31,8 +31,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="only the first question is named to the nodes",
         file="flower_privsyn/strategies/popri.py",
         function="PreferencesByScores.queries",
-        before="    return (*chosen, *kernel, self._similarity)\n",
-        after="    return (*chosen, *kernel, self._similarity)[:1]\n",
+        before="    return (*chosen, *judge, self._similarity)\n",
+        after="    return (*chosen, *judge, self._similarity)[:1]\n",
         tests=(f"{TESTS}::TestUnknownQuestions",),
     ),
     Mutation(

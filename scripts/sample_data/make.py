@@ -5,8 +5,8 @@
 writes `flower_privsyn/data/passages/passages.jsonl.gz` (public passages, seeds of private
 evolution), `examples/quickstart/quickstart/data/users.jsonl` (the users of the quickstart) and the
 data of `examples/existing-federation`, `baselines/popri`, `baselines/aug-pe` and `baselines/fred`.
-The corpus is described in `scripts/sample_data/README.md`. The choice is by hash, so the result is the same
-everywhere.
+The corpus is described in `scripts/sample_data/README.md`. The choice is by hash, so the result is
+the same everywhere.
 """
 
 from __future__ import annotations

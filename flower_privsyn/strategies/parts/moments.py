@@ -392,7 +392,7 @@ class MomentSketch:
             # JSON has no infinity: nothing is left of the covariance.
             "noise_ratio": self.noise_ratio if math.isfinite(self.noise_ratio) else None,
             "trace": kept,
-            "trace_added": kept - float(np.trace(self.covariance)),
+            "trace_added": max(0.0, kept - float(np.trace(self.covariance))),
         }
 
     def warn(self) -> None:
