@@ -1,6 +1,6 @@
 """What is around this package: its environment variables, and the libraries that are installed.
 
-Each variable is named once, with what it means. The first ten are for people (docs/simulation.md
+Each variable is named once, with what it means. The first eleven are for people (docs/simulation.md
 lists them); the rest are set by `privsyn run` for the processes it starts.
 """
 
@@ -28,6 +28,9 @@ NODE_POLICY: Final = "PRIVSYN_NODE_POLICY"
 
 NODE_LEDGERS: Final = "PRIVSYN_NODE_LEDGERS"
 """Folder of a node's own accounts of what was answered."""
+
+NODE_STATE: Final = "PRIVSYN_NODE_STATE"
+"""Folder of a node's own key, and of what it keeps between the messages of secure aggregation."""
 
 CPU_TIME: Final = "PRIVSYN_CPU_TIME"
 """File that gets one JSON line for every message a node answered, with its CPU seconds."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -30,7 +31,15 @@ from flower_privsyn.client_apps.node_users import (
 )
 from flower_privsyn.client_apps.policy import charge_of, guard_of
 from flower_privsyn.client_apps.recipe import dealt, users_of_node
-from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError, PrivsynError
+from flower_privsyn.client_apps.secure import SecureRounds
+from flower_privsyn.errors import (
+    ConfigError,
+    LedgerError,
+    NotAllowedError,
+    PrivsynError,
+    ProtocolError,
+)
+from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.privacy.grid import to_grid
@@ -115,13 +124,24 @@ def add_handlers(
         return _guarded(node, node.prepare, message, context)
 
     for name in node.queries:
-        _register(app, node, name)
+        _register(app, node, name, partial(node.answer, name=name))
+    secure = node.secure
+    for name, step in (
+        (secure_wire.KEYS, secure.show_keys),
+        (secure_wire.SHARES, secure.give_shares),
+        (secure_wire.INPUT, secure.answer),
+        (secure_wire.AGREE, secure.sign_survivors),
+        (secure_wire.UNMASK, secure.unmask),
+    ):
+        _register(app, node, name.removeprefix("query."), step)
 
 
-def _register(app: ClientApp, node: _Node, name: str) -> None:
+def _register(
+    app: ClientApp, node: _Node, name: str, step: Callable[[Message, Context], Message]
+) -> None:
     @app.query(name)
     def answer(message: Message, context: Context) -> Message:
-        return _guarded(node, lambda msg, ctx: node.answer(msg, ctx, name), message, context)
+        return _guarded(node, step, message, context)
 
 
 def _guarded(
@@ -142,6 +162,9 @@ def _guarded(
         # Our own sentences: what was asked, what is allowed, and what public runs have spent.
         logger.error("%s", error)
         return wire.error_reply(wire.ClientErrorCode.NOT_ALLOWED, message)
+    except ProtocolError as error:
+        logger.error("secure aggregation: %s", error)
+        return wire.error_reply(wire.ClientErrorCode.PROTOCOL, message)
     except LedgerError as error:
         logger.error("%s", error)
         return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)
@@ -171,6 +194,7 @@ class _Node:
     def __init__(self, users: NodeUsers, queries: Mapping[str, KnownQuery]) -> None:
         self.users = users
         self.queries = queries
+        self.secure = SecureRounds(self._secure_ask, self._charged_answer)
 
     def prepare(self, message: Message, context: Context) -> Message:
         """Load the node's text and what answers are made with; report the roster."""
@@ -181,6 +205,8 @@ class _Node:
         guard = guard_of(context)
         guard.check_classes(data.classes)
         guard.check_plan(plan, context.run_id, max_nodes_per_user=data.max_nodes_per_user)
+        if plan.secure:
+            self.secure.check_ready(context, guard)
         prepared = self.users.prepared(data, context, guard)
         self.users.check_deal(prepared.user_ids, data, context)
         roster = wire.Roster(
@@ -211,7 +237,14 @@ class _Node:
         return found
 
     def answer(self, message: Message, context: Context, name: str) -> Message:
-        """Answer one round's question."""
+        """Answer one round's question to a server that is trusted with the answer."""
+        ask = self._ask(message, name)
+        if ask.secure is not None:
+            raise wire.WireError("a question of secure aggregation came as one in the clear")
+        answer, bound = self._charged_answer(ask, message, context)
+        return wire.reply(wire.pack_answer(answer, bound=bound), message)
+
+    def _ask(self, message: Message, name: str) -> wire.Ask:
         (query_class,) = self._asked([name])
         try:
             ask = wire.unpack_ask(message, query_class)
@@ -219,6 +252,19 @@ class _Node:
             raise wire.WireError(str(error)) from None
         if not ask.data.suits(ask.query):
             raise wire.WireError(f"{name} is not asked about {_about(ask.data)}")
+        return ask
+
+    def _secure_ask(self, message: Message) -> wire.Ask:
+        """The question in a message that does not name it by its type."""
+        return self._ask(message, wire.query_name(message))
+
+    def _charged_answer(
+        self, ask: wire.Ask, message: Message, context: Context
+    ) -> tuple[wire.Answer, float]:
+        """The sum of the users' answers, once the owner's word allows it and it is charged.
+
+        And the largest number that the answers of everybody on this node can sum to.
+        """
         guard = guard_of(context)
         guard.check_classes(ask.data.classes)
         charge = charge_of(ask, message, context, guard)
@@ -234,9 +280,8 @@ class _Node:
         total = sum_of(ask, prepared.records, chosen)
         # On the node's disk before anything leaves; what never leaves stays charged.
         guard.charge(charge)
-        answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)
         bound = ask.query.answer_bound(len(prepared.user_ids))
-        return wire.reply(wire.pack_answer(answer, bound=bound), message)
+        return wire.Answer(total=to_grid("the sum", total), num_users=num_users), bound
 
 
 def _about(data: wire.DataRequest) -> str:

@@ -43,6 +43,7 @@ def charge_of(ask: wire.Ask, message: Message, context: Context, guard: NodeGuar
         max_nodes_per_user=ask.data.max_nodes_per_user,
         coins=_coins(ask),
         classes=ask.data.classes,
+        secure=ask.secure,
     )
 
 

@@ -307,6 +307,7 @@ def _noise(plan: SettledPlan, settings: PrivateSumConfig, report: Report) -> Non
     for phase in plan.plan.phases:
         settings.required_users(phase.sampling)  # refuses more than there will be
         multiplier = (phase.noise_multiplier or 0.0) * settings.max_nodes_per_user
+        multiplier *= settings.noise_times
         users = phase.sampling.expected_users
         against = NoiseAgainstUsers(users=users, noise_multiplier=multiplier)
         if not settings.accept_noise:

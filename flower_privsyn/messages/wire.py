@@ -45,6 +45,7 @@ from flower_privsyn.privacy import (
     participation_of,
 )
 from flower_privsyn.queries import Broadcast, Query
+from flower_privsyn.secure_aggregation import Terms
 
 PREPARE = "query.prepare"
 
@@ -54,6 +55,14 @@ _BROADCAST = "privsyn.broadcast"
 _ANSWER = "privsyn.answer"
 _COHORT = "privsyn.cohort"
 _ROSTER = "privsyn.roster"
+
+#: Records of secure aggregation (`flower_privsyn.messages.secure`), and all that nodes put there.
+SECURE = "privsyn.secure"
+MASKED = "privsyn.masked"
+_SECURE_KEYS = {
+    "run", "card", "commitment", "receivers", "letters", "signature", "in-sum", "seeds", "lost",
+    "mask-keys",
+}  # fmt: skip
 
 
 #: Bytes of broadcasts kept in a process: of the round, and of the one before while its last nodes
@@ -73,6 +82,7 @@ class ClientErrorCode(IntEnum):
     UNKNOWN_QUERY = 1004
     NOT_ALLOWED = 1005
     USER_ON_SEVERAL_NODES = 1006
+    PROTOCOL = 1007
 
 
 #: The fixed sentence of each code: the only error text that leaves a client.
@@ -84,6 +94,8 @@ CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
     ClientErrorCode.UNKNOWN_QUERY: "the client app does not answer every question of the run",
     ClientErrorCode.NOT_ALLOWED: "the node's owner does not allow this question",
     ClientErrorCode.USER_ON_SEVERAL_NODES: "a user is on more nodes than max-nodes-per-user says",
+    ClientErrorCode.PROTOCOL: "the node takes no part in this step of secure aggregation; its own "
+    "log says why",
 }
 
 
@@ -120,6 +132,8 @@ class Ask:
         sampling: who takes part.
         sampling_key: fresh random key of the users' coins in this round.
         sample_count: users this node draws under fixed-size sampling; -1 otherwise.
+        secure: under secure aggregation, how many nodes must be in the sum; the node then adds its
+            share of the noise. The key of the coins is its own.
         mechanism: the noise of the whole sum, which the node charges to its own account.
         num_rounds: rounds of the whole run.
         relation: neighbouring relation that the run claims.
@@ -137,6 +151,7 @@ class Ask:
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
     correlation: Correlation | None = None
     sample_count: int = -1
+    secure: Terms | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +205,8 @@ def pack_prepare(data: DataRequest, *, plan: Announcement | None = None) -> Reco
     record["noise-multiplier"] = json.dumps(plan.noise_multiplier)
     record["sampling"] = json.dumps(plan.sampling.to_dict() if plan.sampling else None)
     record["stream"] = plan.stream
+    if plan.secure:
+        record["secure"] = True
     return RecordDict({_REQUEST: record})
 
 
@@ -211,6 +228,7 @@ def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
             relation=NeighboringRelation(str(record["relation"])),
             sampling=None if sampling is None else Sampling.from_dict(sampling),
             stream=str(record["stream"]),
+            secure=bool(record.get("secure", False)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError("the request's plan cannot be read") from error
@@ -300,9 +318,16 @@ def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
     record["num-rounds"] = ask.num_rounds
     record["relation"] = ask.relation.value
     record["correlation"] = json.dumps(ask.correlation.to_dict() if ask.correlation else None)
+    if ask.secure is not None:
+        record["secure"] = [ask.secure.least_nodes, ask.secure.colluding]
     return RecordDict(
         {_REQUEST: record, _QUERY: ConfigRecord(ask.query.to_wire()), _BROADCAST: broadcast}  # type: ignore[arg-type]
     )
+
+
+def query_name(message: Message) -> str:
+    """The name of the question in a request."""
+    return str(_config(message, _REQUEST).get("query", ""))
 
 
 def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
@@ -326,6 +351,7 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
             num_rounds=int(record["num-rounds"]),  # type: ignore[arg-type]
             relation=NeighboringRelation(str(record["relation"])),
             correlation=_correlation(str(record["correlation"])),
+            secure=_terms(record["secure"]) if "secure" in record else None,
         )
         _check_claim(ask)
     except (KeyError, TypeError, ValueError) as error:
@@ -333,6 +359,12 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
             raise
         raise WireError("the request cannot be read") from error
     return ask
+
+
+def _terms(values: Any) -> Terms:
+    """Read the terms of secure aggregation."""
+    least, colluding = values
+    return Terms(least_nodes=int(least), colluding=int(colluding))
 
 
 @lru_cache(maxsize=8)
@@ -357,6 +389,10 @@ def _check_claim(ask: Ask) -> None:
         0 <= ask.sample_count <= sampling.sample_size
     ):
         raise WireError("the request draws more users than the whole cohort has")
+    if ask.secure is not None and (
+        ask.correlation is not None or isinstance(sampling, FixedSizeSampling)
+    ):
+        raise WireError("the request's noise or sampling cannot be had by secure aggregation")
     if ask.correlation is not None:
         ask.correlation.step(ask.round_number)
         pattern = ask.correlation.participation
@@ -466,6 +502,7 @@ def unexpected_records(message: Message) -> list[str]:
     """Names of records in a client's message that are neither public, masked nor accounted."""
     allowed = {_ANSWER: {"total"}, _COHORT: {"num_users"}}
     allowed[_ROSTER] = {"num_users", "embedder", "dimension"}
+    allowed |= {SECURE: _SECURE_KEYS, MASKED: {"masked"}}
     found: list[str] = []
     if message.has_error():
         reasons = {(int(code), text) for code, text in CLIENT_ERROR_TEXT.items()}

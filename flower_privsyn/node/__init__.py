@@ -5,6 +5,7 @@ from flower_privsyn.node.charge import Charge
 from flower_privsyn.node.guard import Announcement, NodeGuard, in_simulation, simulated
 from flower_privsyn.node.models import model_digest
 from flower_privsyn.node.policy import NodePolicy, find_policy, policy_file, policy_text
+from flower_privsyn.node.secure import RoundStore, key_file, make_node_key, read_node_key
 
 __all__ = [
     "Announcement",
@@ -13,10 +14,14 @@ __all__ = [
     "NodeGuard",
     "NodeLedger",
     "NodePolicy",
+    "RoundStore",
     "find_policy",
     "in_simulation",
+    "key_file",
+    "make_node_key",
     "model_digest",
     "policy_file",
     "policy_text",
+    "read_node_key",
     "simulated",
 ]

@@ -23,6 +23,7 @@ from flower_privsyn.privacy import (
     mechanism_from_dict,
 )
 from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, LEAST_MULTIPLIER
+from flower_privsyn.secure_aggregation import Terms
 
 Key: TypeAlias = tuple[str, str, str]
 
@@ -51,6 +52,8 @@ class Charge:
             that many answers.
         coins: Digest of the key that the users' coins are flipped with; "" where there are none.
         classes: Of documents, which the question is about; none where it is about all.
+        secure: Under secure aggregation, how many nodes are in the sum, and how many of them may
+            collude; the others add the noise, so they and not the server are trusted with it.
     """
 
     server: str
@@ -69,11 +72,12 @@ class Charge:
     max_nodes_per_user: int = 1
     coins: str = ""
     classes: tuple[str, ...] = ()
+    secure: Terms | None = None
 
     @property
     def trust(self) -> str:
         """Who must keep their word for the noise to be what the charge says."""
-        return "server"
+        return "server" if self.secure is None else "nodes"
 
     @property
     def key(self) -> Key:
@@ -108,6 +112,9 @@ class Charge:
         }
         if self.classes:
             line["classes"] = list(self.classes)
+        if self.secure is not None:
+            line["least_nodes"] = self.secure.least_nodes
+            line["colluding_nodes"] = self.secure.colluding
         if self.correlation is not None:
             line["stream"] = self.correlation.stream
             # A name proves nothing: another server may give it to other noise.
@@ -141,6 +148,9 @@ class Charge:
             max_nodes_per_user=int(line["max_nodes_per_user"]),
             coins=str(line.get("coins", "")),
             classes=tuple(map(str, line.get("classes", []))),
+            secure=None
+            if line.get("trust", "server") == "server"
+            else Terms(least_nodes=line["least_nodes"], colluding=line["colluding_nodes"]),
         )
 
 

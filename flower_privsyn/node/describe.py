@@ -56,7 +56,9 @@ def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:
 
 
 def _trust(charge: Charge) -> str:
-    return f"central, {charge.trust} trusted"
+    if charge.secure is None:
+        return "central, server trusted"
+    return f"of {charge.secure.honest} honest nodes, {charge.secure.colluding} may collude"
 
 
 def _sampling(charge: Charge) -> str:

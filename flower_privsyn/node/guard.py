@@ -25,6 +25,7 @@ from flower_privsyn.node.policy import (
     policy_file,
 )
 from flower_privsyn.privacy import NeighboringRelation, Sampling
+from flower_privsyn.secure_aggregation import NodeKey, Terms
 
 #: Flower shows what this logger says in the log of a SuperNode.
 logger = logging.getLogger("flwr.privsyn")
@@ -50,6 +51,7 @@ class Announcement:
         relation: Neighbouring relation it claims.
         sampling: Who takes part in each; None when it depends on the roster.
         stream: Of correlated noise, its name; else "".
+        secure: Whether answers are aggregated securely.
     """
 
     queries: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ class Announcement:
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
     sampling: Sampling | None = None
     stream: str = ""
+    secure: bool = False
 
 
 @contextlib.contextmanager
@@ -210,6 +213,50 @@ class NodeGuard:
             )
         return str(folder)
 
+    def allowed_nodes(self, own: NodeKey) -> frozenset[bytes] | None:
+        """The keys of nodes that this one aggregates with; None where one person owns all nodes.
+
+        Args:
+            own: This node's key.
+
+        Raises:
+            NotAllowedError: The owner lists none, or not this node's own.
+        """
+        if self._policy is None:
+            return None
+        keys = frozenset(bytes.fromhex(key) for key in self._policy.node_keys)
+        if own.public not in keys:
+            listed = f"{len(keys)} keys without this node's own" if keys else "none"
+            raise self._policy.refusal(
+                "node-keys",
+                "A run of secure aggregation is answered where the owner lists the keys of all "
+                f"nodes, this one's ({own.public.hex()}) among them; listed are {listed}",
+            )
+        return keys
+
+    def check_terms(self, terms: Terms, nodes: int) -> None:
+        """Refuse a round of secure aggregation that the owner does not allow; see the policy's.
+
+        Raises:
+            NotAllowedError: The owner does not allow it.
+        """
+        if self._policy is not None:
+            self._policy.check_terms(terms, nodes)
+
+    def check_openness(self, query: str, *, secure: bool) -> None:
+        """Refuse to show a server this node's own sums where the owner does not allow it.
+
+        Raises:
+            NotAllowedError: The owner requires secure aggregation.
+        """
+        policy = self._policy
+        if policy is not None and policy.require_secure_aggregation and not secure:
+            raise policy.refusal(
+                "require-secure-aggregation",
+                f"The run asks {query} in the clear; the owner allows secure aggregation alone "
+                "(secure-aggregation = true)",
+            )
+
     def check_plan(self, plan: Announcement, run: int, *, max_nodes_per_user: int = 1) -> None:
         """Refuse a run that this node would refuse later, before anything is spent.
 
@@ -227,6 +274,7 @@ class NodeGuard:
             return
         policy.check_server(self.server)
         for query in plan.queries:
+            self.check_openness(query, secure=plan.secure)
             policy.check_question(
                 query=query,
                 clip_norm=plan.clip_norm,
@@ -265,6 +313,7 @@ class NodeGuard:
         if policy is None or self.ledger is None:
             return
         policy.check_server(self.server)
+        self.check_openness(charge.query, secure=charge.secure is not None)
         multiplier = charge.mechanism.noise_multiplier
         if charge.correlation is not None:
             multiplier = charge.correlation.noise_multiplier(multiplier)

@@ -14,15 +14,22 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from annotated_types import Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
-from flower_privsyn.checks import NonNegativeFloat, PositiveInt, Settings, wrong_value
+from flower_privsyn.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    wrong_value,
+)
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import user_path
 from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import QUERIES
 from flower_privsyn.queries.known import is_query_name
+from flower_privsyn.secure_aggregation import Terms
 
 #: What stands for a policy that nobody wrote.
 DEFAULTS: Final = "the defaults"
@@ -32,7 +39,7 @@ _HEADING: Final = """\
 # What the owner of this node allows. A key that is left out keeps the value shown here; the last
 # one, max-epsilon, must be there, so that a file that was half saved is no policy.
 """
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")  # a node's key has as many digits
 _EMBEDDING_MODELS = {"all-MiniLM-L6-v2": "", "sentence-transformers/all-MiniLM-L6-v2": ""}
 _TRAINED_MODELS = {"privsyn-lm": "", "privsyn-tiny": "", "privsyn-lstm": ""}
 
@@ -92,6 +99,28 @@ class NodePolicy(Settings):
     trained_models: Annotated[
         Mapping[str, str], "The same for models that are trained on the node."
     ] = field(default_factory=lambda: dict(_TRAINED_MODELS))
+    require_secure_aggregation: Annotated[
+        bool,
+        "Answer under secure aggregation alone, so that no server sees this node's own sums.",
+    ] = False
+    node_keys: Annotated[
+        tuple[str, ...],
+        "Keys of all nodes that this one aggregates securely with, its own among them, as `privsyn "
+        "node key` prints them on each; got from their owners and not from the server. Without "
+        "them no question of secure aggregation is answered: the nodes could be the server's own.",
+    ] = ()
+    min_roster: Annotated[
+        int, Ge(3), "Fewest nodes on the roster of a round of secure aggregation."
+    ] = 3
+    min_honest_nodes: Annotated[
+        int,
+        Ge(2),
+        "Fewest honest nodes in a securely aggregated sum: least-nodes less colluding-nodes.",
+    ] = 2
+    min_colluding: Annotated[
+        NonNegativeInt,
+        "Fewest nodes that a run must assume to collude with its server (colluding-nodes).",
+    ] = 1
     source: Annotated[str, "The file the policy comes from."] = DEFAULTS
 
     def __post_init__(self) -> None:
@@ -104,6 +133,9 @@ class NodePolicy(Settings):
                 raise wrong_value(
                     self._called("queries"), "names of questions, such as text_lengths", query
                 )
+        for key in self.node_keys:
+            if not _SHA256.fullmatch(key):
+                raise wrong_value(self._called("node_keys"), "64 hexadecimal digits each", key)
         for name in ("embedding_models", "trained_models"):
             for model, digest in getattr(self, name).items():
                 if digest and not _SHA256.fullmatch(digest):
@@ -165,6 +197,36 @@ class NodePolicy(Settings):
                 "min-noise-multiplier",
                 f"The run asks {query} with noise multiplier {noise_multiplier:g}; the owner "
                 f"allows at least {self.min_noise_multiplier:g}",
+            )
+
+    def check_terms(self, terms: Terms, nodes: int) -> None:
+        """Refuse a round of secure aggregation with too few nodes, or too much trust in them.
+
+        Args:
+            terms: Of the round.
+            nodes: On its roster.
+
+        Raises:
+            NotAllowedError: The owner does not allow it.
+        """
+        if nodes < self.min_roster:
+            raise self.refusal(
+                "min-roster",
+                f"The roster of the round has {nodes} nodes; the owner allows at least "
+                f"{self.min_roster}",
+            )
+        if terms.honest < self.min_honest_nodes:
+            raise self.refusal(
+                "min-honest-nodes",
+                f"The round is for sums of at least {terms.least_nodes} nodes of which "
+                f"{terms.colluding} may collude, so {terms.honest} honest ones; the owner allows "
+                f"at least {self.min_honest_nodes}",
+            )
+        if terms.colluding < self.min_colluding:
+            raise self.refusal(
+                "min-colluding",
+                f"The round assumes that {terms.colluding} nodes collude with the server; the "
+                f"owner allows at least {self.min_colluding}",
             )
 
     # ---- as a file

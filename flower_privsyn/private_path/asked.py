@@ -30,6 +30,7 @@ class AskedRound:
         always_asked: nodes that are asked whoever is drawn.
         started: when, for the owner.
         traffic: what one exchange carries.
+        secure: whether answers are aggregated securely.
     """
 
     number: int
@@ -41,6 +42,7 @@ class AskedRound:
     always_asked: frozenset[int]
     started: float
     traffic: wire.Traffic
+    secure: bool = False
 
     def outcome(self, released: ReleasedSum | None, counts: Counter[str]) -> dict[str, Any]:
         """What `metrics.jsonl` says of how the round ended: nothing that the release does not say.
@@ -58,6 +60,21 @@ class AskedRound:
             metrics["num_nodes"] = len(self.most_users)
             metrics["num_users"] = 0 if released is None else released.num_users
         return metrics | {key: counts[key] for key in sorted(counts)}
+
+    def consequence_of_silence(self, *, makes_up: bool, go_on: str) -> str:
+        """What rounds that too few answered have cost, and how the run goes on.
+
+        Args:
+            makes_up: whether a round that nobody answered may be asked again.
+            go_on: what to do.
+        """
+        if self.secure:
+            return f"they are charged if nodes had answered; {go_on}"
+        if self.sampling.hides_cohort:
+            return f"they are charged; {go_on}"
+        if not makes_up:
+            return f"they are not asked again; {go_on}, which goes on with the next"
+        return f"they cost nothing; {go_on}, which asks them again"
 
 
 def refuse_other_question(query: Query, phase: Phase) -> None:

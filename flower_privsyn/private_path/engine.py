@@ -34,14 +34,14 @@ from flower_privsyn.privacy import (
     SecureRandom,
 )
 from flower_privsyn.privacy.grid import from_grid
-from flower_privsyn.private_path.aggregation import Aggregation, Central, Expected
+from flower_privsyn.private_path.aggregation import Aggregation, Central, Expected, Secure
 from flower_privsyn.private_path.asked import (
     AskedRound,
     refuse_off_the_grid,
     refuse_other_question,
 )
 from flower_privsyn.private_path.method import Method, Question
-from flower_privsyn.private_path.outline import ask_of
+from flower_privsyn.private_path.outline import ask_of, traffic_of
 from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
@@ -74,7 +74,8 @@ class PrivateSumStrategy(Strategy):
         Gaussian mechanism, charged with the first of them (`flower_privsyn.privacy.Correlation`).
         Two epsilons are kept: for those who see only what is released, with the sampling secret,
         and for those who also know who took part. The server itself sees the raw sums of the nodes,
-        and is trusted with them (`Central`).
+        and is trusted with them (`Central`), or sees none of them (`Secure`, with
+        `config.secure_aggregation`: the nodes then add the noise, at least as much of it).
 
     Args:
         config: the settings.
@@ -101,7 +102,9 @@ class PrivateSumStrategy(Strategy):
         self.config = config
         self.method = method
         self._random: RandomSource = random or SecureRandom()
-        self._aggregation: Aggregation = Central()
+        self._aggregation: Aggregation = (
+            Secure(timeout=config.round_timeout) if config.secure_aggregation else Central()
+        )
         self._run: RunDirectory | None = None
         self._grid: WindowedGrid | None = None
         self._ledger: PrivacyLedger | None = None
@@ -238,7 +241,10 @@ class PrivateSumStrategy(Strategy):
         started = clock.seconds()
         connected = () if self._grid is None else set(self._grid.get_node_ids())
         always = federation.roster.always_asked(
-            phase.sampling, connected=connected, random=self._random
+            phase.sampling,
+            connected=connected,
+            random=self._random,
+            everybody=settings.secure_aggregation,
         )
         recipients = federation.roster.recipients(
             phase.sampling, always=always, random=self._random
@@ -262,6 +268,7 @@ class PrivateSumStrategy(Strategy):
             number=number,
             mechanism=mechanism,
             source=federation.source_of(question.query),
+            secure=federation.terms,
         )
         self._asked = AskedRound(
             number=number,
@@ -272,7 +279,8 @@ class PrivateSumStrategy(Strategy):
             roster_users={node: one.roster_users for node, one in recipients.items()},
             always_asked=always,
             started=started,
-            traffic=wire.traffic(ask, arrays),
+            traffic=traffic_of(ask, arrays, nodes=len(recipients)),
+            secure=settings.secure_aggregation,
         )
 
         def asks() -> Iterator[tuple[int, wire.Ask]]:
@@ -289,7 +297,7 @@ class PrivateSumStrategy(Strategy):
                     ),
                 )
 
-        return self._aggregation.messages(asks(), arrays)
+        return self._aggregation.messages(asks(), arrays, grid=self._grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -359,11 +367,7 @@ class PrivateSumStrategy(Strategy):
             The release, or None when too few users answered for it to be made; and how many
             replies were used, and why others were not.
         """
-        ledger, federation, query = (
-            _need(self._ledger),
-            _need(self._federation),
-            asked.question.query,
-        )
+        ledger, query = _need(self._ledger), asked.question.query
         expected = Expected(
             query=query,
             length=query.answer_length(asked.question.broadcast),
@@ -373,15 +377,14 @@ class PrivateSumStrategy(Strategy):
         collected = self._aggregation.collect(replies, expected=expected, grid=self._grid)
         counts, num_users = collected.counts, collected.num_users
         required = self.config.required_users(asked.sampling)
-        if num_users < required:
-            del collected
+        reason = collected.lost
+        if not reason and num_users < required:
             reason = (
                 f"{num_users} users on {counts['answers']} of {len(asked.most_users)} nodes "
                 f"answered, {required} are required"
             )
-            federation.attendance.lost(asked.number, reason)
-            ledger.discard(round=asked.number, num_users=num_users, reason=reason)
-            logger.warning("round %d is left out: %s", asked.number, reason)
+        if reason:
+            self._leave_out(asked, reason, num_users=num_users, charged=collected.charged)
             return None, counts
         self._note_attendance(asked, collected.answering)
         random: RandomSource = self._random
@@ -393,7 +396,11 @@ class PrivateSumStrategy(Strategy):
             noise_std *= self._noise.deviation(asked.number)
             random = self._noise
         ledger.charge(round=asked.number, num_users=num_users)
-        values = from_grid(asked.mechanism.release_steps(collected.total, random=random))
+        if collected.noise_std:
+            # The nodes have added it.
+            values, noise_std = from_grid(collected.total), collected.noise_std
+        else:
+            values = from_grid(asked.mechanism.release_steps(collected.total, random=random))
         del collected
         return (
             ReleasedSum(
@@ -406,6 +413,16 @@ class PrivateSumStrategy(Strategy):
             ),
             counts,
         )
+
+    def _leave_out(self, asked: AskedRound, reason: str, *, num_users: int, charged: bool) -> None:
+        """Close a round without a release; it is charged where nodes have charged it, too."""
+        ledger = _need(self._ledger)
+        _need(self._federation).attendance.lost(asked.number, reason)
+        if charged or asked.sampling.hides_cohort:
+            ledger.charge(round=asked.number, num_users=num_users)
+        else:
+            ledger.discard(round=asked.number, num_users=num_users, reason=reason)
+        logger.warning("round %d is left out: %s", asked.number, reason)
 
     def _note_attendance(self, asked: AskedRound, answering: frozenset[int]) -> None:
         """Note who answered a round that is released, and tell the server's owner of silence."""
@@ -531,11 +548,8 @@ class PrivateSumStrategy(Strategy):
 
     def _after_silence(self, asked: AskedRound) -> str:
         """What rounds that too few answered have cost, and how the run goes on."""
-        if asked.sampling.hides_cohort:
-            return f"they are charged; {self._go_on}"
-        if not self.plan.at(asked.number).makes_up:
-            return f"they are not asked again; {self._go_on}, which goes on with the next"
-        return f"they cost nothing; {self._go_on}, which asks them again"
+        makes_up = self.plan.at(asked.number).makes_up
+        return asked.consequence_of_silence(makes_up=makes_up, go_on=self._go_on)
 
     @property
     def _go_on(self) -> str:

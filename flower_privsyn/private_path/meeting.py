@@ -61,7 +61,12 @@ class Roster:
         return sum(self.users.values())
 
     def always_asked(
-        self, sampling: Sampling, *, connected: Collection[int], random: RandomSource
+        self,
+        sampling: Sampling,
+        *,
+        connected: Collection[int],
+        random: RandomSource,
+        everybody: bool = False,
     ) -> frozenset[int]:
         """Nodes that a round asks whoever is drawn.
 
@@ -69,8 +74,9 @@ class Roster:
             sampling: of the round.
             connected: nodes that Flower reaches now.
             random: chooses among the nodes of one user.
+            everybody: whether every node is asked, because the coins are flipped there.
         """
-        if not sampling.hides_cohort:
+        if everybody or not sampling.hides_cohort:
             return frozenset(node for node, users in self.users.items() if users > 0)
         return roll_call(self.users, connected=connected, random=random)
 

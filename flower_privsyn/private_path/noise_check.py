@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.progress import Progress
 from flower_privsyn.privacy import Plan
+from flower_privsyn.privacy.grid import LARGEST_NOISE, STEPS
 from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.secure_aggregation.terms import LEAST_STEPS
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -85,11 +88,12 @@ def check_noise(plan: Plan, settings: PrivateSumConfig, *, progress: Progress, s
     Raises:
         ConfigError: a phase is noise alone, and `accept_noise` is not set.
     """
+    times = settings.max_nodes_per_user * settings.noise_times
     checks = [
         NoiseAgainstUsers(
             users=phase.sampling.expected_users,
             # Over the clip norm: a user's answer of one node.
-            noise_multiplier=(phase.noise_multiplier or 0.0) * settings.max_nodes_per_user,
+            noise_multiplier=(phase.noise_multiplier or 0.0) * times,
         )
         for phase in plan.phases
     ]
@@ -100,6 +104,29 @@ def check_noise(plan: Plan, settings: PrivateSumConfig, *, progress: Progress, s
         sentence = against.describe(phase.asks)
         logger.info("%s", sentence)
         progress.note(sentence)
+
+
+def refuse_unfit_noise(plan: Plan, terms: Terms, *, nodes: int) -> None:
+    """Refuse noise that nodes cannot add on the grid, each its share.
+
+    Args:
+        plan: settled.
+        terms: of secure aggregation.
+        nodes: that may be in a sum.
+
+    Raises:
+        ConfigError: it is too little to be rounded or too much to be added up.
+    """
+    for phase in plan.phases:
+        for query in phase.asks:
+            whole = (phase.noise_multiplier or 0.0) * query.clip_norm * plan.max_nodes_per_user
+            own = whole * terms.noise_share
+            if own * STEPS < LEAST_STEPS or own * math.sqrt(nodes) > LARGEST_NOISE:
+                raise ConfigError(
+                    f'the noise of the phase "{phase.name}", {own:g} on each node, must be between '
+                    f"{LEAST_STEPS:g} steps of the grid, {LEAST_STEPS / STEPS:.3g}, and 2^28 for "
+                    "all nodes together"
+                )
 
 
 def _count(users: float) -> str:

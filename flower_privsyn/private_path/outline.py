@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from flwr.app import ArrayRecord
 
+from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism, NeighboringRelation
 from flower_privsyn.private_path.meeting import data_request
 from flower_privsyn.private_path.method import Outline, Question, RecordSource
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan
+from flower_privsyn.secure_aggregation import Terms, graph_of
 
 
 def ask_of(
@@ -20,6 +22,7 @@ def ask_of(
     number: int,
     mechanism: GaussianMechanism,
     source: RecordSource,
+    secure: Terms | None = None,
 ) -> wire.Ask:
     """What a round asks, as a node that answers for all of its users gets it.
 
@@ -30,6 +33,7 @@ def ask_of(
         number: of the round, 1-based.
         mechanism: the noise on the question's sum.
         source: what makes the records.
+        secure: the terms of secure aggregation; None without it.
     """
     return wire.Ask(
         round_number=number,
@@ -42,7 +46,22 @@ def ask_of(
         num_rounds=settings.num_rounds,
         relation=NeighboringRelation(settings.relation),
         correlation=plan.correlation_at(number),
+        secure=secure,
     )
+
+
+def traffic_of(ask: wire.Ask, broadcast: ArrayRecord, *, nodes: int) -> wire.Traffic:
+    """What a round carries to one node and back, all its exchanges together.
+
+    Args:
+        ask: the question as any node might get it.
+        broadcast: `ask.broadcast` packed.
+        nodes: that are asked.
+    """
+    if ask.secure is None:
+        return wire.traffic(ask, broadcast)
+    degree = graph_of(nodes, ask.secure).degree
+    return secure_wire.traffic(ask, broadcast, nodes=nodes, degree=degree)
 
 
 def planned_traffic(
@@ -74,8 +93,14 @@ def planned_traffic(
             )
             source = next(one for one in outline.sources if one.suits(question.query))
             ask = ask_of(
-                question, settings, plan, number=number, mechanism=mechanism, source=source
+                question,
+                settings,
+                plan,
+                number=number,
+                mechanism=mechanism,
+                source=source,
+                secure=settings.secure_terms(settings.num_nodes),
             )
-            counted[alike] = wire.traffic(ask, packed[1])
+            counted[alike] = traffic_of(ask, packed[1], nodes=settings.num_nodes)
         found.append(counted[alike])
     return found

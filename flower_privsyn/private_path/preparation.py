@@ -11,7 +11,7 @@ from flower_privsyn.private_path.attendance import Attendance
 from flower_privsyn.private_path.changes import changes_of_run, record_changes
 from flower_privsyn.private_path.meeting import Meeting, Roster
 from flower_privsyn.private_path.method import Method, RecordSource, Workplace
-from flower_privsyn.private_path.noise_check import check_noise
+from flower_privsyn.private_path.noise_check import check_noise, refuse_unfit_noise
 from flower_privsyn.private_path.resume import (
     all_released,
     nothing_spent,
@@ -23,6 +23,7 @@ from flower_privsyn.private_path.settling import SettledPlan, announcement, plan
 from flower_privsyn.private_path.writers import record_generators
 from flower_privsyn.queries import Query
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.secure_aggregation import Terms
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -36,12 +37,14 @@ class Federation:
         settled: phases and their noise.
         sources: what makes records, one for each kind.
         attendance: counts rounds that were lost.
+        terms: of secure aggregation; None without it.
     """
 
     roster: Roster
     settled: SettledPlan
     sources: tuple[RecordSource, ...]
     attendance: Attendance
+    terms: Terms | None = None
 
     def source_of(self, query: Query) -> RecordSource:
         """What makes the records that a question is about."""
@@ -111,6 +114,8 @@ class Preparation:
             nothing_spent=spent,
         ).hold(announcement(method, settings, settled, behind=rounds_behind(run)))
         settings.check_delta(roster.total)
+        # Nodes without users have nothing to hide and are asked nothing.
+        terms = settings.secure_terms(sum(users > 0 for users in roster.users.values()))
         if settled is None:
             settled = self._settled(population=roster.total)
         settled = settled.for_population(roster.total)
@@ -122,6 +127,16 @@ class Preparation:
             len(roster.users),
             ", ".join(f"{phase.noise_multiplier:.5g}" for phase in settled.plan.phases),
         )
+        if terms is not None:
+            refuse_unfit_noise(settled.plan, terms, nodes=len(roster.users))
+            logger.info(
+                "secure aggregation: sums of at least %d of %d nodes, %d of which may collude with "
+                "the server; each adds noise of %.3g times that of the sum",
+                terms.least_nodes,
+                len(roster.users),
+                terms.colluding,
+                terms.noise_share,
+            )
         check_noise(settled.plan, settings, progress=progress, spent=spent)
         method.check_plan(settled.plan, spent=spent)
         secret = any(phase.sampling.hides_cohort for phase in settled.plan.phases)
@@ -130,6 +145,7 @@ class Preparation:
             settled=settled,
             sources=sources,
             attendance=Attendance(secret=secret),
+            terms=terms,
         )
 
     def _settled(self, *, population: int) -> SettledPlan:

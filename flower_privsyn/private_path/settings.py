@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
@@ -24,6 +25,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, LEAST_MULTIPLIER
 from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.private_path.attendance import default_least_users
+from flower_privsyn.secure_aggregation import Terms
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -105,6 +107,25 @@ class PrivateSumConfig(Settings):
         "None, in a run configuration a negative number: half of the users expected in a round. "
         "Under Poisson and fixed-size sampling there is none: who was drawn is secret.",
     ] = None
+    secure_aggregation: Annotated[
+        bool,
+        "aggregate answers securely: the server sees one noised sum of all nodes and no node's "
+        "own; every node adds its share of the noise. Takes at least 4 nodes.",
+    ] = False
+    least_nodes: Annotated[
+        int | None,
+        Ge(2),
+        "fewest nodes in a securely aggregated sum: a round that fewer answer ends without a "
+        "release, charged. None, in a run configuration a negative number: an eighth of the nodes "
+        "may be lost.",
+    ] = None
+    colluding_nodes: Annotated[
+        int | None,
+        Ge(0),
+        "nodes that may tell the server all they know, their noise included, without harm to the "
+        "others under secure aggregation: the fewer are left, the more noise each adds. None, in a "
+        "run configuration a negative number: a third of the nodes.",
+    ] = None
     accept_noise: Annotated[
         bool,
         "run also where the noise of a round drowns what all of its users together could say: "
@@ -170,6 +191,7 @@ class PrivateSumConfig(Settings):
                 f'{self.sample_size} and sampling = "{self.sampling}"'
             )
         self._check_accounting()
+        self._check_secure_aggregation()
         if self.newer_than:
             parse_cutoff(self.newer_than)
         if self.resume and not self.run_dir:
@@ -200,6 +222,55 @@ class PrivateSumConfig(Settings):
                 'sampling = "poisson" with relation = "replace-one" needs accountant = "pld", got '
                 '"rdp"'
             )
+
+    def _check_secure_aggregation(self) -> None:
+        """Refuse what secure aggregation does not do, and too few nodes for it."""
+        if not self.secure_aggregation:
+            for name in ("least_nodes", "colluding_nodes"):
+                if (value := getattr(self, name)) is not None:
+                    raise ConfigError(
+                        f"{name.replace('_', '-')} = {value} needs secure-aggregation = true"
+                    )
+            return
+        given = "secure-aggregation = true needs"
+        if self.sampling == "fixed-size":
+            raise ConfigError(
+                f'{given} sampling = "full" or "poisson", got "fixed-size": how many users a node '
+                "draws would have to be told to it by the server"
+            )
+        if self.min_users:
+            raise ConfigError(
+                f"{given} min-users = 0 or none, got {self.min_users}: the server counts no users, "
+                "and least-nodes says which rounds are released"
+            )
+        if self.noise_multiplier == 0.0:
+            raise ConfigError(
+                f"{given} noise: no node answers with noise-multiplier = 0, which would show the "
+                "exact sum"
+            )
+        self.secure_terms(self.num_nodes)
+
+    def secure_terms(self, nodes: int) -> Terms | None:
+        """The terms of secure aggregation for a roster; None without it.
+
+        Args:
+            nodes: on the roster.
+
+        Raises:
+            ConfigError: they are too few.
+        """
+        if not self.secure_aggregation:
+            return None
+        return Terms.of(nodes, least_nodes=self.least_nodes, colluding=self.colluding_nodes)
+
+    @property
+    def noise_times(self) -> float:
+        """The noise in a sum of all nodes over the noise that is accounted for.
+
+        Above 1 under secure aggregation, where nodes may be lost or take theirs out.
+        """
+        terms = self.secure_terms(self.num_nodes)
+        return 1.0 if terms is None else terms.noise_share * math.sqrt(self.num_nodes)
 
     def _check_nodes_per_user(self) -> None:
         """Refuse what is not accounted for a user on several nodes."""

@@ -87,6 +87,13 @@ def plan_of(method: Method, settings: PrivateSumConfig, *, population: int) -> P
             f"num-rounds = {settings.num_rounds} differs from the {plan.rounds} rounds of the "
             f"method ({listed})"
         )
+    for phase in phases:
+        if settings.secure_aggregation and phase.factorisation is not None:
+            raise ConfigError(
+                f'the noise of the phase "{phase.name}" is correlated over its rounds, and under '
+                "secure aggregation nodes add noise that is not: use secure-aggregation = false, "
+                "or another method"
+            )
     return plan
 
 
@@ -233,6 +240,7 @@ def announcement(
         clip_norm=max(query.clip_norm for query in queries),
         releases=max(0, settings.num_rounds - behind),
         relation=NeighboringRelation(settings.relation),
+        secure=settings.secure_aggregation,
     )
     if settled is None:
         return known

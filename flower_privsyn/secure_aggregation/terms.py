@@ -20,6 +20,10 @@ LEAST_ROSTER: Final = 4
 
 MOST_NODES: Final = 10_000
 
+LEAST_STEPS: Final = 4.0
+"""Least standard deviation of one node's noise, in whole numbers: below, the sum of rounded normal
+variates is no longer one rounded normal variate (docs/secure_aggregation.md)."""
+
 #: Chance, in bits, that the colluding nodes stand too close together anywhere on the circle. Who
 #: makes 2^40 sets of keys to find a circle that suits them still has 2^-40.
 _COLLUSION_BITS: Final = 80

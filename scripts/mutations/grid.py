@@ -95,7 +95,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="how long an answer is tells how many took part",
         file="flower_privsyn/client_apps/handlers.py",
-        function="_Node.answer",
+        function="_Node._charged_answer",
         before="    bound = ask.query.answer_bound(len(prepared.user_ids))\n",
         after="    bound = ask.query.answer_bound(num_users)\n",
         tests=("tests/client_apps/test_reads.py::TestText",),

@@ -94,7 +94,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="classes are asked without the owner's consent",
         file="flower_privsyn/client_apps/handlers.py",
-        function="_Node.answer",
+        function="_Node._charged_answer",
         before="    guard.check_classes(ask.data.classes)\n",
         after="",
         tests=(REQUEST_TESTS,),

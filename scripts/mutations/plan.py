@@ -73,8 +73,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a second reply of a node is added up",
-        file="flower_privsyn/private_path/aggregation/central.py",
-        function="Central.collect",
+        file="flower_privsyn/private_path/aggregation/aggregation.py",
+        function="first_replies",
         before="        if node in seen:\n",
         after="        if False:\n",
         tests=("tests/private_path/test_engine.py::TestMisbehavingNodes::test_second_reply",),

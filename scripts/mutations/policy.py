@@ -20,19 +20,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="an answer leaves before the node has charged it",
         file=HANDLERS,
-        function="_Node.answer",
+        function="_Node._charged_answer",
         before=(
             "    guard.charge(charge)\n"
-            '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'
             "    bound = ask.query.answer_bound(len(prepared.user_ids))\n"
-            "    return wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
         ),
         after=(
-            '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'
             "    bound = ask.query.answer_bound(len(prepared.user_ids))\n"
-            "    replied = wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
+            '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'
+            "    wire.pack_answer(answer, bound=bound)\n"
             "    guard.charge(charge)\n"
-            "    return replied\n"
         ),
         tests=(f"{SERVER_TESTS}::test_kill_9_between_charge_and_answer_never_counts_less",),
     ),

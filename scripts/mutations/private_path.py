@@ -17,11 +17,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="noise divided by the number of users",
         file=ENGINE,
         function="PrivateSumStrategy._release",
-        before="    values = from_grid("
+        before="        values = from_grid("
         "asked.mechanism.release_steps(collected.total, random=random))\n",
         after=(
-            "    noise = asked.mechanism.release_steps(0 * collected.total, random=random)\n"
-            "    values = from_grid(collected.total) + from_grid(noise) / max(1, num_users)\n"
+            "        noise = asked.mechanism.release_steps(0 * collected.total, random=random)\n"
+            "        values = from_grid(collected.total) + from_grid(noise) / max(1, num_users)\n"
         ),
         tests=(f"{SUM_TESTS}::TestNoise",),
     ),
@@ -29,7 +29,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the ledger is written after the release is used",
         file=ENGINE,
         function="PrivateSumStrategy._release",
-        before="    ledger.charge(round=asked.number, num_users=num_users)\n    values = ",
+        before="    ledger.charge(round=asked.number, num_users=num_users)\n    if coll",
         after=(
             "    self.method.following(\n"
             "        ReleasedSum(\n"
@@ -43,7 +43,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "        last=False,\n"
             "    )\n"
             "    ledger.charge(round=asked.number, num_users=num_users)\n"
-            "    values = "
+            "    if coll"
         ),
         tests=(f"{SUM_TESTS}::TestLedgerComesFirst",),
     ),

@@ -17,7 +17,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a question is answered about other records than it reads",
         file=HANDLERS,
-        function="_Node.answer",
+        function="_Node._ask",
         before="    if not ask.data.suits(ask.query):\n",
         after="    if False:\n",
         tests=(f"{TESTS}::TestRefusals",),

@@ -2,5 +2,6 @@
 
 from flower_privsyn.private_path.aggregation.aggregation import Aggregation, Collected, Expected
 from flower_privsyn.private_path.aggregation.central import Central
+from flower_privsyn.private_path.aggregation.secure import Secure
 
-__all__ = ["Aggregation", "Central", "Collected", "Expected"]
+__all__ = ["Aggregation", "Central", "Collected", "Expected", "Secure"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,36 +39,43 @@ class Collected:
 
     Attributes:
         total: (m,) int64, in steps of the grid.
-        num_users: users whose answers are in it.
+        num_users: users whose answers are in it, or may be where nobody counts them.
         answering: nodes whose answers are in it.
         counts: replies that were used, and why others were not.
+        noise_std: standard deviation of the noise that nodes have added to it; 0 for none.
+        lost: why there is no sum, in words that the run directory may hold; "" where there is one.
+        charged: whether nodes have answered, so that a lost round costs what a sum does.
     """
 
     total: npt.NDArray[np.int64]
     num_users: int
     answering: frozenset[int]
     counts: Counter[str]
+    noise_std: float = 0.0
+    lost: str = ""
+    charged: bool = False
 
 
 class Aggregation(ABC):
     """How questions go out and their answers become one sum.
 
     Formal guarantee:
-        One reply a node is in the sum at most, and only where it has the agreed form: the length of
-        the question, on the grid, within the bound of its head-count, and no more users than the
-        node announced. So a user moves `Collected.total` by at most the clip norm on each node, and
-        a node by what its users may.
+        One reply a node is in the sum at most, and only where it has the agreed form. So a user
+        moves `Collected.total` by at most the clip norm on each node, and a node by what its users
+        may; which of this the server sees for itself, and which it must believe the nodes, each
+        protocol says.
     """
 
     @abstractmethod
     def messages(
-        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord
+        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid | None
     ) -> Iterator[Message]:
         """The messages of a round, each built when there is room for it.
 
         Args:
             asks: nodes with the question as each of them gets it.
             broadcast: of the question, packed.
+            grid: for protocols that have something to settle before the question.
         """
 
     @abstractmethod
@@ -82,3 +89,43 @@ class Aggregation(ABC):
             expected: what honest ones look like.
             grid: for protocols of several exchanges.
         """
+
+
+def first_replies(
+    replies: Iterable[Message], *, asked: Collection[int], counts: Counter[str]
+) -> Iterator[Message]:
+    """The first reply of every node that was asked, where it is no error.
+
+    Args:
+        replies: each looked at once.
+        asked: nodes.
+        counts: gets why others are left out, and how many are missing.
+    """
+    unreachable = 0
+    seen: set[int] = set()
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if node not in asked:
+            if reply.has_error():
+                # Flower's own word about a node that is gone, or whose reply is.
+                unreachable += 1
+                counts[error_key(reply.error.code)] += 1
+            else:
+                counts["rejected: not asked"] += 1
+            continue
+        if node in seen:
+            counts["rejected: second reply"] += 1
+            continue
+        seen.add(node)
+        if reply.has_error():
+            counts[error_key(reply.error.code)] += 1
+            continue
+        yield reply
+    counts["missing"] = max(0, len(asked) - len(seen) - unreachable)
+
+
+def error_key(code: int) -> str:
+    """A name for an error code: a client could put anything into a number that is not agreed."""
+    if code in set(wire.ClientErrorCode):
+        return f"error code {code}"
+    return "error of Flower or another code"

@@ -11,7 +11,12 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from flower_privsyn.messages import wire
-from flower_privsyn.private_path.aggregation.aggregation import Aggregation, Collected, Expected
+from flower_privsyn.private_path.aggregation.aggregation import (
+    Aggregation,
+    Collected,
+    Expected,
+    first_replies,
+)
 
 
 @final
@@ -19,11 +24,17 @@ class Central(Aggregation):
     """Every node sends its raw sum to the server, which adds them up and then the noise.
 
     Formal guarantee:
-        That of `Aggregation`. The server sees the raw sum of each node, and is trusted with it.
+        That of `Aggregation`, all of it seen by the server: an answer has the length of the
+        question, lies on the grid and within the bound of its head-count, and has no more users
+        than the node announced. The server sees the raw sum of each node, and is trusted with it.
     """
 
     def messages(
-        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord
+        self,
+        asks: Iterable[tuple[int, wire.Ask]],
+        broadcast: ArrayRecord,
+        *,
+        grid: Grid | None,  # noqa: ARG002 - one exchange is all
     ) -> Iterator[Message]:
         """One message a node: the question."""
         for node, ask in asks:
@@ -44,26 +55,10 @@ class Central(Aggregation):
         asked = expected.most_users
         counts: Counter[str] = Counter()
         total = np.zeros(expected.length, dtype=np.int64)
-        num_users = unreachable = 0
-        seen: set[int] = set()
+        num_users = 0
         answering: set[int] = set()
-        for reply in replies:
+        for reply in first_replies(replies, asked=asked.keys(), counts=counts):
             node = reply.metadata.src_node_id
-            if node not in asked:
-                if reply.has_error():
-                    # Flower's own word about a node that is gone, or whose reply is.
-                    unreachable += 1
-                    counts[error_key(reply.error.code)] += 1
-                else:
-                    counts["rejected: not asked"] += 1
-                continue
-            if node in seen:
-                counts["rejected: second reply"] += 1
-                continue
-            seen.add(node)
-            if reply.has_error():
-                counts[error_key(reply.error.code)] += 1
-                continue
             try:
                 answer = wire.unpack_answer(
                     reply,
@@ -79,14 +74,6 @@ class Central(Aggregation):
             answering.add(node)
             num_users += answer.num_users
             total += answer.total
-        counts["missing"] = max(0, len(asked) - len(seen) - unreachable)
         return Collected(
             total=total, num_users=num_users, answering=frozenset(answering), counts=counts
         )
-
-
-def error_key(code: int) -> str:
-    """A name for an error code: a client could put anything into a number that is not agreed."""
-    if code in set(wire.ClientErrorCode):
-        return f"error code {code}"
-    return "error of Flower or another code"

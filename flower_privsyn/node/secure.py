@@ -1,0 +1,197 @@
+"""What a node keeps for secure aggregation: its own key, and its secrets between two messages."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from flower_privsyn.environment import NODE_STATE
+from flower_privsyn.errors import ConfigError, NotAllowedError, ProtocolError
+from flower_privsyn.files import expanded, replacing, user_path
+from flower_privsyn.secure_aggregation import (
+    NodeKey,
+    Session,
+    State,
+    pack_state,
+    session_of,
+    unpack_state,
+)
+
+#: Secrets of a round whose server never came back are kept for so long.
+_FORGOTTEN_AFTER: Final = 7 * 24 * 3600.0
+
+
+def state_folder() -> Path:
+    """Where a node keeps its key and its secrets: PRIVSYN_NODE_STATE, else
+    `flower-privsyn/secure-aggregation` in the user's state folder (`~/.local/state`).
+    """  # noqa: D205 - one sentence
+    named = os.environ.get(NODE_STATE)
+    if named:
+        return expanded(named)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "flower-privsyn" / "secure-aggregation"
+
+
+def key_file(node_config: Mapping[str, Any]) -> Path:
+    """The file of a node's key: `node-key` of its configuration, else one in `state_folder`."""
+    named = str(node_config.get("node-key", ""))
+    return user_path(named) if named else state_folder() / "node-key"
+
+
+def make_node_key(path: Path) -> NodeKey:
+    """Make a node's key, readable by its owner alone.
+
+    Raises:
+        ConfigError: There is one already, or the file cannot be written.
+    """
+    key = NodeKey.generate()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, f"{key.secret.hex()}\n".encode())
+        finally:
+            os.close(descriptor)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists and is left as it is.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
+    return key
+
+
+def read_node_key(path: Path) -> NodeKey:
+    """A node's key.
+
+    Raises:
+        NotAllowedError: There is none, others can read it, or it is no key.
+    """
+    try:
+        text, mode = path.read_text(encoding="ascii"), path.stat().st_mode & 0o777
+    except (OSError, ValueError):
+        raise NotAllowedError(
+            f"This node has no key for secure aggregation at {path}; `privsyn node key --init` "
+            "makes one (--node-config 'node-key=\"...\"' names another file)."
+        ) from None
+    if mode & 0o077:
+        raise NotAllowedError(
+            f"The node's key {path} has mode {mode:04o}; others than its owner must not read it "
+            "(chmod 600)."
+        )
+    try:
+        return NodeKey(bytes.fromhex(text.strip()))
+    except ValueError:
+        raise NotAllowedError(f"The node's key {path} is not 64 hexadecimal digits.") from None
+
+
+class RoundStore:
+    """A node's side of the rounds of one run on its disk: one file, mode 0600.
+
+    Formal guarantee:
+        No two rounds of a run have one number, and no step of a round is taken twice, also by two
+        processes at once: what a step needs is replaced by what the next one needs, on the disk,
+        before anything leaves. After a round none of its secrets is left in the file.
+
+    Args:
+        run: Flower's number of the run.
+        node: Flower's number of the node.
+        folder: Default `state_folder()`.
+    """
+
+    def __init__(self, run: int, node: int, *, folder: Path | None = None) -> None:
+        self._folder = folder or state_folder()
+        self.path = self._folder / f"{run}-{node}.json"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes of this node waiting while a step is taken."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(self.path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def begin(self, state: State, *, key: NodeKey | None) -> None:
+        """Begin a round, later than all before it; what was kept of the one before is gone.
+
+        Args:
+            state: After the first step.
+            key: The node's, where it has one for this run alone.
+
+        Raises:
+            ProtocolError: A round of this number, or a later one, was begun before.
+        """
+        session = session_of(state)
+        last = int(self._read().get("last", 0))
+        if session.round_number <= last:
+            raise ProtocolError(
+                f"round {session.round_number} of run {session.run} was begun before: this node "
+                f"has come to round {last}"
+            )
+        self._sweep()
+        self._write({"last": session.round_number}, state, key)
+
+    def state(self, session: Session) -> State:
+        """What is kept of a round.
+
+        Raises:
+            ProtocolError: Nothing, or it is of another round.
+        """
+        kept = self._read().get("state")
+        if kept is None:
+            raise ProtocolError(
+                f"this node keeps nothing of round {session.round_number} of run {session.run}: "
+                "it is over, or it was begun elsewhere"
+            )
+        state = unpack_state(json.dumps(kept).encode())
+        if session_of(state) != session:
+            raise ProtocolError("this node is in another round")
+        return state
+
+    def key(self) -> NodeKey | None:
+        """The node's key, where it has one for this run alone."""
+        kept = self._read().get("key")
+        return None if kept is None else NodeKey(bytes.fromhex(kept))
+
+    def keep(self, state: State) -> None:
+        """Replace what is kept by what the next step needs."""
+        values = self._read()
+        self._write({"last": values["last"]}, state, self.key())
+
+    def forget(self) -> None:
+        """Keep nothing but which round this node has come to."""
+        self._write({"last": self._read().get("last", 0)}, None, None)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            values = json.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise ProtocolError(f"{self.path} cannot be read") from error
+        if not isinstance(values, dict):
+            raise ProtocolError(f"{self.path} cannot be read")
+        return values
+
+    def _write(self, values: dict[str, Any], state: State | None, key: NodeKey | None) -> None:
+        if state is not None:
+            values["state"] = json.loads(pack_state(state))
+        if key is not None:
+            values["key"] = key.secret.hex()
+        with replacing(self.path, for_the_owner=True) as temporary:
+            temporary.write_text(json.dumps(values))
+
+    def _sweep(self) -> None:
+        """Delete what rounds left whose server never came back."""
+        oldest = time.time() - _FORGOTTEN_AFTER
+        for path in self._folder.glob("*-*.*"):
+            with contextlib.suppress(OSError):
+                if path.suffix in (".json", ".lock") and path.stat().st_mtime < oldest:
+                    path.unlink()

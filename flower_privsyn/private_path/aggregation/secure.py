@@ -1,0 +1,246 @@
+"""Sums that nobody sees but with noise: the server's side of secure aggregation."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from flower_privsyn.errors import ProtocolError
+from flower_privsyn.messages import secure as secure_wire
+from flower_privsyn.messages import wire
+from flower_privsyn.private_path.aggregation.aggregation import (
+    Aggregation,
+    Collected,
+    Expected,
+    first_replies,
+)
+from flower_privsyn.secure_aggregation import KeyCard, Roster, ServerRound, Session, Terms
+
+logger = logging.getLogger("flwr.privsyn")
+
+
+@dataclass(kw_only=True)
+class _Begun:
+    """A round whose question is out.
+
+    Attributes:
+        ask: the question.
+        protocol: what the server knows of the round.
+    """
+
+    ask: wire.Ask
+    protocol: ServerRound
+
+
+@final
+class Secure(Aggregation):
+    """Nodes mask their answers and add the noise: the server sees one noised sum or none.
+
+    Every node is asked in every round, whoever is drawn. What a node's answer holds, its head-count
+    and whether it is within the clip norm, nobody but the node sees: the server believes it.
+
+    Formal guarantee:
+        The sum is exact, and over at least `Terms.least_nodes` nodes. Its noise is theirs, each
+        rounded to the grid, of variance sigma^2 / (t - c): together at least sigma from the honest
+        ones. Towards the server that of `flower_privsyn.secure_aggregation.node`.
+
+    Args:
+        timeout: seconds for each of the four exchanges beside that of the question.
+    """
+
+    def __init__(self, *, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._begun: _Begun | None = None
+        self._lost = ""
+        self._counts: Counter[str] = Counter()
+
+    def messages(
+        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid | None
+    ) -> Iterator[Message]:
+        """Exchange keys and shares, then one message a node: the question with its mail."""
+        self._begun, self._lost, self._counts = None, "", Counter()
+        # The same to the bit for everybody: every mask hangs on it, and the coins are the nodes'.
+        asked = {node: replace(ask, sampling_key=bytes(32), sample_count=-1) for node, ask in asks}
+        ask = next(iter(asked.values()))
+        content = wire.pack_ask(ask, broadcast)
+        try:
+            protocol = self._set_up(ask, content, sorted(asked), _need(grid))
+            active = protocol.active
+        except ProtocolError as error:
+            self._lost = f"nothing was asked: {error}"
+            return iter(())
+        self._begun = _Begun(ask=ask, protocol=protocol)
+        return (
+            Message(
+                secure_wire.pack_input(
+                    content,
+                    secure_wire.Mail(active=active, letters=protocol.letters_for(node)),
+                ),
+                dst_node_id=node,
+                message_type=secure_wire.INPUT,
+            )
+            for node in sorted(active)
+        )
+
+    def collect(
+        self, replies: Iterable[Message], *, expected: Expected, grid: Grid | None
+    ) -> Collected:
+        """Add up masked answers, have the nodes agree on whose they are, and take the masks off."""
+        begun, counts = self._begun, Counter[str]()
+        if begun is None:
+            for _ in first_replies(replies, asked=(), counts=counts):
+                pass
+            return self._without_sum(expected, counts | self._counts, charged=False)
+        protocol = begun.protocol
+        self._take(
+            first_replies(replies, asked=protocol.active, counts=counts),
+            lambda node, reply: protocol.add_answer(
+                node, secure_wire.unpack_masked(reply, length=expected.length)
+            ),
+            counts,
+        )
+        self._begun = None  # whatever follows, this round's answers are used once
+        number = begun.ask.round_number
+        try:
+            survivors = protocol.survivors
+            self._exchange(
+                _need(grid),
+                secure_wire.AGREE,
+                {node: secure_wire.pack_survivors(number, survivors) for node in survivors},
+                lambda node, reply: protocol.add_signature(
+                    node, secure_wire.unpack_signature(reply)
+                ),
+            )
+            signatures = secure_wire.pack_signatures(number, protocol.signatures)
+            self._exchange(
+                _need(grid),
+                secure_wire.UNMASK,
+                dict.fromkeys(sorted(protocol.signers), signatures),
+                lambda node, reply: protocol.add_unmasking(
+                    node, secure_wire.unpack_unmasking(reply)
+                ),
+            )
+            total = protocol.total()
+        except ProtocolError as error:
+            self._lost = str(error)
+            return self._without_sum(expected, counts | self._counts, charged=True)
+        counts["answers"] = len(survivors)
+        return Collected(
+            total=total.view(np.int64),
+            num_users=_users(begun.ask, expected, survivors),
+            answering=survivors,
+            counts=counts | self._counts,
+            noise_std=noise_std(begun.ask, nodes=len(survivors)),
+        )
+
+    def _set_up(
+        self, ask: wire.Ask, content: RecordDict, nodes: list[int], grid: Grid
+    ) -> ServerRound:
+        """Everybody's keys, and the shares of those whose keys everybody has seen."""
+        number, terms = ask.round_number, ask.secure
+        if terms is None:
+            raise RuntimeError("a question without terms cannot be aggregated securely")
+        shown: dict[int, tuple[int, KeyCard]] = {}
+
+        def take_card(node: int, reply: Message) -> None:
+            run, card = secure_wire.unpack_card(reply)
+            card.check(Session(run=run, round_number=number))
+            shown[node] = run, card
+
+        request = secure_wire.pack_keys_request(number)
+        self._exchange(grid, secure_wire.KEYS, dict.fromkeys(nodes, request), take_card)
+        roster = _roster(shown, terms, number)
+        protocol = ServerRound(
+            roster,
+            ask.query.answer_length(ask.broadcast),
+            secure_wire.question_digest(content),
+        )
+        show = secure_wire.pack_roster(number, terms, roster.cards.values())
+        self._exchange(
+            grid,
+            secure_wire.SHARES,
+            dict.fromkeys(roster.cards, show),
+            lambda node, reply: protocol.add_shares(node, secure_wire.unpack_sealed(reply)),
+        )
+        return protocol
+
+    def _exchange(
+        self,
+        grid: Grid,
+        step: str,
+        contents: Mapping[int, RecordDict],
+        take: Callable[[int, Message], None],
+    ) -> None:
+        """Send one message to each of some nodes, and take their replies."""
+        counts: Counter[str] = Counter()
+        messages = (
+            Message(content, dst_node_id=node, message_type=step)
+            for node, content in contents.items()
+        )
+        replies = grid.send_and_receive(messages, timeout=self._timeout)
+        self._take(first_replies(replies, asked=contents.keys(), counts=counts), take, counts)
+        name = step.removeprefix("query.")
+        self._counts.update({f"{name}: {key}": count for key, count in counts.items() if count})
+
+    def _take(
+        self,
+        replies: Iterable[Message],
+        take: Callable[[int, Message], None],
+        counts: Counter[str],
+    ) -> None:
+        for reply in replies:
+            try:
+                take(reply.metadata.src_node_id, reply)
+            except (wire.WireError, ProtocolError) as error:
+                logger.debug("a reply is left out: %s", error)
+                # A sentence about a node may name it: the run directory gets the kind alone.
+                told = str(error) if isinstance(error, wire.WireError) else "breaks the protocol"
+                counts[f"rejected: {told}"] += 1
+
+    def _without_sum(self, expected: Expected, counts: Counter[str], *, charged: bool) -> Collected:
+        return Collected(
+            total=np.zeros(expected.length, dtype=np.int64),
+            num_users=0,
+            answering=frozenset(),
+            counts=counts,
+            lost=self._lost,
+            charged=charged,
+        )
+
+
+def noise_std(ask: wire.Ask, *, nodes: int) -> float:
+    """Standard deviation of the noise in a sum of so many nodes, each of which adds its share."""
+    if ask.secure is None:
+        return 0.0
+    return ask.mechanism.standard_deviation * ask.secure.noise_share * math.sqrt(nodes)
+
+
+def _roster(shown: Mapping[int, tuple[int, KeyCard]], terms: Terms, number: int) -> Roster:
+    """The nodes that have shown keys for one and the same run: as most of them know it."""
+    runs = Counter(run for run, _ in shown.values())
+    if len(shown) < terms.least_nodes:
+        raise ProtocolError(f"{len(shown)} nodes showed keys, {terms.least_nodes} are needed")
+    run = runs.most_common(1)[0][0]
+    cards = [card for own, card in shown.values() if own == run]
+    return Roster(Session(run=run, round_number=number), terms, cards)
+
+
+def _users(ask: wire.Ask, expected: Expected, nodes: Iterable[int]) -> int:
+    """Users in a sum of some nodes, where that is public: those on the roster."""
+    if ask.sampling.hides_cohort:
+        return 0
+    return sum(expected.roster_users[node] for node in nodes)
+
+
+def _need(grid: Any) -> Grid:
+    if grid is None:
+        raise RuntimeError("secure aggregation takes a grid")
+    return grid  # type: ignore[no-any-return]

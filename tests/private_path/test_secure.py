@@ -1,0 +1,287 @@
+"""Secure aggregation through the real ClientApp, the real strategies and the private path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.messages import secure as secure_wire
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy.grid import STEPS
+from flower_privsyn.secure_aggregation import Terms
+from tests.support.federation import make_users
+from tests.support.probe import Killed, Probe
+from tests.support.run_files import lines, releases
+
+Builder = Callable[..., Any]
+NODES = 6
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What nodes keep between messages; no power is cut here, so nothing waits for the disk."""
+    monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def probe(config: Builder) -> Builder:
+    def build(**changes: Any) -> Probe:
+        candidates = changes.pop("candidates", 20)
+        values = {
+            "num_nodes": NODES, "secure_aggregation": True, "noise_multiplier": 1e-3,
+            "max_samples": 1, "num_rounds": 2, **changes,
+        }  # fmt: skip
+        return Probe(config(**values), candidates=candidates)
+
+    return build
+
+
+def losing(step: str, *nodes: int) -> Callable[[Message, Message], list[Message]]:
+    """Loses what some nodes answer to a step, and to all later ones."""
+    order = list(secure_wire.REPLY_KEYS)
+
+    def lose(request: Message, reply: Message) -> list[Message]:
+        kind = request.metadata.message_type
+        late = kind in order and order.index(kind) >= order.index(step)
+        return [] if late and reply.metadata.src_node_id in nodes else [reply]
+
+    return lose
+
+
+class TestSums:
+    def test_it_is_the_central_sum_with_a_little_noise(
+        self, federation: Builder, config: Builder, probe: Builder, tmp_path: Path, state: Path
+    ) -> None:
+        users = make_users(18)
+        central = Probe(
+            config(noise_multiplier=0.0, num_rounds=1, max_samples=1, num_nodes=NODES,
+                   run_dir=str(tmp_path / "central"))
+        )  # fmt: skip
+        central.start(federation(users, num_nodes=NODES))
+        secure = probe()
+        grid = federation(users, num_nodes=NODES)
+        secure.start(grid)
+        for released in secure.released:
+            assert np.array_equal(np.rint(released.values), central.released[0].values)
+            assert released.noise_std == pytest.approx(1e-3 * (6 / 3) ** 0.5)
+            assert released.num_users == 18
+        kinds = [message.metadata.message_type for message in grid.requests]
+        assert kinds == ["query.prepare"] * 6 + [
+            kind for _ in range(2) for kind in secure_wire.REPLY_KEYS for _ in range(6)
+        ]
+        # Nothing is left on the nodes' disks but how far they have come.
+        for path in state.glob("*.json"):
+            assert json.loads(path.read_text()) == {"last": 2}
+            assert path.stat().st_mode & 0o777 == 0o600
+        line = secure.run.metrics()[-1]
+        assert line["answers"] == 6
+        assert line["bytes_up"] > 0
+
+    def test_nothing_but_keys_seals_masks_and_shares_reaches_the_server(
+        self, federation: Builder, probe: Builder
+    ) -> None:
+        """Every byte that the server got, searched for every node's own sum."""
+        users = make_users(18)
+        grid = federation(users, num_nodes=NODES)
+        strategy = probe(num_rounds=1, candidates=4000, noise_multiplier=1e-3)
+        strategy.start(grid)
+        plain = _own_sums(federation, users, strategy)
+        bodies = []
+        for reply in grid.replies:
+            assert wire.unexpected_records(reply) == []
+            kind = _kind_of(grid, reply)
+            if kind == wire.PREPARE:
+                continue
+            (name, record), = reply.content.items()
+            assert set(record) == secure_wire.REPLY_KEYS[kind]
+            assert "num_users" not in record
+            for value in record.values():
+                found = value if isinstance(value, list) else [value]
+                bodies += [getattr(one, "data", one) for one in found]
+        bodies = [bytes(body) for body in bodies]
+        everything = b"\n".join(bodies)
+        for total in plain.values():
+            for width in (4, 5, 8):
+                body = (total * STEPS).astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width]
+                assert np.ascontiguousarray(body).tobytes()[:64] not in everything
+        masked = [body for body in bodies if len(body) > 8 * 4000]
+        assert len(masked) == NODES
+        for body in masked:
+            counts = np.bincount(np.frombuffer(body[-8 * 4000 :], np.uint8), minlength=256)
+            assert ((counts - 125.0) ** 2 / 125.0).sum() < 400
+
+    def test_coins_are_the_nodes_own_and_everybody_answers(
+        self, federation: Builder, probe: Builder
+    ) -> None:
+        grid = federation(make_users(18), num_nodes=NODES)
+        strategy = probe(sampling="poisson", sampling_rate=0.5, num_rounds=4)
+        strategy.start(grid)
+        asked = [m for m in grid.requests if m.metadata.message_type == secure_wire.INPUT]
+        assert len(asked) == 4 * NODES
+        assert {bytes(m.content["privsyn.request"]["sampling-key"]) for m in asked} == {bytes(32)}
+        sizes = {int(np.rint(released.values.sum())) for released in strategy.released}
+        assert len(sizes) > 1  # drawn anew in every round
+        assert all(0 <= size <= 18 for size in sizes)
+        assert [line["num_users"] for line in releases(strategy.run.path)] == [None] * 4
+        assert {released.num_users for released in strategy.released} == {None}
+
+
+def _kind_of(grid: Any, reply: Message) -> str:
+    kinds = {m.metadata.message_id: m.metadata.message_type for m in grid.requests}
+    return kinds[reply.metadata.reply_to_message_id]
+
+
+def _own_sums(federation: Builder, users: Any, strategy: Probe) -> dict[int, np.ndarray]:
+    """The raw sum of each node, asked in the clear."""
+    grid = federation(users, num_nodes=NODES)
+    found = {}
+    settings = strategy.config.to_dict() | {"secure-aggregation": False}
+    kept = Probe(type(strategy.config)(**{
+        key.replace("-", "_"): value for key, value in settings.items()
+        if key not in ("run-dir",)
+    } | {"run_dir": str(strategy.run.path) + "-clear"}), candidates=4000)  # fmt: skip
+    kept.start(grid)
+    for reply in grid.replies:
+        if "privsyn.answer" in reply.content:
+            packed = reply.content["privsyn.answer"]["total"].numpy()
+            from flower_privsyn.messages.packed import unpack_steps
+
+            found[reply.metadata.src_node_id] = unpack_steps(packed) / STEPS
+    assert len(found) == NODES
+    return found
+
+
+class TestLosses:
+    @pytest.mark.parametrize("step", list(secure_wire.REPLY_KEYS))
+    def test_one_node_lost_at_any_step(
+        self, federation: Builder, probe: Builder, step: str
+    ) -> None:
+        users = make_users(18)
+        strategy = probe(num_rounds=1, least_nodes=4, colluding_nodes=1)
+        strategy.start(federation(users, num_nodes=NODES, tamper=losing(step, 2)))
+        (released,) = strategy.released
+        late = step in (secure_wire.AGREE, secure_wire.UNMASK)
+        nodes = 6 if late else 5
+        assert released.noise_std == pytest.approx(1e-3 * (nodes / 3) ** 0.5)
+        assert released.num_users == 3 * nodes
+        assert np.rint(released.values).sum() == 3 * nodes
+
+    @pytest.mark.parametrize(
+        ("step", "charged"),
+        [
+            (secure_wire.KEYS, False),
+            (secure_wire.SHARES, False),
+            (secure_wire.INPUT, True),
+            (secure_wire.AGREE, True),
+            (secure_wire.UNMASK, True),
+        ],
+    )
+    def test_beyond_t_a_round_ends_and_costs_what_it_has_cost_the_nodes(
+        self, federation: Builder, probe: Builder, step: str, charged: bool
+    ) -> None:
+        tamper = losing(step, 1, 2, 3)
+        strategy = probe(num_rounds=3, least_nodes=5, colluding_nodes=1)
+        with pytest.raises(FederationError, match="rounds 1 and 2 were lost: .* are needed"):
+            strategy.start(federation(make_users(18), num_nodes=NODES, tamper=tamper))
+        assert strategy.released == []
+        assert len(releases(strategy.run.path)) == (2 if charged else 0)
+        events = [line["event"] for line in lines(strategy.run.ledger_file)]
+        assert ("discarded" in events) is not charged
+        assert events.count("started") == 2  # and nothing is left open
+
+    def test_a_server_that_dies_in_a_round(
+        self, federation: Builder, probe: Builder, tmp_path: Path
+    ) -> None:
+        """Charged and left out; the nodes refuse to go on with the round, and the run goes on."""
+        users = make_users(18)
+
+        def die(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == secure_wire.AGREE:
+                raise Killed
+            return [reply]
+
+        grid = federation(users, num_nodes=NODES, tamper=die, run_id=7)
+        with pytest.raises(Killed):
+            probe().start(grid)
+        again = probe(resume=True)
+        grid = federation(users, num_nodes=NODES, run_id=8)
+        again.start(grid)
+        assert [line["interrupted"] for line in releases(again.run.path)] == [True, False]
+        assert [released.round_number for released in again.released] == [2]
+
+    def test_no_step_is_taken_twice(self, federation: Builder, probe: Builder) -> None:
+        """A server that asks every node everything twice: the second time each of them refuses."""
+        again: dict[str, list[int]] = {}
+
+        def repeat(request: Message, reply: Message) -> list[Message]:
+            kind = request.metadata.message_type
+            if kind in secure_wire.REPLY_KEYS:
+                node = request.metadata.dst_node_id
+                second = grid._client_app(request, grid._contexts[node])
+                again.setdefault(kind, []).append(second.error.code)
+            return [reply]
+
+        grid = federation(make_users(18), num_nodes=NODES, tamper=repeat)
+        strategy = probe(num_rounds=1)
+        strategy.start(grid)
+        code = int(wire.ClientErrorCode.PROTOCOL)
+        assert again == {kind: [code] * NODES for kind in secure_wire.REPLY_KEYS}
+        assert np.rint(strategy.released[0].values).sum() == 18
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({"num_nodes": 2}, r"takes at least 4 nodes \(num-nodes\), .* got 2"),
+            ({"sampling": "fixed-size", "sample_size": 3}, 'needs sampling = "full" or "poisson"'),
+            ({"min_users": 3}, "min-users = 0 or none, got 3"),
+            ({"noise_multiplier": 0.0}, "no node answers with noise-multiplier = 0"),
+            ({"least_nodes": 4}, "least-nodes must be at least 5 for 6 nodes"),
+            ({"secure_aggregation": False, "colluding_nodes": 1}, "colluding-nodes = 1 needs sec"),
+        ],
+    )
+    def test_what_it_cannot_do_is_refused_with_the_key(
+        self, probe: Builder, changes: dict[str, Any], says: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=says):
+            probe(**changes)
+
+    def test_correlated_noise_is_refused_before_anybody_is_asked(
+        self, federation: Builder, votes: Builder
+    ) -> None:
+        from tests.support.probe import CorrelatedProbe
+
+        grid = federation(num_nodes=NODES)
+        strategy = CorrelatedProbe(votes(secure_aggregation=True, num_nodes=NODES))
+        with pytest.raises(ConfigError, match="correlated over its rounds, and under secure"):
+            strategy.start(grid)
+        assert grid.requests == []
+
+    def test_terms_of_a_run_are_those_of_its_nodes(self, probe: Builder) -> None:
+        assert probe().config.secure_terms(NODES) == Terms(least_nodes=5, colluding=2)
+        assert probe().config.noise_times == pytest.approx((6 / 3) ** 0.5)
+
+
+@pytest.fixture
+def votes(tmp_path: Path) -> Iterator[Builder]:
+    from flower_privsyn.strategies import DPFTRLConfig
+
+    def build(**changes: Any) -> DPFTRLConfig:
+        values = {
+            "num_rounds": 8, "min_separation": 3, "max_samples": 3, "noise_multiplier": 1.5,
+            "run_dir": str(tmp_path / "run"), "node_timeout": 0.2, "accept_noise": True,
+            "server_momentum": 0.0, **changes,
+        }  # fmt: skip
+        return DPFTRLConfig(**values)
+
+    yield build
