@@ -23,6 +23,9 @@ class PrivateSumKeywords(TypedDict, total=False):
     relation: Literal["zero-out", "add-remove", "replace-one"]
     accountant: Literal["pld", "rdp"]
     min_users: int | None
+    secure_aggregation: bool
+    least_nodes: int | None
+    colluding_nodes: int | None
     accept_noise: bool
     embedding_model: str
     embedding_precision: Literal["float32", "bfloat16"]

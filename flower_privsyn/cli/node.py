@@ -130,15 +130,37 @@ def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
     print(
         f"  together epsilon {epsilon(entry['epsilon'])} of {epsilon(entry['limit'])} at delta "
         f"{entry['delta']:g} ({entry['relation']}), {epsilon(entry['left'])} left; limits from "
-        f"{policy.source}\n"
-        "  server trusted: a node cannot see the noise that a server adds, so the account is as "
-        "good as its word\n"
+        f"{policy.source}"
     )
+    if any("server trusted" in noise for run in entry["runs"] for noise in run["noise"]):
+        print(
+            "  server trusted: a node cannot see the noise that a server adds, so the account is "
+            "as good as its word"
+        )
+    print()
 
 
 def _few(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:8]))
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8:,} more"
+
+
+@node.command(cls=PlainCommand, short_help="print this node's public key, or make one")
+def key(
+    path: Annotated[str | None, typer.Argument(metavar="PATH", hidden=True)] = None,
+    init: Annotated[bool, typer.Option("--init", help="make a key where there is none")] = False,
+) -> int:
+    """Print the public key by which other nodes know this one in secure aggregation.
+
+    Give it to the owners of the other nodes, who list it under node-keys of their policies. The
+    secret stays in the file PATH, else in node-key of the node's state folder.
+    """
+    from flower_privsyn.node.secure import key_file, make_node_key, read_node_key
+
+    file = key_file({}) if path is None else expanded(path).absolute()
+    found = make_node_key(file) if init else read_node_key(file)
+    print(found.public.hex())
+    return 0
 
 
 @node.command(

@@ -185,6 +185,7 @@ class RoundStore:
             values["state"] = json.loads(pack_state(state))
         if key is not None:
             values["key"] = key.secret.hex()
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replacing(self.path, for_the_owner=True) as temporary:
             temporary.write_text(json.dumps(values))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ class TestSums:
             kind = _kind_of(grid, reply)
             if kind == wire.PREPARE:
                 continue
-            (name, record), = reply.content.items()
+            (record,) = reply.content.values()
             assert set(record) == secure_wire.REPLY_KEYS[kind]
             assert "num_users" not in record
             for value in record.values():
@@ -123,7 +123,7 @@ class TestSums:
         self, federation: Builder, probe: Builder
     ) -> None:
         grid = federation(make_users(18), num_nodes=NODES)
-        strategy = probe(sampling="poisson", sampling_rate=0.5, num_rounds=4)
+        strategy = probe(sampling="poisson", sampling_rate=0.5, num_rounds=4, noise_multiplier=0.05)
         strategy.start(grid)
         asked = [m for m in grid.requests if m.metadata.message_type == secure_wire.INPUT]
         assert len(asked) == 4 * NODES
@@ -273,7 +273,7 @@ class TestSettings:
 
 
 @pytest.fixture
-def votes(tmp_path: Path) -> Iterator[Builder]:
+def votes(tmp_path: Path) -> Builder:
     from flower_privsyn.strategies import DPFTRLConfig
 
     def build(**changes: Any) -> DPFTRLConfig:
@@ -284,4 +284,4 @@ def votes(tmp_path: Path) -> Iterator[Builder]:
         }  # fmt: skip
         return DPFTRLConfig(**values)
 
-    yield build
+    return build

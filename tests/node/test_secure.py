@@ -1,0 +1,288 @@
+"""Nodes with owners and a server that does as it likes, through the real ClientApp."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message, RecordDict
+
+from flower_privsyn.cli import main
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.errors import FederationError, NotAllowedError, ProtocolError
+from flower_privsyn.messages import secure as secure_wire
+from flower_privsyn.messages import wire
+from flower_privsyn.node import NodeLedger, NodePolicy, RoundStore, make_node_key, read_node_key
+from flower_privsyn.node.describe import describe
+from flower_privsyn.privacy import GaussianMechanism
+from flower_privsyn.secure_aggregation import Session, advertise
+from flower_privsyn.testing import LoopbackGrid, hash_embedder
+from tests.support.federation import make_users
+from tests.support.probe import Probe
+from tests.support.secure import node_key
+
+NODES = 4
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # no power is cut here
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def owners(owner: Path) -> Callable[..., LoopbackGrid]:
+    """Four nodes of four owners who know each other's keys; `policy` is the first one's."""
+
+    def build(policy: str = "", *, keys: int = NODES, **more: Any) -> LoopbackGrid:
+        configs, public = [], []
+        for index in range(NODES):
+            path = owner / f"key-{index}"
+            key = read_node_key(path) if path.exists() else make_node_key(path)
+            public.append(key.public.hex())
+        for index in range(NODES):
+            file = owner / f"policy-{index}.toml"
+            listed = json.dumps(public[:keys] if index == 0 else public)
+            own = policy if index == 0 else ""
+            file.write_text(f"node-keys = {listed}\n{own}\nmax-epsilon = 1e6\n")
+            configs.append(
+                {"policy": str(file), "node-key": str(owner / f"key-{index}"),
+                 "dataset": f"people-{index}", "server": "north", "partition-id": index}
+            )  # fmt: skip
+        app = create_client_app(
+            lambda context: make_users(12).deal(
+                partition_id=int(context.node_config["partition-id"]), num_partitions=NODES
+            ),
+            embedder=hash_embedder,
+            cache_directory=owner / "cache",
+        )
+        more.setdefault("run_id", 2**40 + 1)
+        return LoopbackGrid(app, node_configs=configs, is_simulation=False, **more)
+
+    return build
+
+
+@pytest.fixture
+def probe(config: Callable[..., Any], tmp_path: Path) -> Callable[..., Probe]:
+    def build(**changes: Any) -> Probe:
+        values = {
+            "num_nodes": NODES, "secure_aggregation": True, "noise_multiplier": 0.01,
+            "max_samples": 1, "num_rounds": 1, **changes,
+        }  # fmt: skip
+        return Probe(config(**values))
+
+    return build
+
+
+def test_owners_who_know_each_other_answer_and_charge(
+    owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe], state: Path
+) -> None:
+    strategy, grid = probe(num_rounds=2, noise_multiplier=1.0), owners()
+    strategy.start(grid)
+    assert [one.num_users for one in strategy.released] == [12, 12]
+    account = NodeLedger("people-2").account()
+    assert [charge.round_number for charge in account.charges] == [1, 2]
+    assert {charge.trust for charge in account.charges} == {"nodes"}
+    (run,) = describe(account, NodePolicy())["runs"]
+    assert run["noise"] == ["of 2 honest nodes, 1 may collude"]
+    # The node's account and the server's ledger have one epsilon.
+    assert account.epsilon(NodePolicy()) == pytest.approx(
+        strategy.run.metrics()[-1]["epsilon_release"], rel=1e-9
+    )
+    for path in state.glob("*.json"):
+        assert json.loads(path.read_text()) == {"last": 2}
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "says"),
+    [
+        ("min-roster = 5", 4, "The roster of the round has 4 nodes; the owner allows at least 5"),
+        ("min-honest-nodes = 4", 4, "so 3 honest ones; the owner allows at least 4"),
+        ("min-colluding = 2", 4, "assumes that 1 nodes collude .* allows at least 2"),
+        ("", 3, "node [0-9]+ shows the key [0-9a-f]{64}, which this node's owner does not"),
+        ("", 0, "listed are none"),
+        ("min-noise-multiplier = 0.5", 4, "noise multiplier 0.01; the owner allows at least 0.5"),
+    ],
+)
+def test_what_an_owner_does_not_allow_is_refused_before_an_answer(
+    owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe],
+    caplog: pytest.LogCaptureFixture, policy: str, keys: int, says: str,
+) -> None:  # fmt: skip
+    import re
+
+    grid = owners(policy, keys=keys)
+    with pytest.raises(FederationError), caplog.at_level(logging.ERROR):
+        probe(least_nodes=4, colluding_nodes=1, num_rounds=2).start(grid)
+    assert re.search(says, caplog.text)
+    assert not NodeLedger("people-0").path.exists()
+
+
+def test_an_owner_may_require_secure_aggregation(
+    owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    with pytest.raises(FederationError), caplog.at_level(logging.ERROR):
+        probe(secure_aggregation=False).start(owners("require-secure-aggregation = true"))
+    assert "in the clear; the owner allows secure aggregation alone" in caplog.text
+    # Also where the question comes without having been announced.
+    grid = owners("require-secure-aggregation = true")
+    probe(run_dir=str(Path(probe().config.run_dir) / "secure")).start(grid)
+    (asked,) = [
+        m for m in grid.requests
+        if m.metadata.message_type == secure_wire.INPUT and m.metadata.dst_node_id == 1
+    ]  # fmt: skip
+    request = asked.content["privsyn.request"]
+    del request["secure"]
+    clear = Message(
+        RecordDict({k: v for k, v in asked.content.items() if k != wire.SECURE}), 1,
+        "query.nearest_neighbor_histogram",
+    )  # fmt: skip
+    (reply,) = grid.send_and_receive([clear])
+    assert reply.error.code == wire.ClientErrorCode.NOT_ALLOWED
+    # And a question of secure aggregation is not answered in the clear.
+    request["secure"] = [3, 1]
+    (reply,) = grid.send_and_receive([clear])
+    assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
+
+
+class TestMaliciousServers:
+    """What a server changes on the way to one node, and what that node says."""
+
+    @pytest.fixture
+    def refused(
+        self, owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe],
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    ) -> Callable[..., str]:  # fmt: skip
+        def run(step: str, change: Callable[[Any], Any]) -> str:
+            grid = owners(run_id=2**40 + 77)
+            push = LoopbackGrid.push_messages
+
+            def tampering(self: LoopbackGrid, messages: Any) -> Any:
+                sent = []
+                for message in messages:
+                    if (message.metadata.message_type, message.metadata.dst_node_id) == (step, 1):
+                        message = Message(change(message.content), 1, step)
+                    sent.append(message)
+                return push(self, sent)
+
+            monkeypatch.setattr(LoopbackGrid, "push_messages", tampering)
+            strategy = probe(least_nodes=3, colluding_nodes=1)
+            with caplog.at_level(logging.ERROR):
+                strategy.start(grid)  # the others finish without the one that refuses
+            return caplog.text
+
+        return run
+
+    def secured(self, content: RecordDict, **changes: Any) -> RecordDict:
+        made = RecordDict(dict(content))
+        record = made["privsyn.secure"]
+        made["privsyn.secure"] = type(record)({**record, **changes})
+        return made
+
+    def asked(self, content: RecordDict, **changes: Any) -> RecordDict:
+        made = RecordDict(dict(content))
+        record = made["privsyn.request"]
+        changed = {key.replace("_", "-"): value for key, value in changes.items()}
+        made["privsyn.request"] = type(record)({**record, **changed})
+        return made
+
+    def test_a_threshold_below_the_policys_and_a_swapped_key(
+        self, refused: Callable[..., str]
+    ) -> None:
+        said = refused(secure_wire.SHARES, lambda c: self.secured(c, terms=[3, 0]))
+        assert "assumes that 0 nodes collude with the server; the owner allows at least 1" in said
+
+    def test_a_swapped_key(self, refused: Callable[..., str]) -> None:
+        def swap(content: RecordDict) -> RecordDict:
+            cards = [bytes(card) for card in content["privsyn.secure"]["cards"]]
+            other = advertise(Session(run=2**40 + 77, round_number=1), 2, node_key(2))[1]
+            mine = secure_wire.KeyCard.from_bytes(cards[1])
+            cards[1] = replace(mine, mask_key=other.mask_key).to_bytes()
+            return self.secured(content, cards=cards)
+
+        assert "the keys of node 2 are not signed by it" in refused(secure_wire.SHARES, swap)
+
+    def test_noise_multiplier_0(self, refused: Callable[..., str]) -> None:
+        none = GaussianMechanism(noise_multiplier=0.0, l2_sensitivity=1.0)
+        said = refused(
+            secure_wire.INPUT, lambda c: self.asked(c, mechanism=json.dumps(none.to_dict()))
+        )
+        assert "noise multiplier 0 leaves each node 0 steps of the grid" in said
+
+    def test_other_terms_than_the_rosters(self, refused: Callable[..., str]) -> None:
+        said = refused(secure_wire.INPUT, lambda c: self.asked(c, secure=[4, 1]))
+        assert "the question is for other terms than the roster" in said
+
+    def test_one_node_alone_is_shown_other_survivors(
+        self, refused: Callable[..., str], state: Path
+    ) -> None:
+        """Nobody else has signed them, so it gives out nothing and keeps what it has."""
+
+        def three(content: RecordDict) -> RecordDict:
+            names = bytes(content["privsyn.secure"]["survivors"])
+            return self.secured(content, survivors=names[: 3 * 8])
+
+        refused(secure_wire.AGREE, three)
+        kept = {path.name: json.loads(path.read_text()) for path in state.glob("*.json")}
+        run = 2**40 + 77
+        assert kept[f"{run}-1.json"]["state"]["step"] == "Agreed"
+        assert [kept[f"{run}-{node}.json"] for node in (2, 3, 4)] == [{"last": 1}] * 3
+
+
+class TestStore:
+    def test_a_round_is_begun_once_and_none_before_it(self, state: Path) -> None:
+        store = RoundStore(5, 1)
+        for number in (1, 3):
+            kept, _ = advertise(Session(run=5, round_number=number), 1, node_key(1))
+            store.begin(kept, key=None)
+        for number in (1, 2, 3):
+            kept, _ = advertise(Session(run=5, round_number=number), 1, node_key(1))
+            with pytest.raises(ProtocolError, match=f"round {number} of run 5 was begun before"):
+                store.begin(kept, key=None)
+        assert store.path.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(ProtocolError, match="in another round"):
+            store.state(Session(run=5, round_number=2))
+        assert "seal_secret" in store.path.read_text()
+        store.forget()
+        assert json.loads(store.path.read_text()) == {"last": 3}
+        with pytest.raises(ProtocolError, match="keeps nothing of round 3"):
+            store.state(Session(run=5, round_number=3))
+
+    def test_secrets_of_a_server_that_never_came_back_are_forgotten(self, state: Path) -> None:
+        import os
+
+        old, new = RoundStore(5, 1), RoundStore(6, 1)
+        kept, _ = advertise(Session(run=5, round_number=1), 1, node_key(1))
+        old.begin(kept, key=None)
+        os.utime(old.path, (1e9, 1e9))
+        kept, _ = advertise(Session(run=6, round_number=1), 1, node_key(1))
+        new.begin(kept, key=None)
+        assert not old.path.exists()
+        assert new.path.exists()
+
+    def test_a_key_is_for_its_owners_eyes(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "own" / "node-key"
+        assert main(["node", "key", str(path)]) == 2
+        assert "`privsyn node key --init` makes one" in capsys.readouterr().err
+        assert main(["node", "key", str(path), "--init"]) == 0
+        public = capsys.readouterr().out.strip()
+        assert main(["node", "key", str(path)]) == 0
+        assert capsys.readouterr().out.strip() == public == read_node_key(path).public.hex()
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert main(["node", "key", str(path), "--init"]) == 2
+        assert "exists and is left as it is" in capsys.readouterr().err
+        path.chmod(0o644)
+        with pytest.raises(NotAllowedError, match="has mode 0644"):
+            read_node_key(path)
+        path.chmod(0o600)
+        path.write_text("no key\n")
+        with pytest.raises(NotAllowedError, match="not 64 hexadecimal digits"):
+            read_node_key(path)
