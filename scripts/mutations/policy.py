@@ -22,8 +22,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=HANDLERS,
         function="_Node._charged_answer",
         before=(
-            "    guard.charge(charge)\n"
-            "    bound = ask.query.answer_bound(len(prepared.user_ids))\n"
+            "    guard.charge(charge)\n    bound = ask.query.answer_bound(len(prepared.user_ids))\n"
         ),
         after=(
             "    bound = ask.query.answer_bound(len(prepared.user_ids))\n"

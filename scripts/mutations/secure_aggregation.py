@@ -12,6 +12,11 @@ PRIMITIVES = "tests/secure_aggregation/test_primitives.py"
 PROTOCOL = "tests/secure_aggregation/test_protocol.py"
 MALICIOUS = "tests/secure_aggregation/test_malicious.py"
 TERMS_TESTS = "tests/secure_aggregation/test_terms.py"
+NOISE = "tests/secure_aggregation/test_noise.py"
+CLIENT = "flower_privsyn/client_apps/secure.py"
+STORE = "flower_privsyn/node/secure.py"
+PATH = "tests/private_path/test_secure.py"
+OWNERS = "tests/node/test_secure.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -109,5 +114,106 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="np.frombuffer(os.urandom(2 * words * (threshold - 1)), dtype=",
         after="np.frombuffer(bytes(2 * words * (threshold - 1)), dtype=",
         tests=(f"{PRIMITIVES}::TestSharing",),
+    ),
+    Mutation(
+        name="colluding nodes are counted on for their noise",
+        file=TERMS,
+        function="Terms.noise_share",
+        before="return 1.0 / math.sqrt(self.honest)",
+        after="return 1.0 / math.sqrt(self.least_nodes)",
+        tests=(f"{NOISE}::test_variance_at_exactly_t_less_c_honest_nodes",),
+    ),
+    Mutation(
+        name="a node answers without noise",
+        file=CLIENT,
+        function="SecureRounds.answer",
+        before="values: Vector = (total + noise).view(np.uint64)",
+        after="values: Vector = (total + 0 * noise).view(np.uint64)",
+        tests=(f"{PATH}::TestSums::test_released_noise_has_the_stated_law",),
+    ),
+    Mutation(
+        name="the server knows the coins under secure aggregation",
+        file=CLIENT,
+        function="SecureRounds.answer",
+        before="drawn = replace(ask, sampling_key=os.urandom(32))",
+        after="drawn = ask",
+        tests=(f"{PATH}::TestSums::test_coins_are_the_nodes_own_and_everybody_answers",),
+    ),
+    Mutation(
+        name="a node answers without enough noise on the grid",
+        file=CLIENT,
+        function="noise_steps",
+        before="if deviation < LEAST_STEPS:",
+        after="if deviation < 0:",
+        tests=(f"{OWNERS}::TestMaliciousServers::test_noise_multiplier_0",),
+    ),
+    Mutation(
+        name="a node answers a round twice",
+        file=CLIENT,
+        function="SecureRounds.answer",
+        before="        store.keep(kept)\n",
+        after="",
+        tests=(f"{PATH}::TestLosses::test_no_step_is_taken_twice",),
+    ),
+    Mutation(
+        name="a node signs a second set of survivors",
+        file=CLIENT,
+        function="SecureRounds.sign_survivors",
+        before="        store.keep(kept)\n",
+        after="",
+        tests=(f"{PATH}::TestLosses::test_no_step_is_taken_twice",),
+    ),
+    Mutation(
+        name="a node's secrets outlive the round",
+        file=CLIENT,
+        function="SecureRounds.unmask",
+        before="        store.forget()\n",
+        after="",
+        tests=(f"{PATH}::TestSums",),
+    ),
+    Mutation(
+        name="a round can be begun again",
+        file=STORE,
+        function="RoundStore.begin",
+        before="    if session.round_number <= last:\n",
+        after="    if session.round_number < 0:\n",
+        tests=(f"{OWNERS}::TestStore",),
+    ),
+    Mutation(
+        name="a securely aggregated round that nodes answered costs nothing when it is lost",
+        file="flower_privsyn/private_path/aggregation/secure.py",
+        function="Secure.collect",
+        before="return self._without_sum(expected, counts | self._counts, charged=True)",
+        after="return self._without_sum(expected, counts | self._counts, charged=False)",
+        tests=(f"{PATH}::TestLosses",),
+    ),
+    Mutation(
+        name="an owner who requires secure aggregation is asked in the clear",
+        file="flower_privsyn/node/guard.py",
+        function="NodeGuard.check",
+        before="    self.check_openness(charge.query, secure=charge.secure is not None)\n",
+        after="",
+        tests=(f"{OWNERS}::test_an_owner_may_require_secure_aggregation",),
+    ),
+    Mutation(
+        name="an owner's list of nodes is not looked at",
+        file="flower_privsyn/node/guard.py",
+        function="NodeGuard.allowed_nodes",
+        before="    if self._policy is None:\n",
+        after="    if True:\n",
+        tests=(f"{OWNERS}::test_what_an_owner_does_not_allow_is_refused_before_an_answer",),
+    ),
+    Mutation(
+        name="a node's head-count travels with its masked answer",
+        file=CLIENT,
+        function="SecureRounds.answer",
+        before="    return wire.reply(secure_wire.pack_masked(masked), message)\n",
+        after=(
+            "    reply = wire.reply(secure_wire.pack_masked(masked), message)\n"
+            "    from flwr.app import ConfigRecord\n"
+            '    reply.content["privsyn.cohort"] = ConfigRecord({"num_users": len(values)})\n'
+            "    return reply\n"
+        ),
+        tests=(f"{PATH}::TestSums",),
     ),
 )

@@ -16,7 +16,7 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy.grid import STEPS
 from flower_privsyn.secure_aggregation import Terms
-from tests.support.federation import make_users
+from tests.support.federation import make_users, silent_users
 from tests.support.probe import Killed, Probe
 from tests.support.run_files import lines, releases
 
@@ -85,6 +85,14 @@ class TestSums:
         line = secure.run.metrics()[-1]
         assert line["answers"] == 6
         assert line["bytes_up"] > 0
+
+    def test_released_noise_has_the_stated_law(self, federation: Builder, probe: Builder) -> None:
+        strategy = probe(num_rounds=1, candidates=50_000, noise_multiplier=2.0)
+        strategy.start(federation(silent_users(6), num_nodes=NODES))
+        (released,) = strategy.released
+        assert released.noise_std == pytest.approx(2.0 * (6 / 3) ** 0.5)
+        assert released.values.std() == pytest.approx(released.noise_std, rel=4 / 100_000**0.5)
+        assert abs(released.values.mean()) < 4 * released.noise_std / 50_000**0.5
 
     def test_nothing_but_keys_seals_masks_and_shares_reaches_the_server(
         self, federation: Builder, probe: Builder
