@@ -10,7 +10,7 @@ import pytest
 from flower_privsyn.errors import ProtocolError
 from flower_privsyn.secure_aggregation import keys, shamir
 from flower_privsyn.secure_aggregation.masks import add_mask
-from tests.support.secure import node_key
+from tests.support.secure import chi_square, node_key
 
 
 def slow_product(first: int, second: int) -> int:
@@ -68,12 +68,6 @@ class TestSharing:
         for points in ([1, 1], [0, 1], [1, 2**16]):
             with pytest.raises(ValueError, match="points of shares"):
                 shamir.split(bytes(32), points=points, threshold=2)
-
-
-def chi_square(data: bytes) -> float:
-    counts = np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)
-    expected = len(data) / 256
-    return float(((counts - expected) ** 2 / expected).sum())
 
 
 class TestMasks:

@@ -20,8 +20,7 @@ from flower_privsyn.secure_aggregation import (
 )
 from flower_privsyn.secure_aggregation import roster as roster_module
 from flower_privsyn.secure_aggregation.terms import Graph
-from tests.secure_aggregation.test_primitives import chi_square
-from tests.support.secure import QUESTION, Protocol, answers, run
+from tests.support.secure import QUESTION, Protocol, answers, chi_square, run
 
 STEPS: tuple[Step | None, ...] = (None, *Step)
 

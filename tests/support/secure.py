@@ -49,6 +49,13 @@ def answers(count: int, length: int = 5, *, seed: int = 0) -> dict[int, np.ndarr
     return dict(enumerate(values, start=1))
 
 
+def chi_square(data: bytes) -> float:
+    """How far bytes are from uniform: about 255, and hardly ever above 400, where they are."""
+    counts = np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)
+    expected = len(data) / 256
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
 @dataclass
 class Protocol:
     """A round whose steps can be taken one by one; what it kept so far can be gone on with twice.
