@@ -214,6 +214,30 @@ class FreDKeywords(PrivateSumKeywords, total=False):
     candidate_texts: int
 
 
+class PublicMidTrainingKeywords(CorrelatedTrainingKeywords, total=False):
+    """Settings of `PublicMidTrainingConfig`."""
+
+    position: Literal["middle", "before", "after", "none"]
+    first_rounds: int
+    cohorts: Literal["disjoint", "everybody"]
+    noise_stream: Literal["restart", "continue"]
+    public_text: str
+    public_rows: Literal["matched", "random", "all"]
+    select_share: float
+    least_row_tokens: int
+    public_model: str
+    row_lengths: Literal["average", "sum"]
+    student_steps: int
+    student_batch_size: int
+    student_learning_rate: float
+    teacher: str
+    teacher_beta: float
+    teacher_alone: bool
+    teacher_top_k: int
+    teacher_rest: Literal["lumped", "drawn", "dropped"]
+    teacher_temperature: float
+
+
 class CausalTrainingKeywords(TypedDict, total=False):
     """Settings of `CausalTraining`."""
 

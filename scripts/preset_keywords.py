@@ -22,6 +22,7 @@ from flower_privsyn.strategies import (
     FreDConfig,
     POPriConfig,
     PrivateEvolutionConfig,
+    PublicMidTrainingConfig,
 )
 from flower_privsyn.training.causal_settings import CausalTraining
 
@@ -32,6 +33,7 @@ WITH_PRESETS: tuple[type[Settings], ...] = (
     DPFedAvgConfig,
     DPFTRLConfig,
     FreDConfig,
+    PublicMidTrainingConfig,
     CausalTraining,
 )
 

@@ -163,6 +163,10 @@ class _Tokens:
             raise wire.WireError(f"{query.name} is not asked about updates")
         alone = np.zeros(1, dtype=np.int64)
         with self.source.lock:
+            try:
+                model.set_base(ask.broadcast.get("base"))
+            except ValueError as error:
+                raise wire.WireError(f"{query.name}: {error}") from error
             model.start_from(ask.broadcast["parameters"])
             for user in np.flatnonzero(chosen):
                 (update,) = quarantine.salvage(

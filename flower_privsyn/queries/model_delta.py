@@ -101,8 +101,10 @@ class ModelDelta(Query):
     """How far a user's local training moves the model, clipped as a whole.
 
     A user trains the broadcast parameters x on their own text by stochastic gradient descent and
-    answers with y - x, all tensors together. Users count equally, whatever they wrote. Answers are
-    in multiples of `unit`, so that small clip norms lose nothing to the grid of contributions.
+    answers with y - x, all tensors together. Parameters that are not trained are the node's own, or
+    those of the broadcast (`base`) where the server has trained them on public text. Users count
+    equally, whatever they wrote. Answers are in multiples of `unit`, so that small clip norms lose
+    nothing to the grid of contributions.
 
     Formal guarantee:
         Unit: user. Without the bit the answer is the update scaled down to norm C = `clip_to`, so
@@ -170,10 +172,14 @@ class ModelDelta(Query):
         return 1
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
-        """Refuse parameters of another model."""
-        parameters = broadcast.get("parameters")
-        if set(broadcast) != {"parameters"} or parameters is None:
+        """Refuse parameters of another model, and values of the others that cannot be any."""
+        parameters, base = broadcast.get("parameters"), broadcast.get("base")
+        if set(broadcast) - {"base"} != {"parameters"} or parameters is None:
             raise ValueError(f"{self.name} is asked about parameters, got {sorted(broadcast)}")
+        if base is not None and (base.ndim != 1 or base.dtype != np.float32):
+            raise ValueError(f"base must be a vector of float32, got {base.shape} {base.dtype}")
+        if base is not None and not all_finite(base):
+            raise ValueError("base must be finite")
         if parameters.shape != (dimension,) or parameters.dtype != np.float32:
             raise ValueError(
                 f"parameters must be ({dimension},) float32, got {parameters.shape} "
@@ -191,7 +197,8 @@ class ModelDelta(Query):
 
         Args:
             cohort: its records are updates, (n, parameters) float32, at most one per user.
-            broadcast: the parameters that were trained from.
+            broadcast: the parameters that were trained from, and perhaps `base`, the values of
+                those that are not trained.
         """
         updates = cohort.records / np.float64(self.unit)
         if len(updates) == cohort.num_users and not self.bit_share:

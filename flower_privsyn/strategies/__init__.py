@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         FederatedTraining,
         FederatedTrainingConfig,
     )
+    from flower_privsyn.strategies.parts.mid_training_settings import PublicMidTrainingConfig
     from flower_privsyn.strategies.parts.moments import MomentSketch
     from flower_privsyn.strategies.parts.preferences import (
         PreferenceConfig,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
     from flower_privsyn.strategies.popri import POPri, POPriConfig
     from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
+    from flower_privsyn.strategies.public_mid_training import PublicMidTraining
 
 _HOMES = {
     "AugPE": "strategies.aug_pe",
@@ -65,6 +67,8 @@ _HOMES = {
     "PrivateEvolutionConfig": "strategies.private_evolution",
     "PrivateSumConfig": "private_path.settings",
     "PrivateSumStrategy": "private_path.engine",
+    "PublicMidTraining": "strategies.public_mid_training",
+    "PublicMidTrainingConfig": "strategies.parts.mid_training_settings",
     "Question": "private_path.method",
     "RecordSource": "private_path.method",
     "ReleasedSum": "private_path.release",
@@ -103,6 +107,8 @@ __all__ = [
     "PrivateEvolutionConfig",
     "PrivateSumConfig",
     "PrivateSumStrategy",
+    "PublicMidTraining",
+    "PublicMidTrainingConfig",
     "Question",
     "RecordSource",
     "ReleasedSum",

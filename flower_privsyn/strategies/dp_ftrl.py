@@ -27,7 +27,10 @@ from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Phase, Plan, RandomSource, participation_of
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
+from flower_privsyn.strategies.parts.correlated_training import (
+    PUBLIC_LLM_TREES,
+    CorrelatedTrainingConfig,
+)
 from flower_privsyn.strategies.parts.federated_training import FederatedTraining
 
 if TYPE_CHECKING:
@@ -53,9 +56,6 @@ POPRI_TREES: Final[Mapping[tuple[int, int], Mapping[str, float]]] = {
     (133_000, 1_000): {"1": 55.0, "7": 9.5},
     (133_000, 133_000): {"1": 19.5, "7": 3.35},
 }
-
-#: Noise multipliers of Wang et al. 2023 by epsilon.
-PUBLIC_LLM_TREES: Final[Mapping[str, float]] = {"1.77": 8.83, "18.71": 1.13}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ class CorrelatedTraining(FederatedTraining):
         config: the settings.
     """
 
-    def __init__(self, config: DPFTRLConfig) -> None:
+    def __init__(self, config: CorrelatedTrainingConfig) -> None:
         super().__init__(config)
         self.config = config
 

@@ -81,6 +81,12 @@ class LocalModel:
             parameter.data, parameter.grad = weights, gradient
         self._start.copy_(self._weights)
         self._named = named
+        self._others = [
+            parameter
+            for parameter in self._model.parameters()
+            if not parameter.requires_grad and parameter.is_floating_point()
+        ]
+        self._own_base: npt.NDArray[np.float32] | None = None
         self._buffers = [
             (module, name, buffer, buffer.clone())
             for module in self._model.modules()
@@ -162,6 +168,39 @@ class LocalModel:
             )
         # A copy: what all nodes of a process share is read-only, and torch knows no such thing.
         self._start.copy_(torch.from_numpy(np.array(parameters, dtype=np.float32)))
+
+    @property
+    def base(self) -> npt.NDArray[np.float32]:
+        """The parameters that are not trained, one after another: (m,) float32, a copy."""
+        if not self._others:
+            return np.zeros(0, dtype=np.float32)
+        pieces = [parameter.detach().float().flatten() for parameter in self._others]
+        return torch.cat(pieces).cpu().numpy()
+
+    def set_base(self, base: npt.NDArray[np.float32] | None) -> None:
+        """Give the parameters that are not trained other values, or their own again.
+
+        Args:
+            base: (m,) float32, as `base` of another model of this shape; None for their own.
+
+        Raises:
+            ValueError: the shape is another one.
+        """
+        if base is None and self._own_base is None:
+            return
+        count = sum(parameter.numel() for parameter in self._others)
+        if base is not None and base.shape != (count,):
+            raise ValueError(f"base must have shape ({count},), got {base.shape}")
+        if self._own_base is None:
+            _ = self.fingerprint  # is that of its own values
+            self._own_base = self.base
+        values = torch.from_numpy(np.array(self._own_base if base is None else base))
+        first = 0
+        with torch.no_grad():
+            for parameter in self._others:
+                last = first + parameter.numel()
+                parameter.copy_(values[first:last].view(parameter.shape))
+                first = last
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Samples as tokens, the first one included.

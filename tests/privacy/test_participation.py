@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     CyclicSampling,
+    DisjointCyclicSampling,
     FullParticipation,
     Participation,
     PoissonSampling,
@@ -138,6 +140,82 @@ def test_the_sampler_keeps_every_user_to_the_pattern(groups: int, rounds: int) -
     never = 400 - len(attended)
     assert never == int((plan.groups_of([str(u) for ids in nodes for u in ids]) >= rounds).sum())
     assert never == 0 or groups > rounds
+
+
+@pytest.mark.parametrize(
+    ("groups", "rounds"),
+    [((2, 2), (4, 4)), ((3, 1), (6, 2)), ((5, 6), (3, 9)), ((1, 2, 3), (2, 3, 4))],
+)
+def test_shares_have_no_user_in_common(groups: tuple[int, ...], rounds: tuple[int, ...]) -> None:
+    users = [f"user-{number}" for number in range(300)]
+    first, taking_part = 1, []
+    for share, count in enumerate(rounds):
+        plan = DisjointCyclicSampling(
+            groups=groups, share=share, first_round=first, rounds=count, salt=SALT, population=300
+        )
+        assert Sampling.from_dict(json.loads(json.dumps(plan.of_round(first).to_dict()))) == (
+            plan.of_round(first)
+        )
+        cohorts = np.stack(
+            [
+                plan.of_round(number).participants(users, key=b"")
+                for number in range(first, first + count)
+            ]
+        )
+        pattern = participation_of(plan, rounds=count)
+        assert (pattern.min_separation, pattern.cyclic) == (groups[share], True)
+        allowed = set(pattern.patterns())
+        for user in np.flatnonzero(cohorts.any(0)):
+            mine = tuple(np.flatnonzero(cohorts[:, user]).tolist())
+            assert mine in allowed
+        # Every group of every share is as large as any other.
+        expected = plan.expected_users
+        assert expected == pytest.approx(300 / sum(groups))
+        assert np.abs(cohorts.sum(1) - expected).max() < 5 * np.sqrt(expected)
+        taking_part.append(cohorts.any(0))
+        first += count
+    assert np.sum(taking_part, axis=0).max() == 1
+
+
+def test_shares_that_are_cut_otherwise_are_of_another_deal() -> None:
+    def share(*groups: int, of: int = 0, salt: str = SALT) -> Any:
+        return DisjointCyclicSampling(
+            groups=groups, share=of, first_round=1, rounds=4, salt=salt
+        ).group
+
+    assert share(2, 2)[:2] == share(2, 2, of=1)[:2]
+    assert share(2, 2)[2] != share(2, 2, of=1)[2]
+    deals = [share(2, 2)[:2], share(3, 1)[:2], share(2, 3)[:2], share(2, 2, salt="f" * 32)[:2]]
+    assert len(set(deals)) == 4
+
+
+def test_shares_that_cannot_be_are_refused() -> None:
+    values: dict[str, Any] = {
+        "groups": (2, 2),
+        "share": 0,
+        "first_round": 3,
+        "rounds": 4,
+        "salt": SALT,
+    }
+    plan = DisjointCyclicSampling(**values)
+    with pytest.raises(ConfigError, match="round_number must be given"):
+        plan.participants(["a"])
+    for number in (2, 7):
+        with pytest.raises(ConfigError, match="round_number"):
+            plan.of_round(number)
+    with pytest.raises(ConfigError, match="rounds must be 4"):
+        participation_of(plan, rounds=3)
+    changes: list[dict[str, Any]] = [
+        {"groups": ()},
+        {"groups": (0, 2)},
+        {"groups": 4},
+        {"share": 2},
+        {"salt": "ab"},
+        {"rounds": 0},
+    ]
+    for change in changes:
+        with pytest.raises(ConfigError):
+            DisjointCyclicSampling(**{**values, **change})
 
 
 def test_groups_depend_on_the_id_and_the_salt_alone() -> None:

@@ -226,11 +226,15 @@ class TestQuestion:
             ({"parameters": np.zeros(3, np.float32)}, "must be"),
             ({"parameters": np.zeros(SIZE)}, "float32"),
             ({"parameters": np.full(SIZE, np.nan, np.float32)}, "finite"),
+            ({**BROADCAST, "base": np.zeros((2, 2), np.float32)}, "base must be a vector"),
+            ({**BROADCAST, "base": np.zeros(2)}, "base must be a vector of float32"),
+            ({**BROADCAST, "base": np.full(2, np.inf, np.float32)}, "base must be finite"),
         ],
     )
     def test_other_parameters_are_refused(self, broadcast: Any, reason: str) -> None:
         query = ModelDelta(clip_to=1.0)
         query.check(BROADCAST, dimension=SIZE)
+        query.check({**BROADCAST, "base": np.zeros(2, np.float32)}, dimension=SIZE)
         with pytest.raises(ValueError, match=reason):
             query.check(broadcast, dimension=SIZE)
 

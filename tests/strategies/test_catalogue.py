@@ -30,13 +30,13 @@ from flower_privsyn.strategies.catalogue import compared, entries, refusals, res
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_named_strategy_gets_its_own_keys(name: str) -> None:
     config, strategy = STRATEGIES[name]
-    values = {"strategy": name, "epsilon": 2.0, "num-rounds": 1, "data": "users.jsonl"}
+    values = {"strategy": name, "epsilon": 2.0, "num-rounds": 2, "data": "users.jsonl"}
     # Keys of all the others are there too, as in an app that declares every one.
     every = frozenset().union(*(other.keys() for other, _ in STRATEGIES.values()))
     values |= dict.fromkeys(every - config.keys(), "not read")
     found = configuration_of(values)
     assert type(found) is config
-    assert (found.epsilon, found.num_rounds) == (2.0, 1)
+    assert (found.epsilon, found.num_rounds) == (2.0, 2)
     assert type(strategy_of(values)) is strategy
 
 

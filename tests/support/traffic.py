@@ -16,6 +16,7 @@ class Sizes:
     """Every model is of this size; a `flower_privsyn.private_path.needs.Look`."""
 
     size: int
+    whole: int = 0
 
     def dimension(self, embedder: str) -> int:
         return self.size
@@ -24,20 +25,21 @@ class Sizes:
         return self.size
 
     def parameters(self, model: TrainableModel) -> int:
-        return self.size
+        return self.whole if self.whole and model.trainable == "full" else self.size
 
 
-def check_planned(strategy: Any, *, size: int) -> None:
+def check_planned(strategy: Any, *, size: int, whole: int = 0) -> None:
     """What a finished run counted is what was said before it, round by round and to the byte.
 
     Args:
         strategy: of the run.
         size: of its records.
+        whole: parameters of the whole model, where fewer are trained.
     """
     settings, run = strategy.config, strategy.run
     # As `privsyn check` makes it, from the settings alone.
     method = type(strategy)(settings).method
-    outline = method.outline(Sizes(size))
+    outline = method.outline(Sizes(size, whole))
     population = roster_size(run)
     plan = settle(
         plan_of(method, settings, population=population),

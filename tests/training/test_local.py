@@ -234,6 +234,38 @@ class TestWhatIsTrained:
         for name, value in model.named(some).items():
             assert np.abs(value - expected[name]).max() < 1e-6
 
+    @pytest.mark.parametrize(
+        "trained", [{"trainable": "lora"}, {"trainable": "layers", "layers": "lm_head.*"}]
+    )
+    def test_on_another_base(
+        self, llama: Path, tmp_path: Path, texts: list[str], trained: dict[str, Any]
+    ) -> None:
+        """Updates are those of a model that was loaded with that base, and its own come back."""
+        whole = local(llama)
+        generator = np.random.default_rng(0)
+        moved = whole.parameters + generator.normal(0, 0.02, whole.dimension).astype(np.float32)
+        whole.save(tmp_path / "moved", moved)
+        elsewhere, model = local(tmp_path / "moved", **trained), local(llama, **trained)
+        own, fingerprint = model.base, model.fingerprint
+        samples = model.encode(texts[:2])
+
+        def update(of: LocalModel) -> np.ndarray:
+            of.start_from(elsewhere.parameters)
+            found = of.update(samples, **STEP)
+            assert found is not None
+            return found
+
+        before = update(model)
+        model.set_base(elsewhere.base)
+        assert np.array_equal(update(model), update(elsewhere))
+        assert not np.array_equal(update(model), before)
+        assert model.fingerprint == fingerprint  # of what it was loaded with
+        model.set_base(None)
+        assert np.array_equal(model.base, own)
+        assert np.array_equal(update(model), before)
+        with pytest.raises(ValueError, match="base must have shape"):
+            model.set_base(own[:-1])
+
     def test_a_pattern_that_names_nothing_is_refused(self, llama: Path) -> None:
         with pytest.raises(ConfigError, match=r"named 'layers\.7\.\*'"):
             local(llama, trainable="layers", layers="layers.7.*")

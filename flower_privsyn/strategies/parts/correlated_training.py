@@ -7,8 +7,9 @@ phases that train.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Le
 
@@ -24,6 +25,9 @@ from flower_privsyn.privacy import (
     TreeAggregation,
 )
 from flower_privsyn.strategies.parts.federated_training import FederatedTrainingConfig
+
+#: Noise multipliers of Wang et al. 2023 by epsilon.
+PUBLIC_LLM_TREES: Final[Mapping[str, float]] = {"1.77": 8.83, "18.71": 1.13}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +117,14 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
             groups=self.min_separation,
             rounds=self.num_rounds,
             max_participations=self.max_participations or None,
-            salt=hashlib.blake2b(f"turns {self.seed}".encode(), digest_size=16).hexdigest(),
+            salt=self.salt,
             population=population,
         )
+
+    @property
+    def salt(self) -> str:
+        """By which users are dealt to groups, public."""
+        return hashlib.blake2b(f"turns {self.seed}".encode(), digest_size=16).hexdigest()
 
     def factorisation(self, participation: Participation) -> Factorisation:
         """The matrix that correlates the noise, for the momentum of the server.

@@ -141,8 +141,9 @@ class ServerState:
 class FederatedTraining(Method):
     """A model trained on the nodes, seen by the server as noisy sums of updates.
 
-    A subclass may say how the clip norm goes on (`following_clip_norm`) and how the noise of the
-    rounds is correlated (`phases`).
+    A subclass may say how the clip norm goes on (`following_clip_norm`), how the noise of the
+    rounds is correlated (`phases`), and what becomes of the model between two rounds
+    (`next_start`) and after the last (`trained`).
 
     Formal guarantee:
         That of `PrivateSumStrategy`, for updates clipped as a whole to the clip norm of their
@@ -230,8 +231,24 @@ class FederatedTraining(Method):
             momentum=np.zeros_like(parameters),
             clip_norm=self.training_config.clip_norm,
         )
+        state = self.next_start(state, 0)
         self._write(state, 0)
-        return self._question(state)
+        return self._question(state, 1)
+
+    def next_start(
+        self,
+        state: ServerState,
+        number: int,  # noqa: ARG002 - for methods that do more than average
+    ) -> ServerState:
+        """What the round after a given one starts from; here what that round left.
+
+        Called again with the same values where a run was interrupted in it.
+
+        Args:
+            state: after the server's step, or as it was where the round was lost.
+            number: of the round that is over; 0 before the first.
+        """
+        return state
 
     # ------------------------------------------------------------------ a round
 
@@ -251,6 +268,7 @@ class FederatedTraining(Method):
             momentum=momentum.astype(np.float32),
             clip_norm=self.following_clip_norm(query, release),
         )
+        after = after if last else self.next_start(after, number)
         self._write(after, number)
         write_json(
             RoundFiles(self.run.round_dir(number)).server,
@@ -266,7 +284,7 @@ class FederatedTraining(Method):
             },
         )
         self._forget_until(number - 2)
-        return None if last else self._question(after)
+        return None if last else self._question(after, number + 1)
 
     def following_clip_norm(
         self,
@@ -287,15 +305,26 @@ class FederatedTraining(Method):
 
     def restore(self, round_number: int) -> Question:
         """The stored parameters of a round."""
-        return self._question(self._read(round_number - 1))
+        return self._question(self._read(round_number - 1), round_number)
 
     def carry_over(self, round_number: int) -> None:
         """A lost round changes nothing; what was before it stays, as it may be asked again."""
-        self._write(self._read(round_number - 1), round_number)
+        self._write(self.next_start(self._read(round_number - 1), round_number), round_number)
 
-    def _question(self, state: ServerState) -> Question:
+    def _question(self, state: ServerState, number: int) -> Question:
         query = self.training_config.question(state.clip_norm)
-        return Question(query, {"parameters": state.parameters})
+        return Question(query, {"parameters": state.parameters, **self.beside(number)})
+
+    def beside(
+        self,
+        number: int,  # noqa: ARG002 - for methods whose base moves
+    ) -> dict[str, npt.NDArray[np.float32]]:
+        """Further public arrays of a round's broadcast; here none.
+
+        Args:
+            number: of the round.
+        """
+        return {}
 
     def _need_place(self) -> Workplace:
         if self._place is None:
@@ -315,14 +344,23 @@ class FederatedTraining(Method):
             )
         )
         folder = self.run.path / "models" / "final"
+        model, parameters = self.trained(state)
         with self._need_place().progress.stage("Write the model", total=None):
             folder.parent.mkdir(exist_ok=True)
-            self.model.save(folder, state.parameters)
+            model.save(folder, parameters)
         return {
             "model": str(folder.relative_to(self.run.path)),
             "trained_parameters": self.model.dimension,
             "clip_norm": state.clip_norm,
         }
+
+    def trained(self, state: ServerState) -> tuple[LocalModel, npt.NDArray[np.float32]]:
+        """The result: a model, and what its trained parameters are; here those of the last round.
+
+        Args:
+            state: after the last round that was released.
+        """
+        return self.model, state.parameters
 
     # ------------------------------------------------------------------ the state on disk
 

@@ -1,0 +1,1 @@
+"""Public mid-training: a language model trained on the devices, with public text in the middle."""

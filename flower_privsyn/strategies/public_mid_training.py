@@ -1,0 +1,210 @@
+"""Public mid-training: DP-FTRL in two halves, with training on public text between them.
+
+Paper:
+    Wang, Zhang, Cao, Li, McMahan, Oh, Xu, Zaheer: "Can Public Large Language Models Help Private
+    Cross-device Federated Learning?" (NAACL 2024), Algorithm 1:
+
+    lines of the paper                                            here
+    DP-FTRL for T' rounds                                         the first phase
+    score public rows by log p_private + log p_public, keep q     `PublicStep`, public-rows
+    train on them by cross-entropy + beta x distillation          `PublicStep`, teacher
+    DP-FTRL for the other T - T' rounds from there                the second phase
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.privacy import (
+    Phase,
+    Plan,
+    RandomSource,
+    participation_of,
+)
+from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.needs import Look, NeededModel, Needs
+from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
+from flower_privsyn.strategies.parts.federated_training import ServerState
+from flower_privsyn.strategies.parts.mid_training_settings import PublicMidTrainingConfig
+from flower_privsyn.strategies.parts.public_step import PublicStep
+
+if TYPE_CHECKING:
+    from flower_privsyn.training.local import LocalModel
+
+
+@final
+class PublicMidTraining(PrivateSumStrategy):
+    """Train a language model on the users' own text, with public text in the middle.
+
+    DP-FTRL for T' rounds; at the server, the public text that the model of these rounds and a
+    public one find likeliest, and training on it with a larger public model as the teacher; DP-FTRL
+    for the other rounds, from the model that this made. The trained model is in
+    `<run-dir>/models/final`, those before and after the public text beside it.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            config = PublicMidTrainingConfig(
+                epsilon=1.0, num_rounds=40, min_separation=40, num_users=1250, num_nodes=50
+            )
+            PublicMidTraining(config).start(grid)
+        ```
+    with `clientapp = "flower_privsyn.client_apps.training:app"`.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`. Each half is one Gaussian mechanism with the
+        sensitivity of its correlation matrix, charged as a whole with its first round, as for
+        `DPFTRL`. With cohorts = "disjoint" users are dealt to `min_separation` groups by a hash of
+        their ids, each of them of one half alone, and a turn that was missed is never made up: both
+        halves cost the most that one of them does. With "everybody" they compose. With noise-stream
+        = "continue" all rounds are one mechanism, of users who take part as its cohorts allow.
+        What is done between the halves reads public text and the released checkpoint: it is
+        post-processing.
+
+        The choice of T' and of the public training must not look at private text, or it costs what
+        looking costs.
+
+    Args:
+        config: the settings.
+        random: source of noise; only tests pass one.
+
+    References:
+        Wang et al. 2023, Algorithm 1.
+    """
+
+    def __init__(
+        self, config: PublicMidTrainingConfig, *, random: RandomSource | None = None
+    ) -> None:
+        super().__init__(config, TrainingInHalves(config), random=random)
+
+
+class TrainingInHalves(CorrelatedTraining):
+    """The server's half of `PublicMidTraining`.
+
+    Args:
+        config: the settings.
+    """
+
+    def __init__(self, config: PublicMidTrainingConfig) -> None:
+        super().__init__(config)
+        self.mid_config = config
+        self._step: PublicStep | None = None
+        self._taught: LocalModel | None = None
+
+    def phases(self, population: int) -> tuple[Phase, ...]:
+        """Both halves, each under a matrix of its own; or all rounds under one."""
+        config = self.mid_config
+        if not config.in_halves:
+            return super().phases(population)
+        whole = config.phase(population, asks=self.queries)
+        found = []
+        for name, rounds, sampling in zip(
+            ("first half", "second half"),
+            config.rounds_of_halves,
+            config.samplings_of_halves(population),
+            strict=True,
+        ):
+            matrix = config.factorisation(participation_of(sampling, rounds=rounds))
+            found.append(
+                replace(whole, name=name, rounds=rounds, sampling=sampling, factorisation=matrix)
+            )
+        return tuple(found)
+
+    def outline(self, look: Look) -> Outline:
+        """Updates of all that is trained; after the public text, the rest of the model as well."""
+        config, outline = self.mid_config, super().outline(look)
+        before, trained = config.rounds_before, outline.sources[0].dimension
+        if before is None or config.trainable == "full":
+            return outline
+        spec = config.trained_model()
+        count = look.parameters(replace(spec, trainable="full", layers=""))
+        if config.trainable == "layers":
+            count -= trained
+        alone = outline.question(1)
+        base = np.zeros(count, dtype=np.float32)
+        both = Question(alone.query, {**alone.broadcast, "base": base})
+        return replace(outline, question=lambda number: both if number > before else alone)
+
+    def describe(self, plan: Plan) -> list[str]:
+        """What the correlation does, and whether somebody is in both halves."""
+        told = super().describe(plan)
+        if len(plan.phases) > 1:
+            told.append(
+                "nobody takes part in both halves: they cost the larger one"
+                if self.mid_config.cohorts == "disjoint"
+                else "users take part in both halves: their costs are added up"
+            )
+        return told
+
+    def needs(self) -> Needs:
+        """The model that is trained, its teacher, what scores, and public text."""
+        config, needs = self.mid_config, super().needs()
+        if config.position == "none":
+            return needs
+        named = {"teacher": config.teacher}
+        if config.scores_by_public_model:
+            named["public-model"] = config.public_model
+        return replace(
+            needs,
+            models=(
+                *needs.models,
+                *(
+                    NeededModel(setting=setting, name=name, kind="causal")
+                    for setting, name in named.items()
+                    if name
+                ),
+            ),
+            libraries=(*needs.libraries, "tokenizers"),
+            public_text=config.public_text,
+        )
+
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+        """Load the model, read the public text, and refuse what could not work later."""
+        sources = super().prepare(place)
+        if self.mid_config.position != "none":
+            self._step = PublicStep(self.mid_config, run=place.run.path, progress=place.progress)
+            self._step.check()
+        return sources
+
+    def next_start(self, state: ServerState, number: int) -> ServerState:
+        """Where the public text stands here, the model it makes, and an optimiser that begins."""
+        if number != self.mid_config.rounds_before:
+            return state
+        self._taught = self._need_step().take(state.parameters)
+        return replace(
+            state,
+            parameters=self._taught.parameters,
+            momentum=np.zeros_like(state.momentum),
+        )
+
+    def beside(self, number: int) -> dict[str, npt.NDArray[np.float32]]:
+        """After the public text, the parameters that nodes do not train and that have moved."""
+        before = self.mid_config.rounds_before
+        if before is None or number <= before or self.mid_config.trainable == "full":
+            return {}
+        return {"base": self._taught_model().base}
+
+    def trained(self, state: ServerState) -> tuple[LocalModel, npt.NDArray[np.float32]]:
+        """The last model, on the base that public text made; or what public text makes of it."""
+        if self.mid_config.position == "after":
+            model = self._need_step().take(state.parameters)
+            return model, model.parameters
+        if self.mid_config.rounds_before is None:
+            return super().trained(state)
+        return self._need_step().taken(), state.parameters
+
+    def _taught_model(self) -> LocalModel:
+        if self._taught is None:
+            self._taught = self._need_step().taken()
+        return self._taught
+
+    def _need_step(self) -> PublicStep:
+        if self._step is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._step
