@@ -15,7 +15,7 @@ from flower_privsyn.dry_run import libraries
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.sealed import sealed
-from flower_privsyn.host.app import load_app
+from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.strategies import STRATEGIES, configuration_of
 from flower_privsyn.strategies.catalogue import entries
 
@@ -89,7 +89,9 @@ class TestApp:
             methods_of(load_app(tmp_path / "app"), "cpu")
 
     def test_a_size_that_is_not_there_is_named(self, data: str) -> None:
-        with pytest.raises(ConfigError, match=r"no settings 'huge'; it has ask-once, cpu"):
+        with pytest.raises(
+            ConfigError, match=r"no settings 'huge'; it has ask-once, cpu, mid-training"
+        ):
             plan_of(data, config="huge")
 
 
@@ -285,3 +287,13 @@ class TestCheckedBeforeTheFirstCell:
     def test_a_file_of_public_text_that_is_not_there(self, data: str) -> None:
         with pytest.raises(ConfigError, match='pre-text: public-text = "no.jsonl": there is no'):
             plan_of(data, settings=["pre-text.public-text=no.jsonl"])
+
+
+FILES = sorted((APP / "conf").glob("*/*.toml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=[f"{f.parent.name}/{f.stem}" for f in FILES])
+def test_every_file_of_settings_is_accepted(file: Path) -> None:
+    name = f"{file.parent.name}/{file.stem}"
+    config = configuration_of(resolve_config(load_app(APP), config_name=name, settings=()))
+    assert config.epsilon == 1.0
