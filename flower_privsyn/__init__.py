@@ -57,10 +57,12 @@ if TYPE_CHECKING:
     )
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.strategies import (
+        CTCL,
         DPFTRL,
         AugPE,
         AugPEConfig,
         CatalogueEntry,
+        CTCLConfig,
         DPFedAvg,
         DPFedAvgConfig,
         DPFTRLConfig,
@@ -97,6 +99,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "AugPE": "strategies",
     "AugPEConfig": "strategies",
+    "CTCL": "strategies",
+    "CTCLConfig": "strategies",
     "Broadcast": "queries",
     "CatalogueEntry": "strategies",
     "CausalTraining": "training.causal_settings",
@@ -169,10 +173,12 @@ _HOMES = {
 }
 
 __all__ = [
+    "CTCL",
     "DPFTRL",
     "AugPE",
     "AugPEConfig",
     "Broadcast",
+    "CTCLConfig",
     "CatalogueEntry",
     "CausalTraining",
     "Cohort",

@@ -45,7 +45,8 @@ def expand(
     DIR is the run directory. Its survivors, or where it keeps none its synthetic texts, stand in
     the prompts. The texts go into a file of their own; the same command goes on with that file.
     Where texts have classes, every prompt and its text are of one class, and there are as many of
-    each as the released votes say.
+    each as the released votes say. A run of CTCL writes by its topics, with the generator it has
+    trained.
     """
     from flower_privsyn.checks import check_whole
     from flower_privsyn.host.progress import ShownProgress
@@ -85,9 +86,10 @@ def _said(run: RunDirectory, settings: MoreText, written: Written, samples: int)
     """Print what was written and what holds for it; the exit status."""
     from flower_privsyn.cli.inspect import epsilons, inspect_run
 
+    how = "" if written.kind == "topics" else f" with the prompt {settings.prompt}"
     print(
-        f"Texts: {written.path} ({written.texts:,}), by {settings.generator} with the prompt "
-        f"{settings.prompt}, from {written.seeds:,} {written.kind}"
+        f"Texts: {written.path} ({written.texts:,}), by {settings.generator}{how}, from "
+        f"{written.seeds:,} {written.kind}"
     )
     if written.by_class is not None:
         print("Of each class: " + ", ".join(f"{k} {n:,}" for k, n in written.by_class.items()))

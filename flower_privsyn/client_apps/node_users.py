@@ -63,8 +63,16 @@ _ID_BYTES = 57  # of a text object and its place in a tuple, beside its characte
 class Trainer(Protocol):
     """What trains models on the node: `flower_privsyn.client_apps.training.LocalTraining`."""
 
-    def source(self, model: TrainableModel) -> RecordSource:
-        """Load a model whose updates are asked for."""
+    def source(
+        self, model: TrainableModel, *, embeddings: EmbeddingSource | None = None
+    ) -> RecordSource:
+        """Load a model whose updates are asked for.
+
+        Args:
+            model: which, and what of it.
+            embeddings: finds the conditions that documents are trained on after; None where they
+                have none.
+        """
 
 
 class ClientError(Exception):
@@ -181,6 +189,8 @@ class NodeUsers:
         """
         if request.trains is not None:
             guard.check_model("trained", request.trains.name)
+            if request.conditioned:
+                guard.check_model("embedding", request.embedding_model)
         elif request.reads != "text":
             guard.check_model(_kind_of(request, guard), request.embedding_model)
         key = (
@@ -308,11 +318,19 @@ class NodeUsers:
                     "flower_privsyn.client_apps.training.create_training_app"
                 )
             name = guard.check_files("trained", request.trains.name)
-            return self._trainer.source(replace(request.trains, name=name))
-        name = guard.check_files(_kind_of(request, guard), request.embedding_model)
+            return self._trainer.source(
+                replace(request.trains, name=name),
+                embeddings=self._embeddings(request, guard) if request.conditioned else None,
+            )
         if request.reads == "tokens":
+            name = guard.check_files(_kind_of(request, guard), request.embedding_model)
             tokenizer, fingerprint = load_tokenizer(located(name))
             return TokenSource(tokenizer, fingerprint, request.max_tokens)
+        return self._embeddings(request, guard)
+
+    def _embeddings(self, request: wire.DataRequest, guard: NodeGuard) -> EmbeddingSource:
+        """The embedding model of a request, loaded once, with the node's cache and store."""
+        name = guard.check_files("embedding", request.embedding_model)
         key = (name, request.embedding_precision)
         if key not in self._embedders:
             self._embedders[key] = self._load_embedder(*key)

@@ -216,13 +216,7 @@ class EmbeddingSource:
         Raises:
             ModelError: On this machine the embedder's vectors depend on what else is embedded.
         """
-        require_company(self.embedder, self.cache_directory)
-        cache: EmbeddingCache | None = None
-        try:
-            cache = EmbeddingCache(self.cache_directory)
-        except DataError as error:
-            logger.warning("%s Continuing without it.", error)
-        records = cached_embed(self.embedder, samples.texts, cache, progress)
+        records = self.vectors(samples.texts, progress)
         usable = np.asarray(np.isfinite(records).all(axis=1))  # (n,)
         cohort = Cohort(records, samples.owners, len(user_ids), samples.labels)
         if not usable.all():
@@ -230,6 +224,22 @@ class EmbeddingSource:
             quarantine.note((user_ids[user] for user in unusable), records=int((~usable).sum()))
             cohort = cohort.rows(usable)
         return FixedRecords(cohort)
+
+    def vectors(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Embed texts, each distinct one once in the life of the cache; (n, dimension).
+
+        Raises:
+            ModelError: On this machine the embedder's vectors depend on what else is embedded.
+        """
+        require_company(self.embedder, self.cache_directory)
+        cache: EmbeddingCache | None = None
+        try:
+            cache = EmbeddingCache(self.cache_directory)
+        except DataError as error:
+            logger.warning("%s Continuing without it.", error)
+        return cached_embed(self.embedder, texts, cache, progress)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,21 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.node_users import EmbedderLoader, UserLoader
+from flower_privsyn.client_apps.records import EmbeddingSource
 from flower_privsyn.data import Samples
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.privacy import quarantine
-from flower_privsyn.queries import Cohort, ModelDelta, Query, TrainableModel
+from flower_privsyn.queries import (
+    Cohort,
+    ModelDelta,
+    Query,
+    TrainableModel,
+    conditioned_fingerprint,
+    nearest_candidates,
+    unpack_conditions,
+)
 from flower_privsyn.training.local import LocalModel
 
 
@@ -76,8 +85,15 @@ class LocalTraining:
         """Travel to another process without models."""
         return _rebuild, (self._device,)
 
-    def source(self, model: TrainableModel) -> _Updates:
+    def source(
+        self, model: TrainableModel, *, embeddings: EmbeddingSource | None = None
+    ) -> _Updates:
         """The model, loaded once.
+
+        Args:
+            model: which, and what of it.
+            embeddings: finds the conditions that documents are trained on after; None where they
+                have none.
 
         Raises:
             PrivsynError: it cannot be loaded.
@@ -88,7 +104,8 @@ class LocalTraining:
                 name = model.name if model.name in BUNDLED_MODELS else located(model.name)
                 found = TrainableModel.from_dict({**model.to_dict(), "name": name})
                 self._sources[model] = _Updates(LocalModel(found, device=self._device))
-            return self._sources[model]
+            plain = self._sources[model]
+            return plain if embeddings is None else _ConditionedUpdates(plain, embeddings)
 
 
 def _rebuild(device: str | None) -> LocalTraining:
@@ -98,9 +115,9 @@ def _rebuild(device: str | None) -> LocalTraining:
 class _Updates:
     """A model as a source of records: updates, made anew in every round."""
 
-    def __init__(self, model: LocalModel) -> None:
+    def __init__(self, model: LocalModel, lock: threading.Lock | None = None) -> None:
         self.model = model
-        self.lock = threading.Lock()
+        self.lock = lock or threading.Lock()
 
     @property
     def fingerprint(self) -> str:
@@ -113,6 +130,11 @@ class _Updates:
     @property
     def tokenizer(self) -> Any:
         return self.model.tokenizer
+
+    @property
+    def embedded_in(self) -> int:
+        """Numbers in an embedding of a document; 0 where none is made."""
+        return 0
 
     @functools.cached_property
     def probe(self) -> list[list[int]]:
@@ -134,6 +156,47 @@ class _Updates:
         )
 
 
+class _ConditionedUpdates(_Updates):
+    """The same for training on documents after conditions, which their embeddings find.
+
+    Args:
+        plain: the model, which both share.
+        embeddings: the embedding model.
+    """
+
+    def __init__(self, plain: _Updates, embeddings: EmbeddingSource) -> None:
+        super().__init__(plain.model, plain.lock)
+        self._embeddings = embeddings
+
+    @property
+    def fingerprint(self) -> str:
+        return conditioned_fingerprint(self.model.fingerprint, self._embeddings.fingerprint)
+
+    @property
+    def embedded_in(self) -> int:
+        return self._embeddings.dimension
+
+    def read(self, samples: Samples, user_ids: Sequence[str]) -> _Tokens:
+        found = super().read(samples, user_ids)
+        vectors = self._embeddings.vectors(samples.texts)
+        usable = np.asarray(np.isfinite(vectors).all(axis=1))
+        if not usable.all():
+            users = np.unique(samples.owners[~usable]).tolist()
+            quarantine.note((user_ids[user] for user in users), records=int((~usable).sum()))
+        bounds = np.searchsorted(samples.owners, np.arange(len(user_ids) + 1))
+        kept: list[tuple[list[int], ...]] = []
+        for own, first, last in zip(found.samples, bounds, bounds[1:], strict=False):
+            there = usable[first:last].tolist()
+            kept.append(tuple(itertools.compress(own, there)))
+        vectors, owners = vectors[usable], samples.owners[usable]
+        bounds = np.searchsorted(owners, np.arange(len(user_ids) + 1))
+        return replace(
+            found,
+            samples=tuple(kept),
+            embeddings=tuple(vectors[first:last] for first, last in itertools.pairwise(bounds)),
+        )
+
+
 @dataclass(frozen=True)
 class _Tokens:
     """The samples of a node's users as tokens, in memory between messages and nowhere else.
@@ -142,16 +205,20 @@ class _Tokens:
         source: what trains on them.
         samples: for each user, their samples' tokens.
         user_ids: for each user, who they are: the order of training is theirs alone.
+        embeddings: for each user, (n, d) float32 of their samples, which find the conditions that
+            they are trained on after; None where they have none.
     """
 
     source: _Updates
     samples: tuple[tuple[list[int], ...], ...]
     user_ids: tuple[str, ...]
+    embeddings: tuple[npt.NDArray[np.float32], ...] | None = None
 
     @property
     def nbytes(self) -> int:
-        """About 36 bytes per token: a pointer and a small integer."""
-        return 36 * sum(len(sample) for own in self.samples for sample in own)
+        """About 36 bytes per token: a pointer and a small integer; and the embeddings."""
+        tokens = sum(len(sample) for own in self.samples for sample in own)
+        return 36 * tokens + sum(rows.nbytes for rows in self.embeddings or ())
 
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
         """Train the chosen users one after another; each is a cohort of one.
@@ -162,29 +229,47 @@ class _Tokens:
         if not isinstance(query, ModelDelta):
             raise wire.WireError(f"{query.name} is not asked about updates")
         alone = np.zeros(1, dtype=np.int64)
+        conditions: list[list[int]] = []
+        if self.embeddings is not None:
+            conditions = model.encode(unpack_conditions(ask.broadcast["conditions"]))
+            if ask.broadcast["centres"].shape[1] != self.source.embedded_in:
+                raise wire.WireError("the centres are not of the request's embedding model")
         with self.source.lock:
             try:
                 model.set_base(ask.broadcast.get("base"))
             except ValueError as error:
                 raise wire.WireError(f"{query.name}: {error}") from error
             model.start_from(ask.broadcast["parameters"])
-            for user in np.flatnonzero(chosen):
+            for user in np.flatnonzero(chosen).tolist():
                 (update,) = quarantine.salvage(
-                    [(self.samples[user], self.user_ids[user])],
+                    [(self._rows(user, ask, conditions), self.user_ids[user])],
                     lambda users: [self._update(ask, query, *own) for own in users],
-                    probe=(self.source.probe, ""),
+                    probe=(_Rows(self.source.probe), ""),
                 )
                 if update is None or not np.isfinite(update).all():
                     quarantine.note([self.user_ids[user]], records=0)
                 elif len(update):
                     yield Cohort(update[None], alone, 1)
 
+    def _rows(self, user: int, ask: wire.Ask, conditions: Sequence[list[int]]) -> _Rows:
+        """What a user trains on: their samples, after the conditions of their topics if any."""
+        if self.embeddings is None:
+            return _Rows(self.samples[user])
+        topics = nearest_candidates(self.embeddings[user], ask.broadcast["centres"])
+        before = [conditions[topic] for topic in topics.tolist()]
+        after = self.source.model.after_condition
+        return _Rows(
+            [after(row, own) for row, own in zip(before, self.samples[user], strict=True)],
+            [len(row) for row in before],
+        )
+
     def _update(
-        self, ask: wire.Ask, query: ModelDelta, samples: Sequence[list[int]], user_id: str
+        self, ask: wire.Ask, query: ModelDelta, rows: _Rows, user_id: str
     ) -> npt.NDArray[np.float32]:
         """How far a user's training moves the parameters; empty without anything to predict."""
         update = self.source.model.update(
-            samples,
+            rows.samples,
+            given=rows.given,
             learning_rate=query.learning_rate,
             epochs=query.epochs,
             batch_size=query.batch_size,
@@ -192,6 +277,19 @@ class _Tokens:
             seed=[ask.data.seed, ask.round_number, *user_id.encode()],
         )
         return np.empty(0, dtype=np.float32) if update is None else update
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What one user trains on.
+
+    Attributes:
+        samples: as tokens.
+        given: of each sample how many tokens are given and not predicted; None for the first alone.
+    """
+
+    samples: Sequence[list[int]]
+    given: Sequence[int] | None = None
 
 
 #: For `clientapp = "flower_privsyn.client_apps.training:app"`.

@@ -19,6 +19,7 @@ import numpy as np
 from flower_privsyn.dry_run.shelf import Shelf
 from flower_privsyn.generation.generators import is_remote
 from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.strategies.ctcl import CTCLConfig
 from flower_privsyn.strategies.fred import FreDConfig
 from flower_privsyn.strategies.kernel_sketch import KernelSketchConfig
 from flower_privsyn.strategies.parts.candidate_text import candidate_names
@@ -39,6 +40,9 @@ _WRITING: Final = 0.12
 
 #: Tokens in a public text over `max-tokens`, on average: 47 of 64 in the bundled passages.
 _FILLED: Final = 0.73
+
+#: Tokens of ten keywords and what stands around them.
+_CONDITION: Final = 40.0
 
 #: CPU seconds of Flower, Ray and Python's imports, in all processes of a simulation.
 _START_SECONDS: Final = 40.0
@@ -204,6 +208,22 @@ def _training(config: FederatedTrainingConfig, amount: Amount) -> list[Work]:
     passes = 3.0 * config.num_rounds * amount.users_a_round * a_user
     operations = amount.reading(config.model, passes, amount.tokens)
     return [Work(where="nodes", operations=operations)]
+
+
+@work_of.register
+def _topics(config: CTCLConfig, amount: Amount) -> list[Work]:
+    written = amount.writing(
+        config.model, config.synthetic_samples, config.max_new_tokens, _CONDITION
+    )
+    votes = (
+        2.0 * amount.records * config.num_topics * amount.shelf.dimension(config.embedding_model)
+    )
+    return [
+        Work(where="server", operations=written),
+        Work(where="nodes", operations=votes),
+        *_training(config, amount),
+        _embedded(config, amount),
+    ]
 
 
 @work_of.register

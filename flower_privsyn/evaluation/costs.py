@@ -170,6 +170,27 @@ def federated_training_communication(
     return _communication(num_parameters, num_parameters + adaptive_clipping, rounds)
 
 
+def ctcl_communication(
+    *,
+    num_parameters: int,
+    num_topics: int,
+    rounds: int,
+    dimension: int = MINILM_DIMENSION,
+) -> Communication:
+    """CTCL: the trained parameters and the centres of topics down, the update up.
+
+    That of a round that trains. The one round that asks for the histogram sends the centres alone
+    and gets a number for each topic. Conditions are text, and travel as bytes.
+
+    Args:
+        num_parameters: that are trained; with LoRA those of the adapters alone.
+        num_topics: whose centres the nodes look conditions up by.
+        rounds: of the run, the histogram's included.
+        dimension: of an embedding.
+    """
+    return _communication(num_parameters + num_topics * dimension, num_parameters, rounds)
+
+
 def communication(method: str, settings: Mapping[str, Any]) -> Communication:
     """What a run with these settings sends, before it is started.
 

@@ -41,6 +41,8 @@ class DataRequest:
             "tokens".
         classes: the run's classes of documents, public; of others none counts. Empty where
             documents have none, and then it does not travel.
+        conditioned: where a model is trained: whether on documents after conditions, which are
+            found by the documents' embeddings. Does not travel where it is false.
     """
 
     embedding_model: str
@@ -54,6 +56,7 @@ class DataRequest:
     trains: TrainableModel | None = None
     reads: Reads = "embeddings"
     classes: tuple[str, ...] = ()
+    conditioned: bool = False
 
     def __post_init__(self) -> None:
         """Models are trained on tokens, and nobody has to say so."""
@@ -63,7 +66,7 @@ class DataRequest:
     def suits(self, query: type[Query] | Query) -> bool:
         """Whether the records of this request are what a question is about."""
         # Classes open a second attribute of every document: to questions of them alone.
-        if query.labelled != bool(self.classes):
+        if query.labelled != bool(self.classes) or query.conditioned != self.conditioned:
             return False
         return query.reads == self.reads and query.trains == (self.trains is not None)
 
@@ -91,6 +94,8 @@ def request_record(data: DataRequest) -> ConfigRecord:
     fields["classes"] = list(data.classes)
     if not data.classes:
         del fields["classes"]
+    if not data.conditioned:
+        del fields["conditioned"]
     return ConfigRecord({"protocol": PROTOCOL, **fields})
 
 
@@ -110,7 +115,11 @@ def data_request(record: ConfigRecord) -> DataRequest:
         reads = str(record["reads"])
         if reads not in READS or (trains is not None and reads != "tokens"):
             raise WireError("the request does not say what is read")
-        if trains is None and reads != "text" and not str(record["embedding-model"]):
+        conditioned = record.get("conditioned", False)
+        if not isinstance(conditioned, bool) or (conditioned and trains is None):
+            raise WireError("the request does not say what conditions are for")
+        embeds = conditioned or (trains is None and reads != "text")
+        if embeds and not str(record["embedding-model"]):
             raise WireError("the request names no embedding model")
         return DataRequest(
             embedding_model=str(record["embedding-model"]),
@@ -124,6 +133,7 @@ def data_request(record: ConfigRecord) -> DataRequest:
             trains=None if trains is None else TrainableModel.from_dict(trains),
             reads=reads,  # type: ignore[arg-type]
             classes=_classes(record.get("classes", [])),
+            conditioned=conditioned,
         )
     except WireError:
         raise

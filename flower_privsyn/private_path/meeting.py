@@ -258,7 +258,8 @@ class Meeting:
     def _other_model(self, source: RecordSource) -> str:
         settings, trains = self.settings, source.trains
         if trains is not None:
-            return f"another model or tokenizer than the server's {trains.name}"
+            beside = f" or {settings.embedding_model}" if source.conditioned else ""
+            return f"another model or tokenizer than the server's {trains.name}{beside}"
         if source.model:
             return f"another tokenizer than the server's {source.model}"
         return (
@@ -281,6 +282,7 @@ def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataR
         trains=source.trains,
         reads=source.reads,
         classes=settings.class_names,
+        conditioned=source.conditioned,
     )
 
 

@@ -42,6 +42,8 @@ class RecordSource:
         trains: the model whose updates are asked for, which reads tokens; else None.
         model: whose tokenizer cuts and counts where tokens are read and no model is trained; "" for
             the embedding model of the settings.
+        conditioned: whether the model is trained on documents after conditions, which the embedding
+            model of the settings finds.
     """
 
     fingerprint: str
@@ -49,6 +51,7 @@ class RecordSource:
     reads: Reads = "embeddings"
     trains: TrainableModel | None = None
     model: str = ""
+    conditioned: bool = False
 
     @classmethod
     def of_text(cls) -> RecordSource:
@@ -57,6 +60,8 @@ class RecordSource:
 
     def suits(self, query: Query) -> bool:
         """Whether these records are what a question is about."""
+        if query.conditioned != self.conditioned:
+            return False
         return query.trains if self.trains is not None else query.reads == self.reads
 
 

@@ -1,5 +1,11 @@
 """What one user answers, one file per question. Pure numpy, no noise, no input or output."""
 
+from flower_privsyn.queries.conditional_delta import (
+    ConditionalDelta,
+    conditioned_fingerprint,
+    pack_conditions,
+    unpack_conditions,
+)
 from flower_privsyn.queries.joint_sketch import JointSketch, frequent_bigrams
 from flower_privsyn.queries.kernel_mean import (
     KernelMean,
@@ -42,6 +48,7 @@ QUERIES: tuple[type[Query], ...] = (
     JointSketch,
     LabelledHistogram,
     Moments,
+    ConditionalDelta,
 )
 
 __all__ = [
@@ -51,6 +58,7 @@ __all__ = [
     "TEXT_FINGERPRINT",
     "Broadcast",
     "Cohort",
+    "ConditionalDelta",
     "JointSketch",
     "KernelMean",
     "LabelledHistogram",
@@ -62,6 +70,7 @@ __all__ = [
     "Reads",
     "TrainableModel",
     "bit_share",
+    "conditioned_fingerprint",
     "expand_scores",
     "features",
     "frequent_bigrams",
@@ -70,7 +79,9 @@ __all__ = [
     "median_bandwidth",
     "nearest_candidates",
     "next_clip_norm",
+    "pack_conditions",
     "project_scores",
     "squared_mmd",
+    "unpack_conditions",
     "witness_scores",
 ]

@@ -219,7 +219,7 @@ class NearestNeighborHistogram(Query):
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Sum of the clipped votes, without the (users, candidates) matrix.
 
-        The votes of a user are sparse: at most `max_samples` of m counts differ from zero, and
+        The votes of a user are sparse: often only `max_samples` of m counts differ from zero, and
         the same clip is applied to those counts alone. With `clip="count"` that is the sum of
         `contribution` exactly; with the other two to one step of the grid per user, because the
         clip's own safety margin against rounding follows the length of the vector.
@@ -232,8 +232,8 @@ class NearestNeighborHistogram(Query):
         cells, votes = np.unique(voters * m + nearest, return_counts=True)
         owners = cells // m
         place = np.arange(len(cells)) - np.searchsorted(owners, owners, side="left")
-        # A user's nonzero counts, packed to the left: (num_users, max_samples).
-        packed = np.zeros((cohort.num_users, self.max_samples), dtype=np.float64)
+        # A user's nonzero counts, packed to the left.
+        packed = np.zeros((cohort.num_users, min(self.max_samples, m)), dtype=np.float64)
         packed[owners, place] = votes
         weights = self._clip(self._weighed(packed))[owners, place]
         total: Float64Array = np.bincount(cells % m, weights=weights, minlength=m).astype(

@@ -168,6 +168,10 @@ class Query(Settings, ABC):
     #: Whether it asks of which class each record is: `Cohort.labels`.
     labelled: ClassVar[bool] = False
 
+    #: Whether documents are trained on after a condition that was broadcast, which the node finds
+    #: by the embedding of each: what `ConditionalDelta` asks. Only for one that `trains`.
+    conditioned: ClassVar[bool] = False
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that replaces the clipping."""
         super().__init_subclass__(**kwargs)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig
     from flower_privsyn.strategies.by_name import STRATEGIES, configuration_of, strategy_of
     from flower_privsyn.strategies.catalogue import CatalogueEntry, Paper
+    from flower_privsyn.strategies.ctcl import CTCL, CTCLConfig
     from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
     from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
     from flower_privsyn.strategies.fred import FreD, FreDConfig
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AugPE": "strategies.aug_pe",
     "AugPEConfig": "strategies.aug_pe",
+    "CTCL": "strategies.ctcl",
+    "CTCLConfig": "strategies.ctcl",
     "CLIENT_KEYS": "private_path.settings",
     "DPFTRL": "strategies.dp_ftrl",
     "STRATEGIES": "strategies.by_name",
@@ -80,10 +83,12 @@ _HOMES = {
 
 __all__ = [
     "CLIENT_KEYS",
+    "CTCL",
     "DPFTRL",
     "STRATEGIES",
     "AugPE",
     "AugPEConfig",
+    "CTCLConfig",
     "CatalogueEntry",
     "DPFTRLConfig",
     "DPFedAvg",

@@ -302,6 +302,18 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         communication=f"{_COSTS}:joint_sketch_communication",
     ),
     CatalogueEntry(
+        name="ctcl",
+        title="CTCL",
+        kind="synthetic text",
+        colour=2,
+        mark="star",
+        config=f"{_STRATEGIES}.ctcl:CTCLConfig",
+        strategy=f"{_STRATEGIES}.ctcl:CTCL",
+        queries=("nearest_neighbor_histogram", "conditional_delta"),
+        papers=(Paper(authors="Tan et al.", year=2025),),
+        communication=f"{_COSTS}:ctcl_communication",
+    ),
+    CatalogueEntry(
         name="dp-fedavg",
         title="DP-FedAvg",
         kind="on-device training",

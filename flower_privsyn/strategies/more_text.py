@@ -10,16 +10,19 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
+import numpy as np
 from annotated_types import Gt, Le
 
 from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
+from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.runs.locks import lock_file
 from flower_privsyn.strategies.parts.population import survivors, votes_by_class
+from flower_privsyn.strategies.parts.topic_texts import TopicsOfRun, TopicWriter
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
@@ -65,6 +68,8 @@ class MoreText(Settings):
             for field in fields(cls)
             if (key := field.name.replace("_", "-")) in own
         }
+        if TopicsOfRun.read(run) is not None:
+            values["generator"] = _trained(run)  # the run's own, which it has made
         values |= {name: value for name, value in changed.items() if value is not None}
         if not values.get("generator"):
             raise ConfigError(
@@ -106,6 +111,42 @@ class MoreText(Settings):
                 temperature=self.temperature,
                 top_p=self.top_p,
             ),
+        )
+
+    def topic_writer(
+        self,
+        run: RunDirectory,
+        topics: TopicsOfRun,
+        *,
+        seed: int,
+        generator: TextGenerator | None = None,
+    ) -> TopicWriter:
+        """What writes by the topics of a run.
+
+        Args:
+            run: whose generator it is.
+            topics: of the run.
+            seed: another one gives other texts than the run has.
+            generator: in place of the one that is named.
+
+        Raises:
+            PrivsynError: the generator cannot be loaded.
+        """
+        from flower_privsyn.generation import SamplingParameters, load_generator
+        from flower_privsyn.generation.streams import derive_seed
+
+        return TopicWriter(
+            generator=generator or load_generator(self.generator),
+            conditions=topics.conditions,
+            sampling=SamplingParameters(
+                seed=derive_seed(seed, "more text"),
+                max_new_tokens=self.max_new_tokens,
+                temperature=self.temperature,
+                top_p=self.top_p,
+            ),
+            most_repeated=float(run.config.get("most-repeated", 1.0)),
+            source="expanded",
+            round_number=max(run.finished_rounds(), default=0),
         )
 
 
@@ -158,13 +199,8 @@ class _Seeds:
         """How many texts of each class are to be written: whole numbers next to its share."""
         if self.labels is None:
             return {None: num_samples}
-        exact = {name: share * num_samples for name, share in self.shares.items()}
-        found: dict[str | None, int] = {name: int(number) for name, number in exact.items()}
-        # What rounding leaves goes to the largest remainders.
-        order = sorted(exact, key=lambda name: int(exact[name]) - exact[name])
-        for name in order[: num_samples - sum(found.values())]:
-            found[name] += 1
-        return found
+        found = quotas(np.array(list(self.shares.values())), num_samples)
+        return dict(zip(self.shares, found.tolist(), strict=True))
 
 
 def write_more(
@@ -181,7 +217,8 @@ def write_more(
 
     Texts are on the disk batch by batch; the same call goes on with what is there. Where a run's
     texts have classes, a text is written after texts of one class and has its label, and there are
-    as many of each class as its share of the released votes.
+    as many of each class as its share of the released votes. The generator that a run has trained to
+    write by topic writes by the run's topics; every other one is shown the run's texts.
 
     Args:
         run: a finished run.
@@ -207,7 +244,8 @@ def write_more(
             f"the run in {run.path} has not finished (it is {run.standing}): `privsyn resume` "
             "finishes it, and its own texts come first"
         )
-    seeds = _seeds(run)
+    topics = TopicsOfRun.read(run) if settings.generator == _trained(run) else None
+    seeds = _seeds(run) if topics is None else _conditions(topics)
     path = output or run.path / f"expanded-{_short(settings.generator)}-{seed}.jsonl"
     _refuse_own_files(run, path)
     used: dict[str, Any] = {
@@ -223,17 +261,27 @@ def write_more(
     note = path.with_name(f"{path.name}.settings.json")
     with lock_file(path.with_name(f".{path.name}.lock"), what=f"the file {path}"):
         _refuse_other(path, note, used)
-        expand = settings.expansion(generator)
+        write: Any  # loaded before the note is written
+        if topics is None:
+            write = settings.expansion(generator)
+        else:
+            write = settings.topic_writer(run, topics, seed=seed, generator=generator)
         write_json(note, used)
-        by_class, dropped = _expanded(
-            expand,
-            seeds,
-            quotas=seeds.quotas(num_samples),
-            seed=seed,
-            kept=path,
-            round_number=max(run.finished_rounds(), default=0),
-            progress=progress,
-        )
+        if topics is None:
+            by_class, dropped = _expanded(
+                write,
+                seeds,
+                quotas=seeds.quotas(num_samples),
+                seed=seed,
+                kept=path,
+                round_number=max(run.finished_rounds(), default=0),
+                progress=progress,
+            )
+        else:
+            records, dropped = write.write(
+                topics.weights, num_samples, kept=path, progress=progress
+            )
+            by_class = {"": len(records)}
     return Written(
         path=path,
         texts=sum(by_class.values()),
@@ -284,6 +332,17 @@ def _expanded(
         by_class[name or ""] = len(records)
         dropped.update(left_out)
     return by_class, dict(dropped)
+
+
+def _trained(run: RunDirectory) -> str:
+    """The model that a run has trained, as a generator's name."""
+    return str(run.path / "models" / "final")
+
+
+def _conditions(topics: TopicsOfRun) -> _Seeds:
+    """What a generator that was trained to write by topic goes on with."""
+    ids = tuple(f"topic:{number}" for number in range(len(topics.conditions)))
+    return _Seeds(texts=topics.conditions, ids=ids, labels=None, shares={}, kind="topics")
 
 
 def _seeds(run: RunDirectory) -> _Seeds:

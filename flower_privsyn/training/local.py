@@ -94,8 +94,9 @@ class LocalModel:
         ]
         # A recurrent layer on an accelerator refuses to train in evaluation mode.
         self._model.train()
-        begin = self.tokenizer.bos_token_id
+        begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         self._begin: list[int] = [] if begin is None else [int(begin)]
+        self._end: list[int] = [] if end is None else [int(end)]
         positions = getattr(config, "max_position_embeddings", None)
         self._positions = positions if isinstance(positions, int) and positions > 0 else None
 
@@ -219,6 +220,17 @@ class LocalModel:
         )["input_ids"]
         return [[*self._begin, *row][: self._positions] for row in rows]
 
+    def after_condition(self, condition: Sequence[int], sample: Sequence[int]) -> list[int]:
+        """A sample as it stands after a condition, and before the token that ends a text.
+
+        The two are tokenized apart. What does not fit the model is left out.
+
+        Args:
+            condition: by `encode`.
+            sample: by `encode`.
+        """
+        return [*condition, *sample[len(self._begin) :], *self._end][: self._positions]
+
     def update(
         self,
         samples: Sequence[Sequence[int]],
@@ -228,6 +240,7 @@ class LocalModel:
         batch_size: int,
         max_steps: int = 0,
         seed: Sequence[int] = (0,),
+        given: Sequence[int] | None = None,
     ) -> npt.NDArray[np.float32] | None:
         """Train one user from the start parameters, and say how far they moved.
 
@@ -238,12 +251,19 @@ class LocalModel:
             batch_size: samples per step, >= 1; the last step of a pass may have fewer.
             max_steps: steps after which training ends, or 0 for all of the epochs.
             seed: of the order of the samples, anew for every pass; integers >= 0.
+            given: of each sample how many tokens at its beginning are given and not predicted; None
+                for its first token alone.
 
         Returns:
             (dimension,) float32, end minus start; it may hold values that are not finite, where
             the training diverged. None when there is nothing to predict.
         """
-        usable = [sample for sample in samples if len(sample) > 1]
+        first = [1] * len(samples) if given is None else [max(1, tokens) for tokens in given]
+        usable = [
+            (sample, tokens)
+            for sample, tokens in zip(samples, first, strict=True)
+            if len(sample) > tokens
+        ]
         if not usable:
             return None
         self._begin_anew()
@@ -261,7 +281,7 @@ class LocalModel:
 
     def _train(
         self,
-        usable: Sequence[Sequence[int]],
+        usable: Sequence[tuple[Sequence[int], int]],
         order: np.random.Generator,
         learning_rate: float,
         epochs: int,
@@ -284,15 +304,21 @@ class LocalModel:
     def _moved(self) -> npt.NDArray[np.float32]:
         return torch.sub(self._weights, self._start).cpu().numpy()
 
-    def _loss(self, samples: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Mean cross-entropy over the predicted tokens of a batch, in nats."""
-        width = max(len(sample) for sample in samples)
+    def _loss(self, samples: Sequence[tuple[Sequence[int], int]]) -> torch.Tensor:
+        """Mean cross-entropy over the predicted tokens of a batch, in nats.
+
+        Args:
+            samples: each with how many tokens of it are given.
+        """
+        width = max(len(sample) for sample, _ in samples)
         tokens = torch.zeros((len(samples), width), dtype=torch.long)
         mask = torch.zeros((len(samples), width), dtype=torch.long)
-        for row, sample in enumerate(samples):  # padding follows, where no token looks
+        predicted = torch.zeros((len(samples), width), dtype=torch.bool)
+        for row, (sample, given) in enumerate(samples):  # padding follows, where no token looks
             tokens[row, : len(sample)] = torch.tensor(sample)
             mask[row, : len(sample)] = 1
-        targets = tokens.masked_fill(mask == 0, _IGNORED)[:, 1:].to(self._device)
+            predicted[row, given : len(sample)] = True
+        targets = tokens.masked_fill(~predicted, _IGNORED)[:, 1:].to(self._device)
         tokens, mask = tokens.to(self._device), mask.to(self._device)
         with torch.autocast(
             self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"

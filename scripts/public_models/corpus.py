@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from flower_privsyn.generation.prompts import Prompt, load_prompt  # noqa: E402
+from flower_privsyn.generation.topics import condition  # noqa: E402
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN, MASK_TOKEN = "<pad>", "<s>", "</s>", "<unk>", "<mask>"
 FIM_TOKENS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
@@ -80,7 +81,7 @@ def train_tokenizer(texts: list[str], prompt: Prompt) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     scaffold = [
         prompt.render_document([str(number) for number in range(1, 7)]),
-        *(keyword_prompt(kind, [""]) for kind in DOCUMENT_TYPES.values()),
+        *(condition([""], document_type=kind) for kind in DOCUMENT_TYPES.values()),
     ]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
@@ -90,15 +91,6 @@ def train_tokenizer(texts: list[str], prompt: Prompt) -> Any:
     )
     tokenizer.train_from_iterator([*texts, *scaffold * 2000], trainer)
     return tokenizer
-
-
-def keyword_prompt(document_type: str, keywords: Sequence[str]) -> str:
-    """What stands before a document in the keyword objective; the document follows the newline.
-
-    References:
-        Tan et al., CTCL, 2025: a generator conditioned on a document type and topic keywords.
-    """
-    return f"Document Type: {document_type}\nKeywords: {', '.join(keywords)}\nDocument:\n"
 
 
 def prepare(corpus: Path, work: Path) -> None:
@@ -334,5 +326,5 @@ class Corpus:
             best = self.keywords(text)
             chosen = self.random.permutation(best)[: self.random.integers(3, 9)]
             kind = names[self.kinds[document]]
-            rendered.append(keyword_prompt(kind, chosen.tolist()) + text.strip())
+            rendered.append(condition(chosen.tolist(), document_type=kind) + text.strip())
         return [[*encoded.ids, EOS] for encoded in self.tokenizer.encode_batch(rendered)]

@@ -28,13 +28,13 @@ from corpus import (
     UNK_TOKEN,
     VOCABULARY,
     Corpus,
-    keyword_prompt,
 )
 from imitation import MEASURES
 from networks import Recipe, masked_logits
 from private import WINDOW
 
 from flower_privsyn.generation.prompts import load_prompt
+from flower_privsyn.generation.topics import condition
 from flower_privsyn.models.library import quiet_transformers
 
 SHARD_BYTES = 15 * 2**20  # so that a copy over a narrow line, or a review, never meets a big file
@@ -215,8 +215,10 @@ def show_causal(model: Any, tokenizer: Any, work: Path, *, prompts: int) -> str:
     for start, end in zip(opened, sample(opened, 60), strict=True):
         parts += [quote(f"{start}{end}"), ""]
     headers = [
-        keyword_prompt(DOCUMENT_TYPES["openstax"], ["energy", "reaction", "water", "molecules"]),
-        keyword_prompt(DOCUMENT_TYPES["usgov"], ["foreign", "treaty", "congress"]),
+        condition(
+            ["energy", "reaction", "water", "molecules"], document_type=DOCUMENT_TYPES["openstax"]
+        ),
+        condition(["foreign", "treaty", "congress"], document_type=DOCUMENT_TYPES["usgov"]),
     ]
     parts += ["A document for a type and keywords:", ""]
     for header, end in zip(headers, sample(headers, 60), strict=True):

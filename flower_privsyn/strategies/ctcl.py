@@ -1,0 +1,512 @@
+"""CTCL: a conditional generator adapted on the nodes, and a private histogram of topics to it.
+
+Paper:
+    Tan, Xu, Xing, Hu, Wu: "Synthesizing Privacy-Preserving Text Data via Finetuning without
+    Finetuning Billion-Scale LLMs" (2025). There the records are in one place and the unit of
+    privacy is a record; here they are on the nodes and the unit is a user.
+
+Section by section:
+    3.1 a generator trained on (condition, document) pairs      privsyn-lm, `topics.condition`
+    3.2 topics of public text with ten keywords each            `generation/topics.py`
+    3.3 DP topic histogram                                      `NearestNeighborHistogram`, round 1
+    3.3 DP fine-tuning on (keywords of the topic, document)     `ConditionalDelta`, all other rounds
+    3.4 sampling by the histogram                               `quotas`, `TopicWriter`
+    4.1.3, appendix E: multiplier 10 for the histogram          `CTCLConfig.histogram_multiplier`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+from annotated_types import Ge, Gt, Le, Lt
+
+from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveFloat, PositiveInt
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import located, write_json
+from flower_privsyn.privacy import (
+    FullParticipation,
+    NeighboringRelation,
+    Phase,
+    Plan,
+    RandomSource,
+    Sampling,
+    participation_of,
+)
+from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.needs import Look, NeededModel, Needs
+from flower_privsyn.private_path.release import ReleasedSum
+from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.queries import (
+    ConditionalDelta,
+    NearestNeighborHistogram,
+    Query,
+    conditioned_fingerprint,
+    pack_conditions,
+)
+from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
+from flower_privsyn.strategies.parts.federated_training import FederatedTraining, ServerState
+from flower_privsyn.strategies.parts.topic_texts import TopicsOfRun, TopicWriter
+
+if TYPE_CHECKING:
+    from flower_privsyn.embedding import Embedder
+    from flower_privsyn.generation.topics import Topics
+    from flower_privsyn.runs import RunDirectory
+
+logger = logging.getLogger("flwr.privsyn")
+
+#: The round that asks for the histogram; all others train.
+_HISTOGRAM: Final = 1
+
+#: What is made of the releases, of which no release knows.
+_USES: Final = frozenset(
+    {
+        "synthetic-samples",
+        "temperature",
+        "top-p",
+        "max-new-tokens",
+        "most-repeated",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CTCLConfig(CorrelatedTrainingConfig):
+    """Settings of `CTCL`.
+
+    The first of the rounds asks for the histogram of topics, all others train. Adapters are trained
+    by default: the noise in a model grows with the square root of what is trained.
+
+    References:
+        Tan et al. 2025, sections 3 and 4.1.3.
+    """
+
+    num_rounds: Annotated[
+        int, Ge(2), "rounds of the run: one for the histogram, and all others train."
+    ] = 21
+    sampling: Annotated[
+        Literal["cyclic", "full", "poisson", "fixed-size"],
+        'who takes part in a round of training. "cyclic": users are dealt to `min_separation` '
+        "groups that take turns, and the noise is correlated (DP-FTRL); with the others it is "
+        "independent (DP-FedAvg). Everybody is asked for the histogram.",
+    ] = "cyclic"  # type: ignore[assignment]
+    noise_multiplier: Annotated[
+        float | None,
+        "of the rounds that train; of correlated noise the fresh part of a round's. It needs "
+        "`histogram_noise_multiplier` beside it.",
+    ] = None
+    max_samples: Annotated[
+        NonNegativeInt,
+        "samples of one user that take part, a random subset fixed per user and seed; 0 for all of "
+        'them, where `user_weight` is "share".',
+    ] = 64
+    trainable: Literal["full", "lora", "layers"] = "lora"
+    topics: Annotated[
+        str,
+        '"bundled", or a file that `scripts/public_models/topics.py` made with the same embedding '
+        "model.",
+    ] = "bundled"
+    num_topics: Annotated[PositiveInt, "which coarseness of them."] = 64
+    user_weight: Annotated[
+        Literal["share", "documents"],
+        'what a user weighs in the histogram. "share": 1 in all, whatever they wrote; "documents": '
+        "1 for each of at most `max_samples` samples, to which the noise is scaled.",
+    ] = "share"
+    histogram_share: Annotated[
+        float,
+        Gt(0),
+        Lt(1),
+        "of the budget, the part that the histogram has: its noise is that of a single release of "
+        "the whole budget over the root of the share. At 0.1 the rounds that train have 5 % more "
+        "noise than without a histogram.",
+    ] = 0.1
+    histogram_noise_multiplier: Annotated[
+        float | None,
+        Ge(0),
+        Le(1e6),
+        "standard deviation of the histogram's noise over what a user weighs, in place of "
+        "`histogram_share`; 10 in the paper.",
+    ] = None
+    document_type: Annotated[
+        str, 'what the documents are, in public words, for the conditions; "" for none.'
+    ] = ""
+    synthetic_samples: Annotated[PositiveInt, "texts to write; 400,000 in the paper."] = 2000
+    max_new_tokens: Annotated[PositiveInt, "most tokens of a text; 512 in the paper."] = 85
+    temperature: Annotated[PositiveFloat, "of sampling."] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), "the nucleus; 0.95 in the paper."] = 0.95
+    most_repeated: Annotated[
+        float,
+        Gt(0),
+        Le(1),
+        "texts of twenty words or more of which one word makes up more than this share are written "
+        "anew; 1 keeps all, as the paper does.",
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        """Check every value on its own and against the others."""
+        super().__post_init__()
+        if self.noise_multiplier is not None and self.histogram_noise_multiplier is None:
+            raise ConfigError(
+                f"noise-multiplier = {self.noise_multiplier:g} needs histogram-noise-multiplier "
+                "beside it (10 in the paper): without an epsilon there is nothing to share"
+            )
+        if self.user_weight == "documents" and not self.max_samples:
+            raise ConfigError(
+                'max-samples = 0 needs user-weight = "share", got "documents": the noise is scaled '
+                "to what a user may weigh"
+            )
+        if "\n" in self.document_type:
+            raise ConfigError(
+                f"document-type must be words in one line, got {self.document_type!r}"
+            )
+
+    def histogram(self) -> NearestNeighborHistogram:
+        """The question of the first round."""
+        clip: Literal["share", "count"] = "share" if self.user_weight == "share" else "count"
+        most = self.max_samples or LARGEST_WHOLE
+        return NearestNeighborHistogram(max_samples=most, clip=clip)
+
+    def question(self, clip_norm: float) -> ConditionalDelta:
+        """The question of a round that trains, at a clip norm."""
+        return ConditionalDelta(
+            clip_to=clip_norm,
+            learning_rate=self.local_learning_rate,
+            epochs=self.local_epochs,
+            batch_size=self.local_batch_size,
+            max_steps=self.local_steps,
+        )
+
+    def sampling_of(self, population: int) -> Sampling:
+        """Who takes part in a round that trains."""
+        if self.sampling == "cyclic":
+            return super().sampling_of(population)
+        return PrivateSumConfig.sampling_of(self, population)
+
+    def histogram_multiplier(self) -> float:
+        """The noise multiplier of the histogram: as it is stated, or as it follows from its share.
+
+        A single Gaussian release that spends the whole budget has noise multiplier z. One of
+        z / sqrt(s) takes the part s of what a budget is made of, for Gaussian releases compose by
+        the sum of 1 / z^2: what is left for training is that of z / sqrt(1 - s).
+
+        Raises:
+            ConfigError: no noise keeps the budget.
+        """
+        if self.histogram_noise_multiplier is not None:
+            return self.histogram_noise_multiplier
+        alone = Plan(
+            phases=(
+                Phase(
+                    name="the whole budget",
+                    rounds=1,
+                    sampling=FullParticipation(),
+                    asks=(self.histogram(),),
+                ),
+            ),
+            delta=self.delta,
+            relation=NeighboringRelation(self.relation),
+            accountant=self.accountant,
+            max_nodes_per_user=self.max_nodes_per_user,
+        )
+        return alone.calibrated_multiplier(self.epsilon or 0.0) / math.sqrt(self.histogram_share)
+
+
+@final
+class CTCL(PrivateSumStrategy):
+    """Ask once which topics users write about, adapt a generator to their text, and have it write.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            config = CTCLConfig(epsilon=4.0, num_users=3000, num_nodes=50)
+            CTCL(config).start(grid)
+        ```
+    with `clientapp = "flower_privsyn.client_apps.training:app"`. The generator is in
+    `<run-dir>/models/final`, the texts in `<run-dir>/synthetic.jsonl`.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`. One Gaussian release of a histogram in which a user
+        weighs 1 (or `max_samples` documents), and `num_rounds` - 1 Gaussian releases of clipped
+        updates, independent or correlated as in `DPFedAvg` and `DPFTRL`, compose to
+        (epsilon, delta). A document's topic decides what the node trains on it after and where it
+        votes; it leaves the node in no other way. Dealing texts to topics and writing them are
+        post-processing, however many.
+
+    Args:
+        config: the settings.
+        embedder: in place of `config.embedding_model`.
+        random: source of noise and coins; only tests pass one.
+
+    References:
+        Tan et al. 2025 (CTCL), section 3.
+    """
+
+    def __init__(
+        self,
+        config: CTCLConfig,
+        *,
+        embedder: Embedder | None = None,
+        random: RandomSource | None = None,
+    ) -> None:
+        super().__init__(config, TopicsAndTraining(config, embedder=embedder), random=random)
+
+
+class TopicsAndTraining(FederatedTraining):
+    """The server's half of `CTCL`: a histogram, then training, then texts by the one of the other.
+
+    Args:
+        config: the settings.
+        embedder: in place of `config.embedding_model`.
+    """
+
+    changeable_once_released = _USES
+
+    def __init__(self, config: CTCLConfig, *, embedder: Embedder | None = None) -> None:
+        super().__init__(config)
+        self.config = config
+        self._embedder = embedder
+        self._topics: Topics | None = None
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """The histogram, and updates clipped to the first clip norm."""
+        return (self.config.histogram(), self.config.question(self.config.clip_norm))
+
+    def phases(self, population: int) -> tuple[Phase, ...]:
+        """One round for the histogram, and those that train."""
+        config = self.config
+        histogram, updates = self.queries
+        training = replace(
+            config.phase(population, asks=(updates,)),
+            name="training",
+            rounds=config.num_rounds - 1,
+        )
+        if config.sampling == "cyclic":
+            participation = participation_of(training.sampling, rounds=training.rounds)
+            training = replace(training, factorisation=config.factorisation(participation))
+        topics = Phase(
+            name="topics",
+            rounds=1,
+            sampling=FullParticipation(population=population),
+            asks=(histogram,),
+            noise_multiplier=config.histogram_multiplier(),
+        )
+        return topics, training
+
+    def needs(self) -> Needs:
+        """The generator, and the embedding model that finds topics."""
+        config, training = self.config, super().needs()
+        embedding = NeededModel(
+            setting="embedding-model", name=config.embedding_model, kind="embedding"
+        )
+        return replace(
+            training,
+            models=(embedding, *training.models),
+            libraries=("sentence_transformers", *training.libraries),
+        )
+
+    def outline(self, look: Look) -> Outline:
+        """Votes for topics, then updates of all that is trained."""
+        config, topics = self.config, self._load_topics()
+        training = super().outline(look)
+        (source,) = training.sources
+        histogram, updates = self.queries
+        voting = Question(histogram, {"candidates": topics.centres})
+        parameters = training.question(2).broadcast
+        learning = Question(updates, {**parameters, **self._conditions(topics)})
+        embeddings = RecordSource(fingerprint="", dimension=look.dimension(config.embedding_model))
+        return Outline(
+            sources=(embeddings, replace(source, conditioned=True)),
+            question=lambda number: voting if number == _HISTOGRAM else learning,
+        )
+
+    # ------------------------------------------------------------------ before the first round
+
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+        """Load topics, the model that finds them, and the generator."""
+        from flower_privsyn.embedding import (
+            default_cache_directory,
+            load_embedder,
+            require_company,
+        )
+
+        config = self.config
+        self._topics = self._load_topics()
+        if self._embedder is None:
+            self._embedder = load_embedder(
+                located(config.embedding_model), precision=config.embedding_precision
+            )
+        self._hierarchy().check_embedder(self._embedder, setting=f'topics = "{config.topics}"')
+        require_company(self._embedder, default_cache_directory())
+        (training,) = super().prepare(place)
+        self._check_room()
+        self._refuse_other_topics(place.run)
+        return (
+            RecordSource(
+                fingerprint=self._embedder.fingerprint, dimension=self._embedder.dimension
+            ),
+            replace(
+                training,
+                fingerprint=conditioned_fingerprint(
+                    training.fingerprint, self._embedder.fingerprint
+                ),
+                conditioned=True,
+            ),
+        )
+
+    def _check_room(self) -> None:
+        """Refuse samples that do not fit the generator behind their conditions."""
+        config, room = self.config, self.model.max_tokens
+        if room is None:
+            return
+        longest = max(map(len, self.model.encode(self._texts_before(self._need_topics()))))
+        for key, tokens in (
+            ("max-tokens", config.max_tokens),
+            ("max-new-tokens", config.max_new_tokens),
+        ):
+            if longest + tokens > room:
+                raise ConfigError(
+                    f"{key} = {tokens} and conditions of up to {longest} tokens are more than the "
+                    f"{room} tokens that model {config.model!r} takes"
+                )
+
+    def _refuse_other_topics(self, run: RunDirectory) -> None:
+        """Refuse to go on with other topics than those that users were asked about."""
+        before, here = TopicsOfRun.read(run), self._described()
+        if before is not None and replace(before, weights=()) != here:
+            raise ConfigError(
+                f'topics = "{self.config.topics}" are not those that the run in {run.path} began '
+                "with: its histogram counts others"
+            )
+
+    def _described(self) -> TopicsOfRun:
+        topics = self._need_topics()
+        return TopicsOfRun(
+            about=self._hierarchy().about,
+            digest=hashlib.blake2b(topics.centres.tobytes(), digest_size=16).hexdigest(),
+            conditions=tuple(self._texts_before(topics)),
+        )
+
+    def first(self) -> Question:
+        """The centres of the topics, which are public."""
+        super().first()
+        self._described().write(self.run)
+        return self._voting()
+
+    # ------------------------------------------------------------------ a round
+
+    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
+        """The public parameters after the histogram; after every other round a step."""
+        number = release.round_number
+        if number != _HISTOGRAM:
+            return super().following(release, last=last)
+        state = self._read(number - 1)
+        self._write(state, number)
+        topics = self._need_topics()
+        write_json(
+            RoundFiles(self.run.round_dir(number)).server,
+            {
+                "noise_std": release.noise_std,
+                "topics": len(topics),
+                "topics_above_noise": int((release.values > 2.0 * release.noise_std).sum()),
+                "topics_below_zero": int((release.values < 0.0).sum()),
+                "total": float(release.values.sum()),
+            },
+        )
+        return self._question(state)
+
+    def restore(self, round_number: int) -> Question:
+        """What a round asks whose predecessor is over."""
+        return self._voting() if round_number == _HISTOGRAM else super().restore(round_number)
+
+    def _voting(self) -> Question:
+        return Question(self.config.histogram(), {"candidates": self._need_topics().centres})
+
+    def _question(self, state: ServerState) -> Question:
+        plain = super()._question(state)
+        conditions = self._conditions(self._need_topics())
+        return Question(plain.query, {**plain.broadcast, **conditions})
+
+    def _conditions(self, topics: Topics) -> dict[str, npt.NDArray[Any]]:
+        return {
+            "centres": topics.centres,
+            "conditions": pack_conditions(self._texts_before(topics)),
+        }
+
+    def _texts_before(self, topics: Topics) -> list[str]:
+        return topics.conditions(document_type=self.config.document_type)
+
+    # ------------------------------------------------------------------ the result
+
+    def finish(self) -> dict[str, Any]:
+        """Write the generator, and have it write texts by the histogram."""
+        figures = super().finish()
+        return {**figures, **self._write_texts(str(figures["model"]))}
+
+    def _write_texts(self, model: str) -> dict[str, Any]:
+        from flower_privsyn.generation import SamplingParameters, load_generator
+
+        config, place = self.config, self._need_place()
+        writer = TopicWriter(
+            generator=load_generator(str(self.run.path / model)),
+            conditions=self._texts_before(self._need_topics()),
+            sampling=SamplingParameters(
+                seed=config.seed,
+                max_new_tokens=config.max_new_tokens,
+                temperature=config.temperature,
+                top_p=config.top_p,
+            ),
+            most_repeated=config.most_repeated,
+            round_number=max(self.run.finished_rounds(), default=0),
+        )
+        weights, figures = self._weights()
+        replace(self._described(), weights=tuple(weights.tolist())).write(self.run)
+        records, dropped = writer.write(
+            weights,
+            config.synthetic_samples,
+            kept=self.run.path / "written.jsonl",
+            progress=place.progress,
+        )
+        return {
+            **figures,
+            "topics_written_about": len({record["parent"][0] for record in records}),
+            "synthetic": self.run.write_synthetic(records),
+            "dropped": dropped,
+        }
+
+    def _weights(self) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+        """What texts are dealt to topics by: the histogram, or public shares where it says nothing.
+
+        Returns:
+            (k,) weights, and figures that say which.
+        """
+        release = self._need_place().released(_HISTOGRAM)
+        if release is not None and (release.values > 0).any():
+            return np.maximum(release.values, 0.0), {"topics_by": "histogram"}
+        reason = "the histogram was lost" if release is None else "no topic has a count above zero"
+        logger.warning("%s: texts are dealt to topics as public text is", reason)
+        return self._need_topics().shares, {"topics_by": f"public text, as {reason}"}
+
+    # ------------------------------------------------------------------ topics
+
+    def _hierarchy(self) -> Any:
+        from flower_privsyn.generation.topics import load_topics
+
+        return load_topics(located(self.config.topics))
+
+    def _load_topics(self) -> Topics:
+        found: Topics = self._hierarchy().at(self.config.num_topics)
+        return found
+
+    def _need_topics(self) -> Topics:
+        if self._topics is None:
+            raise RuntimeError("the strategy has not been started")
+        return self._topics

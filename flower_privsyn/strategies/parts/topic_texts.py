@@ -1,0 +1,198 @@
+"""Writing texts by topic, as many of each as a histogram says, so that nothing written is lost."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import GenerationError
+from flower_privsyn.files import append_json_lines, read_json, read_json_lines, write_json
+from flower_privsyn.generation import SamplingParameters, TextGenerator
+from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.generation.topics import quotas
+from flower_privsyn.host.progress import ProgressReporter
+from flower_privsyn.runs import RunDirectory
+
+#: The topics of a run, in its directory: what its texts are conditioned on, and how often.
+TOPICS_FILE: Final = "topics.json"
+
+_PARENT: Final = "topic:"
+_WORD: Final = re.compile(r"\w+")
+
+#: Texts asked for at a time: what a killed process loses.
+_BATCH: Final = 256
+
+#: Batches one after the other of which nothing could be kept.
+_MOST_IN_VAIN: Final = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicsOfRun:
+    """The topics of a run as they stand in its directory.
+
+    Attributes:
+        about: where they come from, in words.
+        digest: of their centres.
+        conditions: (k,) what stands before a text of each.
+        weights: (k,) of the texts, once they are written; what a release said, or public shares.
+    """
+
+    about: str
+    digest: str
+    conditions: tuple[str, ...]
+    weights: tuple[float, ...] = ()
+
+    @classmethod
+    def read(cls, run: RunDirectory) -> TopicsOfRun | None:
+        """Those of a run; None where it has none."""
+        stored = read_json(run.path / TOPICS_FILE)
+        if not stored:
+            return None
+        return cls(
+            about=str(stored["about"]),
+            digest=str(stored["digest"]),
+            conditions=tuple(stored["conditions"]),
+            weights=tuple(stored["weights"]),
+        )
+
+    def write(self, run: RunDirectory) -> None:
+        """Keep them in the directory of a run."""
+        write_json(run.path / TOPICS_FILE, asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicWriter:
+    """Writes texts after conditions, an exact number after each.
+
+    Attributes:
+        generator: what writes.
+        conditions: (k,) texts that the generator goes on with.
+        sampling: how it draws; its seed is that of the first batch.
+        most_repeated: texts of which one word makes up more than this share are dropped, where
+            they have twenty words or more; 1 keeps all.
+        source: stored with every text.
+        round_number: stored with every text.
+    """
+
+    generator: TextGenerator
+    conditions: Sequence[str]
+    sampling: SamplingParameters
+    most_repeated: float = 1.0
+    source: str = "topic"
+    round_number: int = 1
+
+    def write(
+        self,
+        weights: Sequence[float] | npt.NDArray[np.float64],
+        num_samples: int,
+        *,
+        kept: Path,
+        progress: ProgressReporter,
+    ) -> tuple[list[dict[str, Any]], dict[str, int]]:
+        """Write until every topic has its texts; what an earlier attempt kept counts.
+
+        Texts are written down batch by batch. Empty ones and exact duplicates are dropped, and
+        others written in their place.
+
+        Args:
+            weights: (k,) by which the texts are dealt to topics.
+            num_samples: texts in all, >= 1.
+            kept: JSON-lines file of the texts kept so far.
+            progress: where the work reports.
+
+        Returns:
+            The records, as many of each topic as `quotas` says, and how many texts were dropped, by
+            reason.
+
+        Raises:
+            ConfigError: no topic has a weight above zero.
+            GenerationError: the generator failed, or writes nothing that can be kept; what it wrote
+                before is in `kept`.
+        """
+        wanted = quotas(np.asarray(weights), num_samples)
+        records, extra = self._kept_before(kept, wanted)
+        dropped: Counter[str] = Counter()
+        known = {str(record["text"]) for record in (*records, *extra)}
+        written = len(known)
+        in_vain = 0
+        with progress.stage("Write texts by topic", num_samples) as stage:
+            stage.update(len(records))
+            while pending := self._pending(wanted, records):
+                seed = derive_seed(self.sampling.seed, "texts by topic", written, in_vain)
+                texts = self.generator.generate(
+                    [self.conditions[topic] for topic in pending],
+                    sampling=replace(self.sampling, seed=seed),
+                )
+                fresh = []
+                for topic, (text,) in zip(pending, texts, strict=True):
+                    flat = " ".join(text.split())
+                    if reason := self._refused(flat, known):
+                        dropped[reason] += 1
+                        continue
+                    known.add(flat)
+                    fresh.append(self._record(flat, topic))
+                append_json_lines(kept, fresh)
+                records += fresh
+                written += len(fresh)
+                stage.update(len(fresh))
+                in_vain = 0 if fresh else in_vain + 1
+                if in_vain == _MOST_IN_VAIN:
+                    raise GenerationError(
+                        f"the generator {self.generator.name} writes nothing that can be kept: of "
+                        f"the last {_MOST_IN_VAIN * len(pending)} texts each was "
+                        f"{' or '.join(dropped)}"
+                    )
+        return records, dict(dropped)
+
+    def _kept_before(
+        self, kept: Path, wanted: npt.NDArray[np.int64]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """What earlier attempts kept: as many of each topic as are wanted now, and the rest."""
+        records: list[dict[str, Any]] = []
+        extra: list[dict[str, Any]] = []
+        seen: Counter[int] = Counter()
+        for record in read_json_lines(kept):
+            topic = _topic_of(record)
+            seen[topic] += 1
+            inside = topic < len(wanted) and seen[topic] <= wanted[topic]
+            (records if inside else extra).append(record)
+        return records, extra
+
+    def _pending(
+        self, wanted: npt.NDArray[np.int64], records: Sequence[dict[str, Any]]
+    ) -> list[int]:
+        """The topics of the texts that are still to be written, in one batch."""
+        missing = wanted - np.bincount(
+            [_topic_of(record) for record in records], minlength=len(wanted)
+        )
+        return [int(topic) for topic in np.repeat(np.arange(len(missing)), missing)[:_BATCH]]
+
+    def _refused(self, text: str, known: set[str]) -> str:
+        """Why a text is not kept; "" for one that is."""
+        if not text or "\ufffd" in text:
+            return "empty or broken"
+        if text in known:
+            return "a duplicate"
+        words = [word.lower() for word in _WORD.findall(text)]
+        if len(words) >= 20 and max(Counter(words).values()) > self.most_repeated * len(words):
+            return "one word over and over"
+        return ""
+
+    def _record(self, text: str, topic: int) -> dict[str, Any]:
+        return {
+            "text": text,
+            "round": self.round_number,
+            "parent": [f"{_PARENT}{topic}"],
+            "source": self.source,
+        }
+
+
+def _topic_of(record: dict[str, Any]) -> int:
+    return int(record["parent"][0].removeprefix(_PARENT))

@@ -1,0 +1,123 @@
+"""Make the bundled topics: clusters of the public corpus, with keywords.
+
+python scripts/public_models/topics.py --corpus DIR
+
+One passage of each document that is not held out (`corpus.py`), begun at a word drawn at random and
+cut as samples are, is embedded and clustered; the topics go where the package looks for them. It is
+the command for topics of one's own, too: any corpus in the same format, any embedding model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from corpus import clean, is_held_out, read_corpus  # noqa: E402
+
+from flower_privsyn.data import Cut  # noqa: E402
+from flower_privsyn.embedding import load_embedder  # noqa: E402
+from flower_privsyn.generation.topics import (  # noqa: E402
+    BUNDLED,
+    TopicModel,
+    load_topics,
+    probe_of,
+)
+
+#: Letters that hold a sample of 64 tokens in any text of the corpus.
+_WINDOW = 800
+
+
+def passages(corpus: Path, *, held_out: bool, tokenizer: object, seed: int) -> list[str]:
+    """One sample of each document, in the order of the corpus."""
+    random = np.random.default_rng(seed)
+    windows = []
+    for document in read_corpus(corpus):
+        if is_held_out(document) == held_out:
+            text = " ".join(clean(document["text"]).split())
+            start = int(random.integers(max(1, len(text) - _WINDOW)))
+            start = text.find(" ", start) + 1 if start else 0
+            windows.append(text[start : start + _WINDOW])
+    pieces = Cut(max_tokens=64).pieces(windows, tokenizer=tokenizer)
+    return [found[0] for found in pieces if found]
+
+
+def main() -> None:
+    """Read the command line and make topics."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpus", type=Path, required=True, help="folder of public-*.jsonl.gz")
+    parser.add_argument("--counts", type=int, nargs="+", default=[32, 64, 128, 256, 512])
+    parser.add_argument("--clustering", choices=["k-means", "hdbscan"], default="k-means")
+    parser.add_argument("--embedding-model", default="all-MiniLM-L6-v2")
+    parser.add_argument("--seed", type=int, default=20240601)
+    parser.add_argument("--vectors", type=Path, help="keep the embeddings in this .npy file")
+    parser.add_argument("--output", type=Path, default=BUNDLED)
+    asked = parser.parse_args()
+
+    embedder = load_embedder(asked.embedding_model)
+    texts = passages(asked.corpus, held_out=False, tokenizer=embedder.tokenizer, seed=asked.seed)
+    started = time.process_time()
+    if asked.vectors and asked.vectors.exists():
+        vectors = np.load(asked.vectors)
+    else:
+        vectors = embedder.embed(texts)
+        if asked.vectors:
+            np.save(asked.vectors, vectors)
+    embedded = time.process_time()
+    model = TopicModel(counts=tuple(asked.counts), clustering=asked.clustering, seed=asked.seed)
+    topics = model.fit(
+        texts,
+        vectors,
+        probe=probe_of(embedder),
+        about=f"{asked.clustering} of {len(texts)} passages of {asked.corpus.name}",
+    )
+    topics.save(asked.output)
+    print(
+        f"{len(texts)} passages, embedded in {embedded - started:.0f} CPU s, clustered in "
+        f"{time.process_time() - embedded:.0f} CPU s; {asked.output.stat().st_size / 1e6:.2f} MB"
+    )
+    report(asked, embedder)
+
+
+def report(asked: argparse.Namespace, embedder: object) -> None:
+    """How large topics are, and whether they say something of a document that they were not of.
+
+    Of every held-out document two passages are looked up. Passages of one document fall into one
+    topic more often than passages of two: how much more says whether there is text enough for so
+    many topics.
+    """
+    first, second = (
+        passages(asked.corpus, held_out=True, tokenizer=embedder.tokenizer, seed=asked.seed + one)
+        for one in (1, 2)
+    )
+    vectors = [embedder.embed(texts) for texts in (first, second)]
+    hierarchy = load_topics(str(asked.output))
+    print("| topics | passages of the smallest / median | same topic, same document | by chance |")
+    print("|---|---|---|---|")
+    for level in hierarchy.levels:
+        sizes = np.sort(level.shares) * len(asked_passages(asked))
+        one, two = (level.nearest(found) for found in vectors)
+        share = [Counter(found.tolist()) for found in (one, two)]
+        chance = sum(share[0][t] * share[1][t] for t in share[0]) / len(one) / len(two)
+        print(
+            f"| {len(level)} | {sizes[0]:.0f} / {np.median(sizes):.0f} | {np.mean(one == two):.3f} "
+            f"| {chance:.3f} |"
+        )
+    for words in hierarchy.levels[0].keywords[:8]:
+        print(", ".join(words))
+
+
+def asked_passages(asked: argparse.Namespace) -> range:
+    """As many numbers as documents were clustered."""
+    return range(sum(not is_held_out(document) for document in read_corpus(asked.corpus)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Topics of public text: found, named, nested, dealt by, and refused where they are none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.generation.topics import (
+    TopicModel,
+    Topics,
+    condition,
+    load_topics,
+    probe_of,
+    quotas,
+)
+from flower_privsyn.testing import HashEmbedder
+from tests.support.topics import SUBJECTS, documents, write_topics
+
+EMBEDDER = HashEmbedder()
+
+
+class TestMaking:
+    @pytest.mark.parametrize("clustering", ["k-means", "hdbscan"])
+    def test_the_subjects_of_a_corpus_are_found_and_named(self, clustering: str) -> None:
+        texts = documents(180)
+        made = TopicModel(counts=(6,), clustering=clustering, least_texts=12).fit(  # type: ignore[arg-type]
+            texts, EMBEDDER.embed(texts), probe=probe_of(EMBEDDER), about="subjects"
+        )
+        topics = made.levels[-1]
+        assert len(topics) == 6
+        told = {frozenset(words) for words in topics.keywords}
+        assert told == {frozenset(subject.split()) for subject in SUBJECTS}
+        # Every text falls where its subject is; shares are those of the corpus.
+        found = topics.nearest(EMBEDDER.embed(texts))
+        assert len(set(zip(found.tolist(), [n % 6 for n in range(180)], strict=True))) == 6
+        assert np.allclose(topics.shares, 1 / 6, atol=0.01)
+        assert np.allclose(np.linalg.norm(topics.centres, axis=1), 1.0)
+
+    def test_levels_are_nested_and_survive_the_disk(self, tmp_path: Path) -> None:
+        topics = load_topics(str(write_topics(tmp_path)))
+        assert topics.counts == (3, 6)
+        assert topics.about == "made-up subjects"
+        parents = topics.ancestors(6, 3)
+        coarse, fine = topics.at(3), topics.at(6)
+        for topic in range(3):
+            inside = parents == topic
+            assert coarse.shares[topic] == pytest.approx(fine.shares[inside].sum())
+            below = {word for place in np.flatnonzero(inside) for word in fine.keywords[place]}
+            assert set(coarse.keywords[topic]) <= below
+        assert topics.ancestors(6, 6).tolist() == list(range(6))
+
+    def test_fewer_documents_than_topics(self) -> None:
+        texts = documents(5)
+        with pytest.raises(ConfigError, match="6 topics need at least as many documents, got 5"):
+            TopicModel(counts=(6,)).fit(
+                texts, EMBEDDER.embed(texts), probe=probe_of(EMBEDDER), about=""
+            )
+
+    def test_text_without_words(self) -> None:
+        texts = ["1 2 3", "4 5", "a b"]
+        with pytest.raises(ConfigError, match="topics of them would have no keywords"):
+            TopicModel(counts=(2,)).fit(
+                texts, EMBEDDER.embed(texts), probe=probe_of(EMBEDDER), about=""
+            )
+
+    def test_a_topic_without_keywords(self) -> None:
+        with pytest.raises(ConfigError, match="topic 1 of 2 has no keywords"):
+            Topics(
+                centres=np.eye(2, dtype=np.float32),
+                keywords=(("river",), ()),
+                shares=np.full(2, 0.5),
+            )
+
+
+class TestReading:
+    def test_the_bundled_ones(self) -> None:
+        topics = load_topics()
+        assert 64 in topics.counts
+        for count in topics.counts:
+            level = topics.at(count)
+            assert level.centres.shape == (count, 384)
+            assert all(1 <= len(words) <= 10 for words in level.keywords)
+            assert level.shares.min() > 0
+        fine = topics.ancestors(topics.counts[-1], 64)
+        assert Counter(fine.tolist()).keys() == set(range(64))
+
+    def test_another_coarseness(self) -> None:
+        with pytest.raises(ConfigError, match=r"num-topics must be one of 32, 64, .*got 65"):
+            load_topics().at(65)
+
+    def test_another_embedding_model(self, tmp_path: Path) -> None:
+        topics = load_topics(str(write_topics(tmp_path)))
+        topics.check_embedder(EMBEDDER, setting="these")
+        for other in (HashEmbedder(16), _Turned()):
+            with pytest.raises(ConfigError, match="these were made with another embedding model"):
+                topics.check_embedder(other, setting="these")
+
+    @pytest.mark.parametrize("content", [b"", b"no archive", None])
+    def test_something_else(self, tmp_path: Path, content: bytes | None) -> None:
+        path = tmp_path / "other.npz"
+        if content is None:
+            np.savez(path, counts=np.array([3]))
+        else:
+            path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"other.npz cannot be read"):
+            load_topics(str(path))
+        with pytest.raises(ConfigError, match=r"nowhere.npz cannot be read \(No such file"):
+            load_topics(str(tmp_path / "nowhere.npz"))
+
+
+class _Turned(HashEmbedder):
+    """Another model of the same dimension."""
+
+    def embed(self, texts, *, progress=None):
+        return -super().embed(texts, progress=progress)
+
+
+class TestDealing:
+    def test_by_largest_remainders(self) -> None:
+        assert quotas(np.array([5.0, 3.0, 2.0]), 10).tolist() == [5, 3, 2]
+        assert quotas(np.array([1.0, 1.0, 1.0]), 4).tolist() == [2, 1, 1]
+        assert quotas(np.array([0.6, -7.0, 0.3, 0.1]), 5).tolist() == [3, 0, 2, 0]
+
+    def test_always_exactly_and_never_to_an_empty_topic(self) -> None:
+        random = np.random.default_rng(1)
+        for total in (1, 7, 64, 10_001):
+            weights = random.standard_normal(64) * 10.0 ** random.integers(-300, 300)
+            found = quotas(weights, total)
+            assert found.sum() == total
+            assert not found[weights <= 0].any()
+            shares = np.maximum(weights / weights.max(), 0)
+            assert np.abs(found - shares * (total / shares.sum())).max() < 1
+
+    @pytest.mark.parametrize("weights", [[-1.0, 0.0], [np.nan, 1.0], [np.inf, 1.0]])
+    def test_nothing_to_deal_by(self, weights: list[float]) -> None:
+        with pytest.raises(ConfigError, match="none of 2 topics has a finite count above zero"):
+            quotas(np.array(weights), 3)
+
+    def test_no_texts(self) -> None:
+        with pytest.raises(ConfigError, match="texts must be a whole number of at least 1, got 0"):
+            quotas(np.ones(2), 0)
+
+
+def test_a_condition_is_what_the_bundled_model_was_trained_on() -> None:
+    assert condition(["cell", "gene"], document_type="textbook") == (
+        "Document Type: textbook\nKeywords: cell, gene\nDocument:\n"
+    )
+    assert condition(["cell"]) == "Keywords: cell\nDocument:\n"

@@ -1,0 +1,427 @@
+"""CTCL end to end in one process: real models, real Flower messages, both phases."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting import pld
+from flwr.app import Message
+
+from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import read_json_lines
+from flower_privsyn.generation.topics import load_topics, quotas
+from flower_privsyn.host.progress import NullProgress
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy.grid import GRID
+from flower_privsyn.queries import TrainableModel
+from flower_privsyn.strategies import CTCL, CTCLConfig
+from flower_privsyn.strategies.more_text import MoreText, write_more
+from flower_privsyn.strategies.parts.topic_texts import TopicWriter
+from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
+from flower_privsyn.training.local import LocalModel
+from tests.support.federation import asked, silent, training_nodes
+from tests.support.probe import Killed
+from tests.support.run_files import contents, lines, release, releases
+from tests.support.topics import documents, write_topics
+
+Builder = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def topics_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_topics(tmp_path_factory.mktemp("topics"))
+
+
+@pytest.fixture
+def config(llama: Path, topics_file: Path, tmp_path: Path) -> Callable[..., CTCLConfig]:
+    """Settings of a small run without noise; keyword arguments replace them."""
+
+    def build(**changes: Any) -> CTCLConfig:
+        values: dict[str, Any] = {
+            "model": str(llama),
+            "topics": str(topics_file),
+            "num_topics": 6,
+            "num_rounds": 3,
+            "min_separation": 2,
+            "num_nodes": 2,
+            "local_learning_rate": 0.5,
+            "clip_norm": 0.05,
+            "server_momentum": 0.0,
+            "max_tokens": 32,
+            "max_samples": 4,
+            "max_new_tokens": 8,
+            "synthetic_samples": 24,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "accept_noise": True,
+            **changes,
+        }
+        if "epsilon" not in values:
+            values.setdefault("noise_multiplier", 0.0)
+            values.setdefault("histogram_noise_multiplier", 0.0)
+        return CTCLConfig(**values)
+
+    return build
+
+
+@pytest.fixture
+def people() -> Users:
+    """Six users; most write about rivers (the first subject) and about doctors (the second)."""
+    found = documents(120, seed=5, words=3)
+    rows = []
+    for user, subjects in enumerate(([0], [0, 1], [1], [0, 0, 2], [0, 1, 1], [])):
+        rows += [(f"user-{user}", found[6 * (3 * user + k) + s]) for k, s in enumerate(subjects)]
+        rows += [] if subjects else [(f"user-{user}", "")]
+    return Users.from_rows(rows)
+
+
+def start(
+    config: CTCLConfig,
+    people: Users,
+    tmp_path: Path,
+    *,
+    num_nodes: int = 2,
+    prepare: Callable[[CTCL], None] = lambda strategy: None,
+    **grid: Any,
+) -> tuple[CTCL, LoopbackGrid]:
+    def app(load: Any) -> Any:
+        return create_training_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+
+    strategy = CTCL(config, embedder=HashEmbedder())
+    prepare(strategy)
+    nodes = training_nodes(people, num_nodes=num_nodes, app=app, **grid)
+    strategy.start(nodes)
+    return strategy, nodes
+
+
+class TestAWholeRun:
+    def test_histogram_updates_and_texts_are_what_the_paper_says(
+        self, config: Builder, people: Users, tmp_path: Path, llama: Path, topics_file: Path
+    ) -> None:
+        ours = config(sampling="full", num_rounds=2, trainable="full")
+        strategy, _ = start(ours, people, tmp_path)
+        topics = load_topics(str(topics_file)).at(6)
+        mine = topics.nearest(HashEmbedder().embed(people.texts))
+        # Without noise: everybody's shares, added up.
+        shares = np.zeros(6)
+        for user in range(6):
+            own = mine[
+                [o == user and bool(t) for o, t in zip(people.owners, people.texts, strict=True)]
+            ]
+            shares += np.bincount(own, minlength=6) / max(1, len(own))
+        assert np.allclose(release(strategy.run.path, 1), shares, atol=10 * GRID)
+        # The update is that of users who train on (condition, document) alone.
+        model = LocalModel(TrainableModel(name=str(llama)))
+        before = [model.encode(topics.conditions())[topic] for topic in mine.tolist()]
+        total = np.zeros(model.dimension)
+        for user in range(5):
+            places = np.flatnonzero(people.owners == user)
+            samples = model.encode([people.texts[place] for place in places])
+            update = model.update(
+                [
+                    model.after_condition(before[place], sample)
+                    for place, sample in zip(places, samples, strict=True)
+                ],
+                given=[len(before[place]) for place in places],
+                learning_rate=0.5,
+                epochs=1,
+                batch_size=4,
+                max_steps=64,
+                seed=[0, 2, *f"user-{user}".encode()],
+            )
+            assert update is not None
+            total += update * min(1.0, 0.05 / np.linalg.norm(update)) / 0.05
+        assert np.allclose(release(strategy.run.path, 2), total, atol=1e-5)
+        # Texts: exactly as many of each topic as the histogram says.
+        texts = list(read_json_lines(strategy.run.path / "synthetic.jsonl"))
+        wanted = quotas(release(strategy.run.path, 1), 24)
+        told = Counter(int(text["parent"][0].removeprefix("topic:")) for text in texts)
+        assert [told[topic] for topic in range(6)] == wanted.tolist()
+        assert len({text["text"] for text in texts}) == len(texts) == 24
+        assert (strategy.run.path / "models/final/config.json").is_file()
+        described = json.loads((strategy.run.path / "topics.json").read_text())
+        assert described["conditions"] == topics.conditions()
+        assert np.allclose(described["weights"], shares, atol=10 * GRID)
+
+    def test_a_condition_is_given_and_never_predicted(self, llama: Path) -> None:
+        model = LocalModel(TrainableModel(name=str(llama)))
+        condition, sample = model.encode(["Keywords: river\nDocument:\n", "The river sings."])
+        row = model.after_condition(condition, sample)
+        begin, end = [1], [2]
+        assert row == [*condition, *sample[len(begin) :], *end]
+        settings: dict[str, Any] = {"learning_rate": 0.5, "epochs": 1, "batch_size": 1}
+        whole = model.update([row], given=[len(condition)], **settings)
+        # Nothing is left to predict where the condition fills the row.
+        assert model.update([row], given=[len(row)], **settings) is None
+        assert model.update([row], given=[1], **settings) is not None
+        assert whole is not None
+        model._begin_anew()
+        loss = float(model._loss([(row, len(condition))]).detach())
+        with torch.no_grad():
+            scores = model._model(input_ids=torch.tensor([row])).logits[0].log_softmax(-1)
+        expected = -scores[range(len(condition) - 1, len(row) - 1), row[len(condition) :]].mean()
+        assert loss == pytest.approx(float(expected), rel=1e-5)
+
+    def test_six_nodes_of_one_answer_as_two_of_three(
+        self, config: Builder, people: Users, tmp_path: Path
+    ) -> None:
+        two, _ = start(config(run_dir=str(tmp_path / "two")), people, tmp_path)
+        six, _ = start(
+            config(run_dir=str(tmp_path / "six"), num_nodes=6), people, tmp_path, num_nodes=6
+        )
+        for number in (1, 2, 3):
+            assert np.array_equal(release(two.run.path, number), release(six.run.path, number))
+
+    def test_a_node_hears_topics_and_tells_no_condition(
+        self, config: Builder, people: Users, tmp_path: Path
+    ) -> None:
+        _, nodes = start(config(sampling="full", num_rounds=2), people, tmp_path)
+        voting, *learning = [
+            set(wire.read_broadcast(message.content["privsyn.broadcast"]))
+            for message in asked(nodes)[::2]
+        ]
+        assert voting == {"candidates"}
+        assert learning == [{"parameters", "centres", "conditions"}]
+        for reply in nodes.replies:
+            assert not reply.has_error()
+            assert set(reply.content) <= {"privsyn.answer", "privsyn.cohort", "privsyn.roster"}
+
+    def test_without_a_histogram_public_shares_take_its_place(
+        self, config: Builder, people: Users, tmp_path: Path, topics_file: Path
+    ) -> None:
+        strategy, _ = start(
+            config(sampling="full", min_users=1), people, tmp_path, tamper=silent(1)
+        )
+        summary = strategy.run.state["summary"]
+        assert summary["topics_by"] == "public text, as the histogram was lost"
+        texts = list(read_json_lines(strategy.run.path / "synthetic.jsonl"))
+        told = Counter(text["parent"][0] for text in texts)
+        assert [told[f"topic:{topic}"] for topic in range(6)] == [4] * 6
+        assert [line["query"] for line in releases(strategy.run.path)] == ["conditional_delta"] * 2
+
+
+class TestTheBudget:
+    def test_poisson_rounds_and_the_histogram_cost_what_dp_accounting_says(
+        self, config: Builder
+    ) -> None:
+        ours = config(epsilon=2.0, sampling="poisson", sampling_rate=0.2, num_rounds=11, delta=1e-5)
+        plan = plan_of(ours, 500)
+        histogram, training = plan.phases
+        assert histogram.noise_multiplier is not None
+        assert training.noise_multiplier is not None
+        event = dp_accounting.ComposedDpEvent(
+            [
+                dp_accounting.GaussianDpEvent(histogram.noise_multiplier),
+                dp_accounting.SelfComposedDpEvent(
+                    dp_accounting.PoissonSampledDpEvent(
+                        0.2, dp_accounting.GaussianDpEvent(training.noise_multiplier)
+                    ),
+                    10,
+                ),
+            ]
+        )
+        relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+        accountant = pld.PLDAccountant(relation, value_discretization_interval=1e-3)
+        theirs = accountant.compose(event).get_epsilon(1e-5)
+        assert plan.epsilon() == pytest.approx(theirs, rel=1e-3)
+        assert plan.epsilon() == pytest.approx(2.0, rel=1e-3)
+
+    @pytest.mark.parametrize("share", [0.1, 0.5])
+    def test_correlated_rounds_and_the_histogram_are_one_gaussian(
+        self, config: Builder, share: float
+    ) -> None:
+        ours = config(
+            epsilon=1.0, num_rounds=13, min_separation=4, delta=1e-5, histogram_share=share
+        )
+        histogram, training = plan_of(ours, 500).phases
+        assert histogram.noise_multiplier is not None
+        assert training.noise_multiplier is not None
+        together = training.noise_multiplier / training.sensitivity
+        mu = np.hypot(1 / histogram.noise_multiplier, 1 / together)
+        assert dp_accounting.get_epsilon_gaussian(1 / mu, 1e-5) == pytest.approx(1.0, rel=1e-3)
+        # The histogram has its share of 1 / z^2, and no more.
+        assert (1 / histogram.noise_multiplier) ** 2 / mu**2 == pytest.approx(share, rel=2e-3)
+
+    def test_the_papers_ten_for_the_histogram(self, config: Builder) -> None:
+        ours = config(epsilon=1.0, num_rounds=13, delta=1e-5, histogram_noise_multiplier=10.0)
+        histogram, _ = plan_of(ours, 500).phases
+        assert histogram.noise_multiplier == 10.0
+        with pytest.raises(ConfigError, match="epsilon 0.1 is spent by the releases whose noise"):
+            plan_of(config(epsilon=0.1, histogram_noise_multiplier=10.0, delta=1e-5), 500)
+
+    def test_both_phases_stand_in_the_ledger(
+        self, config: Builder, people: Users, tmp_path: Path
+    ) -> None:
+        strategy, _ = start(config(epsilon=4.0), people, tmp_path)
+        charged = releases(strategy.run.path)
+        assert [line["query"] for line in charged] == [
+            "nearest_neighbor_histogram",
+            "conditional_delta",
+            "conditional_delta",
+        ]
+        after = [line["epsilon_release"] for line in charged]
+        assert after[0] < after[1] == after[2] == pytest.approx(4.0, rel=1e-3)
+        assert 0.0 < after[0] < 2.0  # the histogram's share, visible
+
+
+def plan_of(config: CTCLConfig, population: int) -> Any:
+    from flower_privsyn.private_path.settling import plan_of as planned
+    from flower_privsyn.private_path.settling import settle
+
+    plan = planned(CTCL(config).method, config, population=population)
+    return settle(plan, epsilon=config.epsilon, run=None).plan
+
+
+class TestKilled:
+    @pytest.mark.parametrize("where", ["histogram", "after the histogram", "training", "texts"])
+    def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
+        self,
+        config: Builder,
+        people: Users,
+        tmp_path: Path,
+        where: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        whole, _ = start(config(run_dir=str(tmp_path / "whole")), people, tmp_path)
+
+        def die_after(strategy: CTCL) -> None:
+            update, number = strategy.method.following, {"training": 2}.get(where, 1)
+
+            def following(release: Any, *, last: bool) -> Any:
+                found = update(release, last=last)
+                if release.round_number == number:
+                    raise Killed
+                return found
+
+            strategy.method.following = following  # type: ignore[method-assign]
+
+        kept, calls = TopicWriter._record, []
+
+        def record(self: Any, text: str, topic: int) -> Any:
+            calls.append(text)
+            if len(calls) == 7:
+                raise Killed
+            return kept(self, text, topic)
+
+        prepare = die_after if where in ("after the histogram", "training") else _nothing
+        tamper = _die_in_round_1 if where == "histogram" else None
+        with monkeypatch.context() as patch:
+            if where == "texts":
+                patch.setattr("flower_privsyn.strategies.parts.topic_texts._BATCH", 3)
+                patch.setattr(TopicWriter, "_record", record)
+            with pytest.raises(Killed):
+                start(config(), people, tmp_path, prepare=prepare, tamper=tamper)
+        resumed, _ = start(config(resume=True), people, tmp_path)
+        assert resumed.run.status == "finished"
+        if where == "histogram":
+            # Interrupted, so charged and lost: the rounds that train are not.
+            assert resumed.run.rounds_with_outcome("released") == [2, 3]
+            return
+        for number in (1, 2, 3):
+            assert np.array_equal(
+                release(whole.run.path, number), release(resumed.run.path, number)
+            )
+        models = [run.run.path / "models/final/model.safetensors" for run in (whole, resumed)]
+        assert models[0].read_bytes() == models[1].read_bytes()
+        assert len(releases(resumed.run.path)) == 3
+        texts = [
+            list(read_json_lines(run.run.path / "synthetic.jsonl")) for run in (whole, resumed)
+        ]
+        told = [Counter(text["parent"][0] for text in one) for one in texts]
+        assert told[0] == told[1]
+        if where != "texts":
+            assert texts[0] == texts[1]
+        else:  # those that were written down stay
+            first = [line["text"] for line in lines(resumed.run.path / "written.jsonl")][:6]
+            assert first == [t["text"] for t in texts[1]][:6]
+
+    def test_more_texts_of_a_run_are_free(
+        self, config: Builder, people: Users, tmp_path: Path
+    ) -> None:
+        run = start(config(), people, tmp_path)[0].run
+        before = contents(run.path)
+
+        def write(count: int, **changes: Any) -> list[dict[str, Any]]:
+            written = write_more(
+                run,
+                MoreText.of(run, changes),
+                num_samples=count,
+                seed=1,
+                output=tmp_path / "more.jsonl",
+                progress=NullProgress(),
+            )
+            assert (written.kind, written.texts) == ("topics", count)
+            return lines(written.path)
+
+        first = write(10)
+        assert write(40)[:10] == first
+        told = Counter(int(text["parent"][0].removeprefix("topic:")) for text in write(40))
+        wanted = quotas(release(run.path, 1), 40)
+        assert [told[topic] for topic in range(6)] == wanted.tolist()
+        assert {text["text"] for text in first}.isdisjoint(
+            text["text"] for text in read_json_lines(run.path / "synthetic.jsonl")
+        )
+        assert contents(run.path) == before
+
+    def test_other_topics_are_refused(self, config: Builder, people: Users, tmp_path: Path) -> None:
+        with pytest.raises(Killed):
+            start(config(), people, tmp_path, tamper=_die_in_round_1)
+        path = tmp_path / "run" / "topics.json"
+        path.write_text(path.read_text().replace("river", "brook"))
+        with pytest.raises(ConfigError, match="are not those that the run in .* began with"):
+            start(config(resume=True), people, tmp_path)
+
+
+def _nothing(strategy: CTCL) -> None:
+    pass
+
+
+def _die_in_round_1(request: Message, reply: Message) -> list[Message]:
+    if request.content.config_records["privsyn.request"].get("round") == 1:
+        raise Killed
+    return [reply]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"num_rounds": 1}, "num-rounds must be a whole number of at least 2, got 1"),
+            (
+                {"noise_multiplier": 3.0, "histogram_noise_multiplier": None},
+                "needs histogram-noise",
+            ),
+            ({"epsilon": 1.0, "histogram_share": 1.0}, "histogram-share must be a number"),
+            ({"synthetic_samples": 0}, "synthetic-samples must be a whole number of at least 1"),
+            ({"document_type": "a\nb"}, "document-type must be words in one line"),
+            ({"user_weight": "documents", "max_samples": 0}, 'needs user-weight = "share"'),
+            ({"sampling": "turns"}, 'sampling must be one of "cyclic", "full"'),
+        ],
+    )
+    def test_settings(self, config: Builder, changes: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(ConfigError, match=sentence):
+            config(**changes)
+
+    def test_before_anything_is_spent(self, config: Builder, people: Users, tmp_path: Path) -> None:
+        for changes, sentence in (
+            ({"num_topics": 5}, "num-topics must be one of 3, 6"),
+            ({"topics": "bundled", "num_topics": 64}, "made with another embedding model"),
+            ({"max_tokens": 250}, r"max-tokens = 250 and conditions of up to \d+ tokens are more"),
+            ({"max_new_tokens": 250}, "max-new-tokens = 250 and conditions"),
+        ):
+            with pytest.raises(ConfigError, match=sentence):
+                start(config(**changes), people, tmp_path)
+            assert not (tmp_path / "run" / "ledger.jsonl").exists()
+            import shutil
+
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
