@@ -144,11 +144,17 @@ class Plan:
             settings=self._settings_of(cell.method),
         )
         values |= self._decided(cell, data)
-        values |= {key: set_ for key, set_ in self._trained().items() if key in self.app.defaults}
+        trained = self._trained(self.method(cell))
+        values |= {key: set_ for key, set_ in trained.items() if key in self.app.defaults}
         return values
 
-    def _trained(self) -> dict[str, ConfigValue]:
-        """What a student of the server's own is, where the app has one: as everybody's is."""
+    def _trained(self, method: ComparedMethod) -> dict[str, ConfigValue]:
+        """What a student of the server's own is, where the app has one: as everybody's is.
+
+        A model that a method trains to write text is no student: another one learns from the text.
+        """
+        if method.kind == "synthetic text":
+            return {}
         trained: dict[str, ConfigValue] = {
             "model": self.downstream,
             "student-batch-size": self.training.batch_size,
@@ -195,8 +201,9 @@ class Plan:
         """
         names = {method.name for method in self.methods}
         cells = self.cells()
-        ours = self._decided(cells[0], Path()).keys() | self._trained().keys()
-        ours |= {"run-dir", "resume"}
+        decided = self._decided(cells[0], Path()).keys() | {"run-dir", "resume"}
+        trained = {method.name: self._trained(method).keys() for method in self.methods}
+        everywhere = decided.union(*trained.values())
         for setting in self.settings:
             key = setting.partition("=")[0].strip()
             owner, dot, rest = key.partition(".")
@@ -205,6 +212,7 @@ class Plan:
                     f"--set {setting}: {owner!r} is none of the methods compared, which are "
                     f"{', '.join(sorted(names))}"
                 )
+            ours = decided | trained[owner] if dot else everywhere
             if (rest if dot else key) in ours:
                 raise ConfigError(
                     f"--set {setting}: {rest if dot else key} is the same for every method of a "

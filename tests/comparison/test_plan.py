@@ -23,7 +23,7 @@ from flower_privsyn.strategies.catalogue import entries
 METHODS = [
     *("public-only", "expand-only", "random-public", "distill-public"),
     *("pre-text", "aug-pe", "pe-sft", "popri", "kernel-sketch", "joint-sketch"),
-    *("dp-fedavg", "dp-ftrl", "finetune-private"),
+    *("ctcl", "dp-fedavg", "dp-ftrl", "finetune-private"),
 ]
 
 
@@ -58,7 +58,7 @@ class TestApp:
         plan = plan_of(data)
         assert [method.name for method in plan.methods] == METHODS
         asked = [cell for cell in plan.cells() if cell.seed == 0 and cell.epsilon == 1.0]
-        assert len(asked) == 8
+        assert len(asked) == 9
         for cell in asked:
             config = configuration_of(plan.values(cell, Path("users.jsonl")))
             assert config.epsilon == 1.0
