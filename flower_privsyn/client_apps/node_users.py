@@ -318,10 +318,10 @@ class NodeUsers:
                     "flower_privsyn.client_apps.training.create_training_app"
                 )
             name = guard.check_files("trained", request.trains.name)
-            return self._trainer.source(
-                replace(request.trains, name=name),
-                embeddings=self._embeddings(request, guard) if request.conditioned else None,
-            )
+            trains = replace(request.trains, name=name)
+            if not request.conditioned:
+                return self._trainer.source(trains)
+            return self._trainer.source(trains, embeddings=self._embeddings(request, guard))
         if request.reads == "tokens":
             name = guard.check_files(_kind_of(request, guard), request.embedding_model)
             tokenizer, fingerprint = load_tokenizer(located(name))

@@ -66,7 +66,9 @@ class DataRequest:
     def suits(self, query: type[Query] | Query) -> bool:
         """Whether the records of this request are what a question is about."""
         # Classes open a second attribute of every document: to questions of them alone.
-        if query.labelled != bool(self.classes) or query.conditioned != self.conditioned:
+        if query.labelled != bool(self.classes):
+            return False
+        if query.conditioned != self.conditioned:
             return False
         return query.reads == self.reads and query.trains == (self.trains is not None)
 

@@ -46,7 +46,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a machine that breaks company is not asked",
         file="flower_privsyn/client_apps/records.py",
-        function="EmbeddingSource.read",
+        function="EmbeddingSource.vectors",
         before="    require_company(self.embedder, self.cache_directory)\n",
         after="",
         tests=("tests/client_apps/test_company.py",),

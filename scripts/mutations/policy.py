@@ -213,8 +213,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a request names no embedding model",
         file="flower_privsyn/messages/data_request.py",
         function="data_request",
-        before='reads != "text" and not str(record["embedding-model"])',
-        after="False",
+        before='if embeds and not str(record["embedding-model"])',
+        after="if False",
         tests=("tests/messages/test_wire.py",),
     ),
     Mutation(

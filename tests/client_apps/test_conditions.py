@@ -1,0 +1,198 @@
+"""Training on documents after conditions: what a node finds out, tells, and refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.data import Users
+from flower_privsyn.errors import NotAllowedError
+from flower_privsyn.messages import wire
+from flower_privsyn.node import NodeGuard, model_digest, simulated
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism
+from flower_privsyn.privacy.grid import from_grid
+from flower_privsyn.queries import (
+    ConditionalDelta,
+    ModelDelta,
+    NearestNeighborHistogram,
+    TrainableModel,
+    conditioned_fingerprint,
+    pack_conditions,
+    unpack_conditions,
+)
+from flower_privsyn.testing import HashEmbedder, hash_embedder
+from flower_privsyn.training.local import LocalModel
+from tests.support.answering import read_answer
+from tests.support.questions import DATA
+
+QUESTION = ConditionalDelta(clip_to=0.05, learning_rate=0.5, batch_size=1)
+CONDITIONS = ["Keywords: river\nDocument:\n", "Keywords: doctor\nDocument:\n"]
+
+
+@pytest.fixture(scope="module")
+def model(llama: Path) -> LocalModel:
+    return LocalModel(TrainableModel(name=str(llama)))
+
+
+@pytest.fixture
+def data(llama: Path) -> wire.DataRequest:
+    trained = TrainableModel(name=str(llama))
+    return replace(
+        DATA, trains=trained, max_tokens=32, held_out_fraction=0.0, max_samples=5, conditioned=True
+    )
+
+
+def broadcast(model: LocalModel, **changes: Any) -> dict[str, Any]:
+    centres = HashEmbedder().embed(["river river", "doctor doctor"])
+    values = {
+        "parameters": model.parameters,
+        "centres": centres,
+        "conditions": pack_conditions(CONDITIONS),
+    }
+    return {name: array for name, array in {**values, **changes}.items() if array is not None}
+
+
+def answer(
+    app: ClientApp, data: wire.DataRequest, arrays: dict[str, Any], query: Any = QUESTION
+) -> np.ndarray | str:
+    question = wire.Ask(
+        round_number=1,
+        query=query,
+        broadcast=arrays,
+        data=data,
+        sampling=FullParticipation(),
+        sampling_key=b"k" * 32,
+        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
+        num_rounds=9,
+    )
+    content = wire.pack_ask(question, wire.broadcast_record(arrays, precision="float32"))
+    message = Message(content, dst_node_id=5, message_type=wire.message_type(query))
+    context = Context(run_id=1, node_id=5, node_config={}, state=RecordDict(), run_config={})
+    reply = app(message, context)
+    if reply.has_error():
+        return wire.ClientErrorCode(reply.error.code).name
+    return from_grid(read_answer(reply).total)
+
+
+def app_of(rows: list[tuple[str, str]], tmp_path: Path) -> ClientApp:
+    users = Users.from_rows(rows)
+    cache = tmp_path / "cache"
+    return create_training_app(lambda context: users, embedder=hash_embedder, cache_directory=cache)
+
+
+def test_every_document_stands_after_the_condition_that_is_nearest_to_it(
+    data: wire.DataRequest, model: LocalModel, tmp_path: Path
+) -> None:
+    rows = [("a", "the river waits"), ("a", "my doctor reads"), ("b", "a doctor sings")]
+    conditions = model.encode(CONDITIONS)
+    expected = np.zeros(model.dimension)
+    for user, documents in (("a", [(rows[0][1], 0), (rows[1][1], 1)]), ("b", [(rows[2][1], 1)])):
+        samples = model.encode([text for text, _ in documents])
+        pairs = [(conditions[t], own) for (_, t), own in zip(documents, samples, strict=True)]
+        update = model.update(
+            [model.after_condition(before, own) for before, own in pairs],
+            given=[len(before) for before, _ in pairs],
+            learning_rate=0.5,
+            epochs=1,
+            batch_size=1,
+            seed=[data.seed, 1, *user.encode()],
+        )
+        assert update is not None
+        expected += update * min(1.0, 0.05 / np.linalg.norm(update)) / 0.05
+    found = answer(app_of(rows, tmp_path), data, broadcast(model))
+    assert isinstance(found, np.ndarray)
+    assert np.allclose(found, expected, atol=1e-6)
+    # The order of the topics decides what is trained on, and nothing else of the broadcast.
+    turned = answer(
+        app_of(rows, tmp_path), data, broadcast(model, conditions=pack_conditions(CONDITIONS[::-1]))
+    )
+    assert not np.allclose(found, turned, atol=1e-4)
+
+
+def test_a_user_s_update_is_bounded_whatever_the_conditions(
+    data: wire.DataRequest, model: LocalModel, tmp_path: Path
+) -> None:
+    for conditions in (CONDITIONS, ["", ""], ["river " * 500] * 2):
+        arrays = broadcast(model, conditions=pack_conditions(conditions))
+        found = answer(app_of([("a", "the river waits")], tmp_path), data, arrays)
+        assert isinstance(found, np.ndarray)
+        assert np.linalg.norm(found) <= QUESTION.clip_norm
+    # A condition that fills the model leaves nothing to predict.
+    assert not found.any()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"centres": None},
+        {"conditions": None},
+        {"conditions": pack_conditions(["one"])},
+        {"centres": np.full((2, 32), np.nan, np.float32)},
+        {"centres": np.zeros((2, 16), np.float32)},
+        {"conditions": np.zeros(4, np.float32)},
+        {"conditions": np.array([255, 0, 255], np.uint8)},
+        {"more": np.zeros(1, np.float32)},
+    ],
+)
+def test_a_broadcast_that_does_not_fit_is_refused(
+    changes: dict[str, Any], data: wire.DataRequest, model: LocalModel, tmp_path: Path
+) -> None:
+    app = app_of([("a", "the river waits")], tmp_path)
+    assert answer(app, data, broadcast(model, **changes)) == "BAD_REQUEST"
+
+
+def test_questions_with_and_without_conditions_are_not_each_other_s(
+    data: wire.DataRequest, model: LocalModel, tmp_path: Path
+) -> None:
+    app = app_of([("a", "the river waits")], tmp_path)
+    plain = ModelDelta(clip_to=0.05, learning_rate=0.5, batch_size=1)
+    only = {"parameters": model.parameters}
+    assert answer(app, data, only, plain) == "BAD_REQUEST"
+    assert answer(app, replace(data, conditioned=False), broadcast(model)) == "BAD_REQUEST"
+    votes = NearestNeighborHistogram(max_samples=5)
+    assert answer(app, data, {"candidates": broadcast(model)["centres"]}, votes) == "BAD_REQUEST"
+    assert isinstance(answer(app, replace(data, conditioned=False), only, plain), np.ndarray)
+
+
+def test_the_roster_names_both_models(
+    data: wire.DataRequest, model: LocalModel, tmp_path: Path
+) -> None:
+    app = app_of([("a", "the river waits")], tmp_path)
+    message = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
+    context = Context(run_id=1, node_id=5, node_config={}, state=RecordDict(), run_config={})
+    entry = wire.unpack_roster(app(message, context))
+    expected = conditioned_fingerprint(model.fingerprint, HashEmbedder().fingerprint)
+    assert (entry.embedder, entry.dimension) == (expected, model.dimension)
+
+
+def test_the_owner_allows_both_models(data: wire.DataRequest, llama: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        'queries = ["conditional_delta"]\nmax-epsilon = 9.0\n'
+        f'[trained-models]\n"{llama}" = "{model_digest(llama)}"\n'
+        '[embedding-models]\n"another" = ""\n'
+    )
+    app = app_of([("a", "the river waits")], tmp_path)
+    message = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
+    node = {"policy": str(policy)}
+    context = Context(run_id=2**40, node_id=5, node_config=node, state=RecordDict(), run_config={})
+    with simulated(False):
+        with pytest.raises(
+            NotAllowedError, match='The server names the embedding model "all-MiniLM'
+        ):
+            NodeGuard.of(node).check_model("embedding", data.embedding_model)
+        reply = app(message, context)
+    assert wire.ClientErrorCode(reply.error.code).name == "NOT_ALLOWED"
+
+
+def test_a_condition_holds_no_separator() -> None:
+    assert unpack_conditions(pack_conditions(["a", "", "b\n"])) == ["a", "", "b\n"]
+    with pytest.raises(ValueError, match="must not hold the character of code 0"):
+        pack_conditions(["a\0b"])
