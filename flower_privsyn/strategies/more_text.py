@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -217,8 +218,8 @@ def write_more(
 
     Texts are on the disk batch by batch; the same call goes on with what is there. Where a run's
     texts have classes, a text is written after texts of one class and has its label, and there are
-    as many of each class as its share of the released votes. The generator that a run has trained to
-    write by topic writes by the run's topics; every other one is shown the run's texts.
+    as many of each class as its share of the released votes. The generator that a run has trained
+    to write by topic writes by the run's topics; every other one is shown the run's texts.
 
     Args:
         run: a finished run.
@@ -248,28 +249,16 @@ def write_more(
     seeds = _seeds(run) if topics is None else _conditions(topics)
     path = output or run.path / f"expanded-{_short(settings.generator)}-{seed}.jsonl"
     _refuse_own_files(run, path)
-    used: dict[str, Any] = {
-        "run": str(run.path.name),
-        "seed": seed,
-        "seeds": _digest(seeds.texts),
-        **asdict(settings),
-    }
-    if seeds.labels is not None:
-        used["shares"] = dict(seeds.shares)
-    if run.config.get("research"):
-        used["stamp"] = RESEARCH_STAMP
+    used = _used(run, settings, seeds, seed)
     note = path.with_name(f"{path.name}.settings.json")
     with lock_file(path.with_name(f".{path.name}.lock"), what=f"the file {path}"):
         _refuse_other(path, note, used)
-        write: Any  # loaded before the note is written
+        # Whatever writes is loaded before the note says that something is written.
+        write: Callable[[], tuple[dict[str, int], dict[str, int]]]
         if topics is None:
-            write = settings.expansion(generator)
-        else:
-            write = settings.topic_writer(run, topics, seed=seed, generator=generator)
-        write_json(note, used)
-        if topics is None:
-            by_class, dropped = _expanded(
-                write,
+            write = partial(
+                _expanded,
+                settings.expansion(generator),
                 seeds,
                 quotas=seeds.quotas(num_samples),
                 seed=seed,
@@ -278,10 +267,10 @@ def write_more(
                 progress=progress,
             )
         else:
-            records, dropped = write.write(
-                topics.weights, num_samples, kept=path, progress=progress
-            )
-            by_class = {"": len(records)}
+            writer = settings.topic_writer(run, topics, seed=seed, generator=generator)
+            write = partial(_by_topic, writer, topics, num_samples, kept=path, progress=progress)
+        write_json(note, used)
+        by_class, dropped = write()
     return Written(
         path=path,
         texts=sum(by_class.values()),
@@ -332,6 +321,34 @@ def _expanded(
         by_class[name or ""] = len(records)
         dropped.update(left_out)
     return by_class, dict(dropped)
+
+
+def _used(run: RunDirectory, settings: MoreText, seeds: _Seeds, seed: int) -> dict[str, Any]:
+    """What the settings beside a file say of its texts."""
+    used: dict[str, Any] = {
+        "run": str(run.path.name),
+        "seed": seed,
+        "seeds": _digest(seeds.texts),
+        **asdict(settings),
+    }
+    if seeds.labels is not None:
+        used["shares"] = dict(seeds.shares)
+    if run.config.get("research"):
+        used["stamp"] = RESEARCH_STAMP
+    return used
+
+
+def _by_topic(
+    writer: TopicWriter,
+    topics: TopicsOfRun,
+    num_samples: int,
+    *,
+    kept: Path,
+    progress: ProgressReporter,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Write what is missing, topic after topic; the same figures as of `_expanded`."""
+    records, dropped = writer.write(topics.weights, num_samples, kept=kept, progress=progress)
+    return {"": len(records)}, dropped
 
 
 def _trained(run: RunDirectory) -> str:
