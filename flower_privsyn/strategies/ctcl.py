@@ -52,7 +52,7 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
-from flower_privsyn.strategies.parts.federated_training import FederatedTraining, ServerState
+from flower_privsyn.strategies.parts.federated_training import FederatedTraining
 from flower_privsyn.strategies.parts.topic_texts import TopicsOfRun, TopicWriter
 
 if TYPE_CHECKING:
@@ -421,7 +421,7 @@ class TopicsAndTraining(FederatedTraining):
                 "total": float(release.values.sum()),
             },
         )
-        return self._question(state)
+        return self._question(state, number + 1)
 
     def restore(self, round_number: int) -> Question:
         """What a round asks whose predecessor is over."""
@@ -430,10 +430,9 @@ class TopicsAndTraining(FederatedTraining):
     def _voting(self) -> Question:
         return Question(self.config.histogram(), {"candidates": self._need_topics().centres})
 
-    def _question(self, state: ServerState) -> Question:
-        plain = super()._question(state)
-        conditions = self._conditions(self._need_topics())
-        return Question(plain.query, {**plain.broadcast, **conditions})
+    def beside(self, number: int) -> dict[str, npt.NDArray[Any]]:  # noqa: ARG002 - always the same
+        """The centres of the topics, and what stands before a document of each."""
+        return self._conditions(self._need_topics())
 
     def _conditions(self, topics: Topics) -> dict[str, npt.NDArray[Any]]:
         return {

@@ -318,7 +318,7 @@ class FederatedTraining(Method):
     def beside(
         self,
         number: int,  # noqa: ARG002 - for methods whose base moves
-    ) -> dict[str, npt.NDArray[np.float32]]:
+    ) -> dict[str, npt.NDArray[Any]]:
         """Further public arrays of a round's broadcast; here none.
 
         Args:
