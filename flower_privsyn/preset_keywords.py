@@ -116,6 +116,7 @@ class FederatedTrainingKeywords(PrivateSumKeywords, total=False):
     """Settings of `FederatedTrainingConfig`."""
 
     model: str
+    initial_model: str
     trainable: Literal["full", "lora", "layers"]
     trainable_layers: str
     lora_rank: int

@@ -26,8 +26,8 @@ from flower_privsyn.privacy import (
     participation_of,
 )
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
-from flower_privsyn.private_path.needs import Look, NeededModel, Needs
+from flower_privsyn.private_path.method import RecordSource, Workplace
+from flower_privsyn.private_path.needs import NeededModel, Needs
 from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
 from flower_privsyn.strategies.parts.federated_training import ServerState
 from flower_privsyn.strategies.parts.mid_training_settings import PublicMidTrainingConfig
@@ -116,20 +116,19 @@ class TrainingInHalves(CorrelatedTraining):
             )
         return tuple(found)
 
-    def outline(self, look: Look) -> Outline:
-        """Updates of all that is trained; after the public text, the rest of the model as well."""
-        config, outline = self.mid_config, super().outline(look)
-        before, trained = config.rounds_before, outline.sources[0].dimension
-        if before is None or config.trainable == "full":
-            return outline
-        spec = config.trained_model()
-        count = look.parameters(replace(spec, trainable="full", layers=""))
-        if config.trainable == "layers":
-            count -= trained
-        alone = outline.question(1)
-        base = np.zeros(count, dtype=np.float32)
-        both = Question(alone.query, {**alone.broadcast, "base": base})
-        return replace(outline, question=lambda number: both if number > before else alone)
+    def base_moved(self, number: int) -> bool:
+        """Whether nodes train on a base of public text in a round, or began with another one."""
+        before = self.mid_config.rounds_before
+        return (before is not None and number > before) or super().base_moved(number)
+
+    def base_of(self, number: int) -> LocalModel:
+        """The model that public text made, in the rounds after it."""
+        before = self.mid_config.rounds_before
+        if before is None or number <= before:
+            return super().base_of(number)
+        if self._taught is None:
+            self._taught = self._need_step().taken()
+        return self._taught
 
     def describe(self, plan: Plan) -> list[str]:
         """What the correlation does, and whether somebody is in both halves."""
@@ -183,26 +182,12 @@ class TrainingInHalves(CorrelatedTraining):
             momentum=np.zeros_like(state.momentum),
         )
 
-    def beside(self, number: int) -> dict[str, npt.NDArray[np.float32]]:
-        """After the public text, the parameters that nodes do not train and that have moved."""
-        before = self.mid_config.rounds_before
-        if before is None or number <= before or self.mid_config.trainable == "full":
-            return {}
-        return {"base": self._taught_model().base}
-
     def trained(self, state: ServerState) -> tuple[LocalModel, npt.NDArray[np.float32]]:
         """The last model, on the base that public text made; or what public text makes of it."""
         if self.mid_config.position == "after":
             model = self._need_step().take(state.parameters)
             return model, model.parameters
-        if self.mid_config.rounds_before is None:
-            return super().trained(state)
-        return self._need_step().taken(), state.parameters
-
-    def _taught_model(self) -> LocalModel:
-        if self._taught is None:
-            self._taught = self._need_step().taken()
-        return self._taught
+        return super().trained(state)
 
     def _need_step(self) -> PublicStep:
         if self._step is None:

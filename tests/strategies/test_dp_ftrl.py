@@ -438,6 +438,41 @@ class TestTraining:
             spent.append(releases(run.run.path)[-1]["epsilon_release"])
         assert spent[0] == pytest.approx(spent[1], rel=1e-9)
 
+    @pytest.mark.parametrize("trainable", ["full", "lora"])
+    def test_a_run_starts_from_what_another_made(
+        self, config: Builder, people: Users, tmp_path: Path, gpt2: Path, trainable: str
+    ) -> None:
+        """Nodes load the public model; what differs is sent to them."""
+        first = LocalModel(TrainableModel(name=str(gpt2)))
+        generator = np.random.default_rng(0)
+        moved = first.parameters + generator.normal(0, 0.1, first.dimension).astype(np.float32)
+        first.save(tmp_path / "initial", moved)
+        strategy = DPFTRL(
+            config(
+                model=str(gpt2),
+                initial_model=str(tmp_path / "initial"),
+                trainable=trainable,
+                num_rounds=2,
+                clip_norm=1e-6,
+            )
+        )
+        grid = training_nodes(people)
+        strategy.start(grid)
+        check_planned(strategy, size=strategy.method.model.dimension, whole=len(moved))
+        for message in asked(grid):
+            arrays = wire.read_broadcast(message.content["privsyn.broadcast"])
+            assert set(arrays) == {"parameters"} | ({"base"} if trainable == "lora" else set())
+        final = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
+        assert final.parameters == pytest.approx(moved, abs=1e-4)
+
+    def test_an_initial_model_of_another_kind_is_refused(
+        self, config: Builder, people: Users, gpt2: Path
+    ) -> None:
+        grid = training_nodes(people)
+        with pytest.raises(ConfigError, match="initial-model = .* is of another architecture"):
+            DPFTRL(config(initial_model=str(gpt2))).start(grid)
+        assert grid.requests == []
+
     def test_users_of_one_node_are_asked_by_group(self, config: Builder, people: Users) -> None:
         strategy = DPFTRL(config())
         grid = training_nodes(people, num_nodes=2)

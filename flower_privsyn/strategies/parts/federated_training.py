@@ -13,7 +13,7 @@ Papers:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -65,6 +65,12 @@ class FederatedTrainingConfig(PrivateSumConfig):
     model: Annotated[
         str, "causal language model to train; a bundled short name, a path, or a hub name."
     ] = "privsyn-lm"
+    initial_model: Annotated[
+        str,
+        "model of the same architecture and tokens that the rounds start from, such as "
+        '`models/final` of another run; "" for `model` itself. The server alone needs it: nodes '
+        "load `model` and are sent what differs.",
+    ] = ""
     trainable: Annotated[
         Trainable,
         '"full": all parameters; "lora": adapters on all linear layers but the output; "layers": '
@@ -157,6 +163,7 @@ class FederatedTraining(Method):
     def __init__(self, config: FederatedTrainingConfig) -> None:
         self.training_config = config
         self._model: LocalModel | None = None
+        self._initial: LocalModel | None = None
         self._place: Workplace | None = None
 
     @property
@@ -168,8 +175,13 @@ class FederatedTraining(Method):
         """The model that is trained."""
         config = self.training_config
         adapters = ("peft",) if config.trainable == "lora" else ()
+        named = {"model": config.model, "initial-model": config.initial_model}
         return Needs(
-            models=(NeededModel(setting="model", name=config.model, kind="causal"),),
+            models=tuple(
+                NeededModel(setting=setting, name=name, kind="causal")
+                for setting, name in named.items()
+                if name
+            ),
             libraries=("torch", "transformers", *adapters),
         )
 
@@ -180,8 +192,25 @@ class FederatedTraining(Method):
             fingerprint="", dimension=look.parameters(spec), reads="tokens", trains=spec
         )
         zeros = np.zeros(source.dimension, dtype=np.float32)
-        question = Question(self.queries[0], {"parameters": zeros})
-        return Outline(sources=(source,), question=lambda _: question)
+        alone = Question(self.queries[0], {"parameters": zeros})
+        if spec.trainable == "full":
+            return Outline(sources=(source,), question=lambda _: alone)
+        count = look.parameters(replace(spec, trainable="full", layers=""))
+        if spec.trainable == "layers":
+            count -= source.dimension
+        base = np.zeros(count, dtype=np.float32)
+        both = Question(alone.query, {**alone.broadcast, "base": base})
+        return Outline(
+            sources=(source,), question=lambda number: both if self.base_moved(number) else alone
+        )
+
+    def base_moved(self, number: int) -> bool:  # noqa: ARG002 - for methods that move it later
+        """Whether what nodes do not train has other values in a round than `model` has.
+
+        Args:
+            number: of the round.
+        """
+        return bool(self.training_config.initial_model)
 
     @property
     def run(self) -> RunDirectory:
@@ -200,6 +229,8 @@ class FederatedTraining(Method):
         if self._model is None:
             on_disk = TrainableModel.from_dict({**spec.to_dict(), "name": located(spec.name)})
             self._model = LocalModel(on_disk)
+            if config.initial_model:
+                self._initial = self._loaded_initial(on_disk)
         most = self._model.max_tokens
         if most is not None and config.max_tokens > most:
             raise ConfigError(
@@ -223,9 +254,31 @@ class FederatedTraining(Method):
             raise RuntimeError("the strategy has not been started")
         return self._model
 
+    def _loaded_initial(self, spec: TrainableModel) -> LocalModel:
+        from flower_privsyn.training.local import LocalModel
+
+        config = self.training_config
+        found = LocalModel(replace(spec, name=located(config.initial_model)))
+        tokens, others = (one.tokenizer.backend_tokenizer.to_str() for one in (self.model, found))
+        same = found.shapes == self.model.shapes and len(found.base) == len(self.model.base)
+        if tokens != others or not same:
+            raise ConfigError(
+                f'initial-model = "{config.initial_model}" is of another architecture or other '
+                f'tokens than model = "{config.model}": it must be the same model, trained further'
+            )
+        return found
+
+    def base_of(self, number: int) -> LocalModel:  # noqa: ARG002 - for methods that move it later
+        """The model whose values a round has where nodes train nothing.
+
+        Args:
+            number: of the round.
+        """
+        return self.model if self._initial is None else self._initial
+
     def first(self) -> Question:
         """The public parameters."""
-        parameters = self.model.parameters
+        parameters = self.base_of(0).parameters
         state = ServerState(
             parameters=parameters,
             momentum=np.zeros_like(parameters),
@@ -315,16 +368,15 @@ class FederatedTraining(Method):
         query = self.training_config.question(state.clip_norm)
         return Question(query, {"parameters": state.parameters, **self.beside(number)})
 
-    def beside(
-        self,
-        number: int,  # noqa: ARG002 - for methods whose base moves
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Further public arrays of a round's broadcast; here none.
+    def beside(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """Further public arrays of a round's broadcast: what is not trained, if it moved.
 
         Args:
             number: of the round.
         """
-        return {}
+        if self.training_config.trainable == "full" or not self.base_moved(number):
+            return {}
+        return {"base": self.base_of(number).base}
 
     def _need_place(self) -> Workplace:
         if self._place is None:
@@ -360,7 +412,7 @@ class FederatedTraining(Method):
         Args:
             state: after the last round that was released.
         """
-        return self.model, state.parameters
+        return self.base_of(self.training_config.num_rounds), state.parameters
 
     # ------------------------------------------------------------------ the state on disk
 

@@ -186,8 +186,9 @@ class PublicStep:
         if note.exists() and note.read_text(encoding="ascii") == digest:
             return
         shutil.rmtree(self._scores / "private", ignore_errors=True)
-        spec = self._config.trained_model()
-        LocalModel(replace(spec, name=located(spec.name))).save(folder, parameters)
+        config = self._config
+        name = located(config.initial_model or config.model)
+        LocalModel(replace(config.trained_model(), name=name)).save(folder, parameters)
         with replacing(note) as temporary:
             temporary.write_text(digest, encoding="ascii")
 
