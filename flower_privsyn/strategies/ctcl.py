@@ -430,9 +430,9 @@ class TopicsAndTraining(FederatedTraining):
     def _voting(self) -> Question:
         return Question(self.config.histogram(), {"candidates": self._need_topics().centres})
 
-    def beside(self, number: int) -> dict[str, npt.NDArray[Any]]:  # noqa: ARG002 - always the same
-        """The centres of the topics, and what stands before a document of each."""
-        return self._conditions(self._need_topics())
+    def beside(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """The centres of the topics too, and what stands before a document of each."""
+        return {**super().beside(number), **self._conditions(self._need_topics())}
 
     def _conditions(self, topics: Topics) -> dict[str, npt.NDArray[Any]]:
         return {
