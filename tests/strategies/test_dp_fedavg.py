@@ -214,7 +214,7 @@ class TestIsFederatedAveraging:
         def loss(name: str) -> float:
             model = LocalModel(TrainableModel(name=name))
             with torch.no_grad():
-                return float(model._loss(model.encode(texts[:20])))
+                return float(model._loss([(row, 0) for row in model.encode(texts[:20])]))
 
         assert loss(str(strategy.run.path / "models" / "final")) < loss(strategy.config.model) - 0.3
 
