@@ -325,7 +325,7 @@ class TestSaving:
         def loss(model: LocalModel) -> float:
             with torch.no_grad():
                 model._weights.copy_(model._start)
-                return float(model._loss(samples))
+                return float(model._loss([(sample, 0) for sample in samples]))
 
         model = local(folder, trainable=trainable)
         samples = model.encode(texts[:6])
