@@ -1,0 +1,147 @@
+"""One setting of every strategy: the first release is the central one, up to a little noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.messages import wire
+from flower_privsyn.strategies import (
+    DPFedAvg,
+    DPFedAvgConfig,
+    FreD,
+    FreDConfig,
+    KernelSketch,
+    KernelSketchConfig,
+    POPri,
+    POPriConfig,
+    PrivateEvolution,
+    PrivateEvolutionConfig,
+)
+from flower_privsyn.testing import (
+    EchoGenerator,
+    HashEmbedder,
+    LoopbackGrid,
+    ShuffleWords,
+    WordGenerator,
+    hash_embedder,
+    train_words,
+)
+from tests.support.federation import WORDS, make_users
+from tests.support.run_files import release, releases
+from tests.support.runs import small
+
+NODES, NOISE = 4, 1e-3
+
+
+def private_evolution(values: dict[str, Any]) -> Any:
+    config = PrivateEvolutionConfig(num_rounds=2, num_candidates=16, lookahead=1,
+                                    output="survivors", expand_samples=0, **values)  # fmt: skip
+    return PrivateEvolution(
+        config, embedder=HashEmbedder(), variation=ShuffleWords(), generator=EchoGenerator()
+    )
+
+
+def popri(answer_space: Any) -> Callable[[dict[str, Any]], Any]:
+    def build(values: dict[str, Any]) -> Any:
+        config = POPriConfig(
+            num_rounds=2, num_prompts=6, responses_per_prompt=5, rejected_rank=4,
+            synthetic_samples=10, answer_space=answer_space, **values,
+        )  # fmt: skip
+        return POPri(
+            config, embedder=HashEmbedder(), generator=WordGenerator(WORDS), trainer=train_words
+        )
+
+    return build
+
+
+def kernel_sketch(values: dict[str, Any]) -> Any:
+    config = KernelSketchConfig(
+        num_prompts=6, responses_per_prompt=5, rejected_rank=4, synthetic_samples=10,
+        num_features=64, refinement_rounds=1, **values,
+    )  # fmt: skip
+    return KernelSketch(
+        config, embedder=HashEmbedder(), generator=WordGenerator(WORDS),
+        variation=ShuffleWords(), trainer=train_words,
+    )  # fmt: skip
+
+
+def fred(values: dict[str, Any]) -> Any:
+    return FreD(FreDConfig(moment_dimensions=4, **values), embedder=HashEmbedder())
+
+
+STRATEGIES = {
+    "private-evolution": private_evolution,
+    "popri-span": popri("span"),
+    "popri-candidates": popri("candidates"),
+    "kernel-sketch": kernel_sketch,
+    "fred": fred,
+}
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # no power is cut here
+
+
+def compared(
+    build: Callable[[dict[str, Any]], Any], values: dict[str, Any], tmp_path: Path, client: Any
+) -> None:
+    """Run it both ways, and hold the first releases against each other."""
+    for name, more in (("central", {}), ("secure", {"secure_aggregation": True})):
+        run = tmp_path / name
+        grid = LoopbackGrid(client, num_nodes=NODES)
+        strategy = build({**values, "run_dir": str(run), **more})
+        strategy.start(grid)
+        assert all(wire.unexpected_records(reply) == [] for reply in grid.replies)
+    number = releases(tmp_path / "secure")[0]["round"]
+    ours, theirs = (release(tmp_path / name, number) for name in ("secure", "central"))
+    deviation = NOISE * releases(tmp_path / "secure")[0]["l2_sensitivity"]
+    # Twice the noise in variance, and the central one's beside it.
+    assert 0 < np.abs(ours - theirs).max() < 6 * 3**0.5 * deviation
+    assert np.abs(theirs).max() > 20 * deviation
+    assert len(releases(tmp_path / "secure")) == len(releases(tmp_path / "central"))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_of_embeddings(name: str, tmp_path: Path, public_file: Path) -> None:
+    def load(context: Context) -> Any:
+        return make_users(12).deal(
+            partition_id=int(context.node_config["partition-id"]), num_partitions=NODES
+        )
+
+    client = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+    common = {
+        key: value
+        for key, value in small(tmp_path, public_file).items()
+        if key in ("public_text", "node_timeout", "accept_noise")
+    }
+    values = {**common, "num_nodes": NODES, "noise_multiplier": NOISE}
+    if name == "fred":
+        values["candidates"] = str(public_file)
+    compared(STRATEGIES[name], values, tmp_path, client)
+
+
+def test_training_on_the_nodes(lstm: Path, tmp_path: Path) -> None:
+    def load(context: Context) -> Any:
+        return make_users(8).deal(
+            partition_id=int(context.node_config["partition-id"]), num_partitions=NODES
+        )
+
+    def build(values: dict[str, Any]) -> Any:
+        return DPFedAvg(DPFedAvgConfig(**values))
+
+    values = {
+        "model": str(lstm), "num_rounds": 1, "num_nodes": NODES, "local_learning_rate": 0.5,
+        "clip_norm": 0.05, "max_tokens": 32, "noise_multiplier": NOISE, "node_timeout": 0.2,
+        "accept_noise": True,
+    }  # fmt: skip
+    compared(build, values, tmp_path, create_training_app(load, device="cpu"))
