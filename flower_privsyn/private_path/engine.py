@@ -395,7 +395,7 @@ class PrivateSumStrategy(Strategy):
             self._noise.prepare(asked.number, expected.length)
             noise_std *= self._noise.deviation(asked.number)
             random = self._noise
-        ledger.charge(round=asked.number, num_users=num_users)
+        ledger.charge(round=asked.number, num_users=num_users, extra=collected.facts)
         if collected.noise_std:
             # The nodes have added it.
             values, noise_std = from_grid(collected.total), collected.noise_std

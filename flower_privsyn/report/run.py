@@ -66,6 +66,17 @@ def _each(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(values))
 
 
+def _noise_of(line: Mapping[str, Any]) -> str:
+    """Who added the noise of a release, and is trusted to have done so."""
+    facts = mapping(line.get("extra"))
+    if facts.get("noise") != "nodes":
+        return "added by the server, which is trusted with raw sums"
+    return (
+        f"added by the nodes, sums of at least {facts.get('least_nodes')} of them, "
+        f"{facts.get('colluding_nodes')} of which may collude with the server (secure aggregation)"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Movement:
     """Texts of some rounds in the plane of two principal components.
@@ -225,7 +236,7 @@ class RunFacts:
                 "Noise multiplier",
                 _each(number(finite(line.get("noise_multiplier"))) for line in lines),
             ),
-            ("Noise", "added by the server, which is trusted with raw sums"),
+            ("Noise", _each(_noise_of(line) for line in lines)),
             ("Accountant", self.opened.get("accountant")),
         ]
 

@@ -29,7 +29,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the ledger is written after the release is used",
         file=ENGINE,
         function="PrivateSumStrategy._release",
-        before="    ledger.charge(round=asked.number, num_users=num_users)\n    if coll",
+        before="    ledger.charge("
+        "round=asked.number, num_users=num_users, extra=collected.facts)\n",
         after=(
             "    self.method.following(\n"
             "        ReleasedSum(\n"
@@ -42,8 +43,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "        ),\n"
             "        last=False,\n"
             "    )\n"
-            "    ledger.charge(round=asked.number, num_users=num_users)\n"
-            "    if coll"
+            "    ledger.charge(round=asked.number, num_users=num_users, extra=collected.facts)\n"
         ),
         tests=(f"{SUM_TESTS}::TestLedgerComesFirst",),
     ),

@@ -82,6 +82,8 @@ class TestSums:
         for path in state.glob("*.json"):
             assert json.loads(path.read_text()) == {"last": 2}
             assert path.stat().st_mode & 0o777 == 0o600
+        facts = {"noise": "nodes", "nodes": 6, "least_nodes": 5, "colluding_nodes": 2}
+        assert [line["extra"] for line in releases(secure.run.path)] == [facts] * 2
         line = secure.run.metrics()[-1]
         assert line["answers"] == 6
         assert line["bytes_up"] > 0

@@ -174,6 +174,14 @@ def test_both_epsilons_where_they_differ(empty: RunDirectory) -> None:
         run_page(empty)
 
 
+def test_whose_noise_it_is(empty: RunDirectory) -> None:
+    facts = {"noise": "nodes", "nodes": 6, "least_nodes": 5, "colluding_nodes": 2}
+    write_chain(empty.ledger_file, OPENED, {**RELEASE, "extra": facts})
+    page = check(write_run_page(empty).read_text())
+    assert "sums of at least 5 of them, 2 of which may collude with the server" in page.text
+    assert "trusted with raw sums" not in page.text
+
+
 def test_releases_without_privacy_and_lost_rounds(empty: RunDirectory) -> None:
     none = {**RELEASE, "epsilon_release": None, "epsilon_known_cohorts": None}
     write_chain(empty.ledger_file, OPENED, none)

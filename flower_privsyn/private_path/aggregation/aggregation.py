@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,7 @@ class Collected:
         answering: nodes whose answers are in it.
         counts: replies that were used, and why others were not.
         noise_std: standard deviation of the noise that nodes have added to it; 0 for none.
+        facts: for the ledger's line of the sum: public, whose noise is in it; None for nothing.
         lost: why there is no sum, in words that the run directory may hold; "" where there is one.
         charged: whether nodes have answered, so that a lost round costs what a sum does.
     """
@@ -52,6 +54,7 @@ class Collected:
     answering: frozenset[int]
     counts: Counter[str]
     noise_std: float = 0.0
+    facts: Mapping[str, Any] | None = None
     lost: str = ""
     charged: bool = False
 

@@ -139,6 +139,12 @@ class Secure(Aggregation):
             answering=survivors,
             counts=counts | self._counts,
             noise_std=noise_std(begun.ask, nodes=len(survivors)),
+            facts={
+                "noise": "nodes",
+                "nodes": len(survivors),
+                "least_nodes": protocol.roster.terms.least_nodes,
+                "colluding_nodes": protocol.roster.terms.colluding,
+            },
         )
 
     def _set_up(
