@@ -33,6 +33,10 @@ COMMANDS: Final = {
         "compare",
         "run every method on the same users and compare what it gives and costs (not private)",
     ),
+    "central": (
+        "central",
+        "CTCL and its baselines with all records in one place, at record level",
+    ),
     "expand": ("expand", "write more text after what a finished run released, at no privacy cost"),
     "model": ("model", "write an on-device language model with random weights, to train"),
     "match": ("match", "choose public text that a private and a public model find likely"),
@@ -73,7 +77,7 @@ def _imported(name: str, file: str, words: str) -> click.Command:
     found = getattr(import_module(f"flower_privsyn.cli.{file}"), name)
     if not isinstance(found, typer.Typer):
         function, found = found, plain_group()
-        several = name in ("compare", "fred")
+        several = name in ("compare", "central", "fred")
         found.command(cls=SeveralValues if several else PlainCommand)(function)
     command = typer.main.get_command(found)
     command.name, command.short_help = name, words

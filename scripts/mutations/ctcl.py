@@ -1,4 +1,4 @@
-"""Mistakes in CTCL: in votes that weigh shares, in conditions, and in the budget of two phases."""
+"""Mistakes in CTCL: in shares of votes, conditions, the budget of two phases, and DP-Adam."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ VOTES = "flower_privsyn/queries/nearest_neighbor.py"
 VOTES_TESTS = "tests/queries/test_nearest_neighbor.py"
 NODE = "flower_privsyn/client_apps/training.py"
 NODE_TESTS = "tests/client_apps/test_conditions.py"
+ADAM = "flower_privsyn/training/dp_adam.py"
+ADAM_TESTS = "tests/training/test_dp_adam.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -75,5 +77,46 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="    if query.conditioned != self.conditioned:\n        return False\n",
         after="",
         tests=(NODE_TESTS,),
+    ),
+    Mutation(
+        name="batches at record level are of one size",
+        file=ADAM,
+        function="poisson_batch",
+        before="return np.flatnonzero(random.uint64(records) < bound)",
+        after="return np.sort(np.argsort(random.uint64(records))[: round(rate * records)])",
+        tests=(f"{ADAM_TESTS}::TestBatches",),
+    ),
+    Mutation(
+        name="the mean of a batch is clipped, not each record",
+        file=ADAM,
+        function="RecordModel.clipped_sum",
+        before="gradients = self.gradients(examples[first : first + size])",
+        after="gradients = self.gradients(examples[first : first + size])"
+        ".mean(axis=0, keepdims=True)",
+        tests=(f"{ADAM_TESTS}::TestGradients",),
+    ),
+    Mutation(
+        name="the noise of DP-Adam is divided by the batch",
+        file=ADAM,
+        function="RecordModel.fit",
+        before="noise_multiplier=noise_multiplier, l2_sensitivity=query.clip_norm",
+        after="noise_multiplier=noise_multiplier / 2, l2_sensitivity=query.clip_norm",
+        tests=(f"{ADAM_TESTS}::TestTraining",),
+    ),
+    Mutation(
+        name="the histogram of records is not accounted for",
+        file="flower_privsyn/comparison/central.py",
+        function="CentralBaseline.plan",
+        before="self.histogram_noise_multiplier if self.has_histogram else None",
+        after="None",
+        tests=("tests/comparison/test_central.py",),
+    ),
+    Mutation(
+        name="coins are accounted for more documents than flip them",
+        file="flower_privsyn/comparison/central.py",
+        function="CentralRun.run",
+        before="plan = baseline.plan(len(examples))",
+        after="plan = baseline.plan(2 * len(examples))",
+        tests=("tests/comparison/test_central.py",),
     ),
 )

@@ -1,0 +1,361 @@
+"""CTCL and what it was compared with as they were published: all records in one place.
+
+The unit of privacy is a RECORD, and whoever runs this sees every one of them. Nothing here is
+private in the sense of the rest of this package, whose unit is a user: the figures stand in a table
+of their own, which says so.
+
+Papers:
+    Tan et al., "Synthesizing Privacy-Preserving Text Data via Finetuning without Finetuning
+    Billion-Scale LLMs" (CTCL, 2025), section 4.1.2: the baselines.
+    Yue et al., "Synthetic Text Generation with Differential Privacy: A Simple and Practical
+    Recipe" (ACL 2023): a generator fine-tuned by DP-Adam.
+    Yu et al., "Privacy-Preserving Instructions for Aligning Large Language Models" (ICML 2024):
+    texts resampled by a private histogram after they were written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from annotated_types import Gt, Le
+
+from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
+from flower_privsyn.data import Cut
+from flower_privsyn.embedding import Embedder, load_embedder
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.files import append_json_lines, located, write_json
+from flower_privsyn.generation import SamplingParameters, load_generator
+from flower_privsyn.generation.streams import derive_seed, stream
+from flower_privsyn.generation.topics import Topics, load_topics, quotas
+from flower_privsyn.host.progress import ProgressReporter
+from flower_privsyn.privacy import GaussianMechanism, Plan, RandomSource, SecureRandom
+from flower_privsyn.queries import TrainableModel
+from flower_privsyn.queries.model_delta import Trainable
+from flower_privsyn.strategies.parts.topic_texts import TopicWriter
+from flower_privsyn.training.dp_adam import RECORD_LEVEL, DPAdam, Example, RecordModel
+
+CentralMethod = Literal["ctcl", "vanilla", "resampled", "downstream"]
+CENTRAL_METHODS: Final[tuple[str, ...]] = get_args(CentralMethod)
+
+#: Public texts of different lengths, on which gradients by record are tried.
+_PROBES: Final = (
+    "The river rises in the mountains and flows to the sea.",
+    "A short one.",
+    "Members of the committee met again in the afternoon, and the chair thanked them for coming.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralBaseline(Settings):
+    """One method with all records in one place.
+
+    References:
+        Tan et al. 2025, sections 4.1.2 and 4.1.3, whose values the defaults are where models of
+        this package allow it.
+    """
+
+    method: Annotated[
+        CentralMethod,
+        '"ctcl": a generator of documents after the keywords of their topics, sampled by the '
+        'histogram; "vanilla": of documents alone; "resampled": the same, its texts drawn again '
+        'by the histogram; "downstream": the downstream model itself, without any text.',
+    ]
+    epsilon: Annotated[float, Gt(0), Le(math.inf), "budget of everything, at record level."]
+    delta: Annotated[NonNegativeFloat, "0 for 1 / (n ln n) of the n records."] = 0.0
+    histogram_noise_multiplier: Annotated[
+        float, Gt(0), Le(1e6), "of the histogram, to which a record adds 1."
+    ] = 10.0
+    model: Annotated[str, "causal model that is trained."] = "privsyn-lm"
+    trainable: Annotated[Trainable, 'what of it: "full" or "lora".'] = "full"
+    lora_rank: Annotated[PositiveInt, "of adapters."] = 4
+    max_tokens: Annotated[
+        PositiveInt, "tokens of a record; the rest of a document is not read."
+    ] = 64
+    topics: Annotated[str, '"bundled" or a file.'] = "bundled"
+    num_topics: Annotated[PositiveInt, "which coarseness of them."] = 64
+    document_type: Annotated[str, "what the documents are, in public words."] = ""
+    synthetic_samples: Annotated[PositiveInt, "texts to write."] = 2000
+    max_new_tokens: Annotated[PositiveInt, "of a text."] = 85
+    top_p: Annotated[float, Gt(0), Le(1), "the nucleus."] = 0.95
+    seed: Annotated[NonNegativeInt, "of what is written."] = 0
+    optimiser: DPAdam = field(default_factory=DPAdam)
+
+    def _called(self, name: str) -> str:
+        return f"--{name.replace('_', '-')}"
+
+    @property
+    def has_histogram(self) -> bool:
+        """Whether records vote for topics."""
+        return self.method in ("ctcl", "resampled")
+
+    def plan(self, records: int) -> Plan:
+        """What is released of so many records, and with which noise.
+
+        Raises:
+            ConfigError: no noise keeps the budget.
+        """
+        return self.optimiser.plan(
+            records,
+            delta=self.delta or 1.0 / (records * math.log(records)),
+            epsilon=self.epsilon,
+            histogram_multiplier=self.histogram_noise_multiplier if self.has_histogram else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralResult:
+    """What a central baseline made.
+
+    Attributes:
+        model: folder of the trained model.
+        texts: what it wrote; none of "downstream".
+        privacy: what `privacy.json` beside the model says.
+    """
+
+    model: Path
+    texts: tuple[str, ...]
+    privacy: dict[str, Any]
+
+
+class CentralRun:
+    """A baseline at work.
+
+    Args:
+        baseline: the settings.
+        output: folder to become the result.
+        progress: where the work reports.
+        embedder: finds topics; None for all-MiniLM-L6-v2.
+        random: source of noise and coins; only tests pass one.
+
+    Raises:
+        ConfigError: the topics were made with another embedding model, or the folder is in use.
+        ModelError: gradients by record of the model are not to be had.
+    """
+
+    def __init__(
+        self,
+        baseline: CentralBaseline,
+        output: Path,
+        *,
+        progress: ProgressReporter,
+        embedder: Embedder | None = None,
+        random: RandomSource | None = None,
+    ) -> None:
+        self.baseline, self._output, self._progress = baseline, output, progress
+        self._random: RandomSource = random or SecureRandom()
+        if output.exists() and any(output.iterdir()):
+            raise ConfigError(f"--output {output} is not empty: name another folder")
+        self._embedder: Embedder | None = None
+        self._topics: Topics | None = None
+        if baseline.has_histogram:
+            hierarchy = load_topics(located(baseline.topics))
+            self._topics = hierarchy.at(baseline.num_topics)
+            self._embedder = embedder or load_embedder("all-MiniLM-L6-v2")
+            hierarchy.check_embedder(self._embedder, setting=f'topics = "{baseline.topics}"')
+        self._model = RecordModel(
+            TrainableModel(
+                name=located(baseline.model),
+                trainable=baseline.trainable,
+                lora_rank=baseline.lora_rank,
+                lora_alpha=2 * baseline.lora_rank,
+            )
+        )
+        self._model.check_gradients(
+            [Example(tokens=tuple(row)) for row in self._model.encode(_PROBES)]
+        )
+
+    def run(self, documents: Sequence[str]) -> CentralResult:
+        """Train on the records and write what is to be written.
+
+        Killed, it begins anew: nothing of it was published.
+
+        Formal guarantee:
+            Unit: RECORD, one document of which the first `max_tokens` tokens count; relation: one
+            record is added or removed. The steps of DP-Adam and the histogram compose to
+            (epsilon, delta) by privacy loss distributions (`DPAdam.plan`). What is written is
+            post-processing.
+
+        Args:
+            documents: the records.
+
+        Raises:
+            DataError: fewer than two have any text.
+            ConfigError: no noise keeps the budget.
+        """
+        baseline = self.baseline
+        pieces = Cut(max_tokens=baseline.max_tokens).pieces(
+            [text for text in documents if text.strip()], tokenizer=self._model.tokenizer
+        )
+        records = [found[0] for found in pieces if found]
+        of_records = self._topics_of(records)
+        examples = self._examples(records, of_records)
+        there = np.array([example.usable for example in examples], dtype=np.bool_)
+        examples = list(itertools.compress(examples, there))
+        if len(examples) < 2:
+            raise DataError(f"{len(examples)} records have text to learn, at least 2 are needed")
+        # Of those that take part: a rate of all documents would be less than the coin's.
+        plan = baseline.plan(len(examples))
+        noise = {phase.name: phase.noise_multiplier or 0.0 for phase in plan.phases}
+        histogram = self._histogram(of_records[there], noise.get("topics", 0.0))
+        title = "Train by DP-Adam, at record level"
+        with self._progress.stage(title, baseline.optimiser.steps) as stage:
+            self._model.fit(
+                examples,
+                baseline.optimiser,
+                noise_multiplier=noise["steps"],
+                random=self._random,
+                progress=stage.update,
+            )
+        self._output.mkdir(parents=True, exist_ok=True)
+        privacy = self._said(plan, len(examples))
+        write_json(self._output / "privacy.json", privacy)
+        folder = self._output / "model"
+        self._model.save(folder, self._model.parameters)
+        texts = self._write(folder, histogram)
+        append_json_lines(self._output / "synthetic.jsonl", [{"text": text} for text in texts])
+        return CentralResult(model=folder, texts=tuple(texts), privacy=privacy)
+
+    def _said(self, plan: Plan, records: int) -> dict[str, Any]:
+        epsilon = plan.epsilon()
+        return {
+            **asdict(self.baseline),
+            "unit": "record",
+            "says": RECORD_LEVEL,
+            "epsilon": epsilon if math.isfinite(epsilon) else None,
+            "delta": plan.delta,
+            "relation": plan.relation.value,
+            "accountant": plan.accountant,
+            "records": records,
+            "secure_randomness": self._random.secure,
+            "phases": [
+                {
+                    "name": phase.name,
+                    "releases": phase.rounds,
+                    "sampling": str(phase.sampling),
+                    "noise_multiplier": phase.noise_multiplier,
+                }
+                for phase in plan.phases
+            ],
+        }
+
+    # ------------------------------------------------------------------ records
+
+    def _topics_of(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
+        """(n,) the topic of each text; all 0 without topics."""
+        if self._topics is None or self._embedder is None:
+            return np.zeros(len(texts), dtype=np.int64)
+        with self._progress.stage("Find topics", len(texts)) as stage:
+            vectors = self._embedder.embed(texts, progress=stage.update)
+        return self._topics.nearest(vectors)
+
+    def _histogram(
+        self, of_records: npt.NDArray[np.int64], multiplier: float
+    ) -> npt.NDArray[np.float64] | None:
+        """The noisy counts of the topics; None without topics."""
+        if self._topics is None:
+            return None
+        counts = np.bincount(of_records, minlength=len(self._topics)).astype(np.float64)
+        mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=1.0)
+        return mechanism.release(counts, random=self._random)
+
+    def _conditions(self) -> list[str]:
+        """What stands before a document of each topic; nothing where the model is told none."""
+        if self.baseline.method != "ctcl" or self._topics is None:
+            return [""]
+        return self._topics.conditions(document_type=self.baseline.document_type)
+
+    def _examples(self, records: Sequence[str], of_records: npt.NDArray[np.int64]) -> list[Example]:
+        model = self._model
+        rows = model.encode(records)
+        if self.baseline.method == "downstream":
+            return [Example(tokens=tuple(row)) for row in rows]
+        before = model.encode(self._conditions())
+        chosen = of_records if len(before) > 1 else np.zeros_like(of_records)
+        return [
+            Example(
+                tokens=tuple(model.after_condition(before[topic], row)),
+                given=max(1, len(before[topic])),
+            )
+            for topic, row in zip(chosen.tolist(), rows, strict=True)
+        ]
+
+    # ------------------------------------------------------------------ texts
+
+    def _write(self, folder: Path, histogram: npt.NDArray[np.float64] | None) -> list[str]:
+        baseline = self.baseline
+        if baseline.method == "downstream":
+            return []
+        writer = TopicWriter(
+            generator=load_generator(str(folder)),
+            conditions=self._conditions(),
+            sampling=SamplingParameters(
+                seed=baseline.seed,
+                max_new_tokens=baseline.max_new_tokens,
+                temperature=1.0,
+                top_p=baseline.top_p,
+            ),
+            source="central",
+        )
+        weights = np.ones(1)
+        if baseline.method == "ctcl" and histogram is not None and self._topics is not None:
+            weights = histogram if (histogram > 0).any() else self._topics.shares
+        # Twice as many to draw from, where texts are drawn again.
+        wanted = baseline.synthetic_samples * (2 if baseline.method == "resampled" else 1)
+        records, _ = writer.write(
+            weights, wanted, kept=self._output / "written.jsonl", progress=self._progress
+        )
+        texts = [str(record["text"]) for record in records]
+        if baseline.method == "resampled" and histogram is not None:
+            texts = resampled(
+                texts,
+                self._topics_of(texts),
+                histogram,
+                count=baseline.synthetic_samples,
+                seed=baseline.seed,
+            )
+        return texts
+
+
+def resampled(
+    texts: Sequence[str],
+    topics: npt.NDArray[np.int64],
+    histogram: npt.NDArray[np.float64],
+    *,
+    count: int,
+    seed: int,
+) -> list[str]:
+    """Draw texts anew, so that their topics are as often as a histogram says.
+
+    Args:
+        texts: (n,) that were written, at least one.
+        topics: (n,) of each.
+        histogram: (k,) noisy counts of topics; below zero is zero, and topics of which nothing was
+            written have none.
+        count: texts to draw.
+        seed: of the draw.
+
+    Returns:
+        As many texts; of a topic with too few of them some come again.
+
+    References:
+        Yu et al. 2024 (post-generation resampling).
+    """
+    there = np.bincount(topics, minlength=len(histogram)) > 0
+    weights = np.where(there, histogram, 0.0)
+    if not (weights > 0).any():
+        weights = there.astype(np.float64)
+    random = stream(derive_seed(seed, "resample"))
+    found: list[str] = []
+    for topic, wanted in enumerate(quotas(weights, count).tolist()):
+        own = np.flatnonzero(topics == topic)
+        if wanted:
+            order = [random.permutation(own) for _ in range(-(-wanted // len(own)))]
+            found += [texts[place] for place in np.concatenate(order)[:wanted]]
+    return found

@@ -1,0 +1,151 @@
+"""The central baselines: what each trains on and writes, what it costs, and that it says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.comparison.central import (
+    CENTRAL_METHODS,
+    CentralBaseline,
+    CentralResult,
+    CentralRun,
+    resampled,
+)
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.files import read_json_lines
+from flower_privsyn.generation.topics import load_topics
+from flower_privsyn.host.progress import NullProgress
+from flower_privsyn.privacy import InsecureRandom
+from flower_privsyn.testing import HashEmbedder
+from flower_privsyn.training.dp_adam import RECORD_LEVEL, DPAdam
+from tests.support.topics import documents, write_topics
+
+#: Of two subjects, of the first twice as many.
+RECORDS = [text for n, text in enumerate(documents(60, seed=5, words=3)) if n % 12 in (0, 1, 6)]
+
+
+@pytest.fixture
+def baseline(llama: Path, tmp_path: Path) -> Any:
+    topics = write_topics(tmp_path)
+
+    def build(method: str, **changes: Any) -> CentralBaseline:
+        values: dict[str, Any] = {
+            "epsilon": 2.0,
+            "model": str(llama),
+            "topics": str(topics),
+            "num_topics": 6,
+            "synthetic_samples": 12,
+            "max_new_tokens": 6,
+            "optimiser": DPAdam(steps=2, batch_size=20, warmup_steps=0),
+            **changes,
+        }
+        return CentralBaseline(method=method, **values)  # type: ignore[arg-type]
+
+    return build
+
+
+def run(baseline: CentralBaseline, output: Path, records: list[str] = RECORDS) -> CentralResult:
+    return CentralRun(
+        baseline,
+        output,
+        progress=NullProgress(),
+        embedder=HashEmbedder(),
+        random=InsecureRandom(1),
+    ).run(records)
+
+
+@pytest.mark.parametrize("method", CENTRAL_METHODS)
+def test_a_baseline_says_record_level_and_what_it_spent(
+    method: str, baseline: Any, tmp_path: Path
+) -> None:
+    found = run(baseline(method), tmp_path / "out")
+    said = json.loads((tmp_path / "out" / "privacy.json").read_text())
+    assert said == json.loads(json.dumps(found.privacy))
+    assert (said["unit"], said["says"]) == ("record", RECORD_LEVEL)
+    assert said["relation"] == "add-remove"
+    assert not said["secure_randomness"]
+    assert said["records"] == len(RECORDS)
+    assert said["delta"] == pytest.approx(1 / (len(RECORDS) * math.log(len(RECORDS))))
+    assert said["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    names = [phase["name"] for phase in said["phases"]]
+    assert names == (["topics", "steps"] if method in ("ctcl", "resampled") else ["steps"])
+    assert (found.model / "config.json").is_file()
+    assert len(found.texts) == (0 if method == "downstream" else 12)
+    texts = [row["text"] for row in read_json_lines(tmp_path / "out" / "synthetic.jsonl")]
+    assert texts == list(found.texts)
+
+
+def test_without_noise_texts_are_of_topics_as_records_are(baseline: Any, tmp_path: Path) -> None:
+    found = run(baseline("ctcl", epsilon=math.inf), tmp_path / "out")
+    assert found.privacy["epsilon"] is None
+    told = Counter(row["parent"][0] for row in read_json_lines(tmp_path / "out" / "written.jsonl"))
+    topics = load_topics(baseline("ctcl").topics).at(6)
+    often = Counter(topics.nearest(HashEmbedder().embed(RECORDS)).tolist())
+    assert told == {f"topic:{topic}": 12 * n / len(RECORDS) for topic, n in often.items()}
+
+
+def test_conditions_are_those_of_a_record_s_own_topic(baseline: Any, tmp_path: Path) -> None:
+    works = CentralRun(
+        baseline("ctcl"), tmp_path / "out", progress=NullProgress(), embedder=HashEmbedder()
+    )
+    of_records = works._topics_of(RECORDS)
+    examples = works._examples(RECORDS, of_records)
+    topics = load_topics(baseline("ctcl").topics).at(6)
+    for example, topic, text in zip(examples, of_records, RECORDS, strict=True):
+        read = works._model.tokenizer.decode(example.tokens[: example.given])
+        assert read.endswith(topics.conditions()[topic])
+        rest = works._model.tokenizer.decode(example.tokens[example.given :])
+        assert rest.startswith(text[:5])
+    plain = CentralRun(baseline("vanilla"), tmp_path / "plain", progress=NullProgress())
+    (first, *_) = plain._examples(RECORDS, np.zeros(len(RECORDS), dtype=np.int64))
+    assert first.given == 1
+
+
+def test_texts_are_drawn_again_by_the_histogram() -> None:
+    texts = [f"{name}{n}" for name, count in (("a", 2), ("b", 5)) for n in range(count)]
+    topics = np.array([0, 0, 1, 1, 1, 1, 1])
+    found = resampled(texts, topics, np.array([3.0, 1.0, 9.0, -2.0]), count=8, seed=0)
+    told = Counter(text[0] for text in found)
+    assert told == {"a": 6, "b": 2}  # of the third topic nothing was written
+    assert Counter(found)["a0"] == Counter(found)["a1"] == 3
+    assert len({text for text in found if text[0] == "b"}) == 2
+    assert len(resampled(texts, topics, -np.ones(4), count=8, seed=0)) == 8
+
+
+def test_refusals(baseline: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1 records have text to learn, at least 2"):
+        run(baseline("vanilla"), tmp_path / "one", ["the river", " "])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(ConfigError, match="full is not empty: name another folder"):
+        run(baseline("vanilla"), tmp_path / "full")
+    with pytest.raises(ConfigError, match='--method must be one of "ctcl", "vanilla"'):
+        baseline("other")
+    with pytest.raises(ConfigError, match="is spent by the releases whose noise is settled"):
+        run(baseline("ctcl", epsilon=0.01), tmp_path / "little")
+    assert not (tmp_path / "little").exists()
+
+
+def test_the_command_has_a_table_of_its_own(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "records.jsonl"
+    rows = [{"client_id": str(n), "text": text} for n, text in enumerate(RECORDS)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["central", str(data), "--epsilon", "2", "--methods", "vanilla", "downstream"]
+    words += ["--model", str(llama), "--downstream", str(llama), "--steps", "2", "--samples", "5"]
+    words += ["--batch-size", "20", "--max-new-tokens", "6", "--output", str(tmp_path / "out")]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert f"{len(RECORDS)} records; {RECORD_LEVEL}." in out
+    assert "| vanilla | 2 |" in out
+    assert "| downstream | 2 |" in out
+    assert main(words) == 2  # the folder is there
