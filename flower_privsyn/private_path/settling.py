@@ -259,7 +259,9 @@ def announcement(
             stream=correlation.stream,
         )
     left = _left(plan, behind)
-    least = min((release.noise_multiplier for release in left), default=0.0)
+    # Where the last phase is paid for and has rounds left, nodes are asked at its noise.
+    told = left or plan.released_by(plan.phases[-1])
+    least = min(release.noise_multiplier for release in told)
     # Gaussian releases of unequal noise cost as much as this many of the least noise; of disjoint
     # groups those of the one that pays most.
     equal = max(

@@ -120,7 +120,9 @@ class DPFTRLConfig(CorrelatedTrainingConfig):
     ) -> Self:
         """DP-FTRL of "Can Public Large Language Models Help Private Cross-device FL?".
 
-        One tree over 1,600 rounds of 100 of 342,000 users, each at most once (Wang et al. 2023).
+        One tree over 1,600 rounds of 100 of 342,000 users, each at most once, who pass over at most
+        256 samples of 20 tokens in batches of 16 (Wang et al. 2023). Rates and clip norm are not
+        printed and are this package's.
 
         Args:
             epsilon: as printed.
@@ -138,6 +140,10 @@ class DPFTRLConfig(CorrelatedTrainingConfig):
             "max_participations": 1,
             "correlation": "tree",
             "accountant": "rdp",
+            "max_tokens": 20,
+            "max_samples": 256,
+            "local_batch_size": 16,
+            "local_steps": 0,
             **overrides,
         }
         return cls(**preset)

@@ -130,8 +130,19 @@ def test_popris_settings(name: str) -> None:
 def test_the_tree_of_wang_et_al(epsilon: Any) -> None:
     config = settings(f"public-llm-eps-{epsilon}")
     printed = DPFTRLConfig.public_llm(epsilon=epsilon)
-    for key in (*SHARED, "min_separation", "max_participations", "correlation"):
+    for key in (
+        *SHARED,
+        "min_separation",
+        "max_participations",
+        "correlation",
+        "max_tokens",
+        "max_samples",
+        "local_epochs",
+        "local_steps",
+    ):
         assert getattr(config, key) == getattr(printed, key), key
+    assert (config.local_batch_size, config.max_samples, config.max_tokens) == (16, 256, 20)
+    assert (config.local_epochs, config.local_steps) == (1, 0)
     assert spent(config) == pytest.approx(float(epsilon), abs=5e-3)
 
 

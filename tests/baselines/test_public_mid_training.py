@@ -75,7 +75,14 @@ def test_rows_are_as_printed(name: str) -> None:
     }
     assert config.rounds_before == place[name.split("-")[2]]
     assert ("1600" in name) == (config.position == "after")
-    assert (config.max_tokens, config.max_samples, config.local_batch_size) == (20, 256, 16)
+    preset = PublicMidTrainingConfig.wang(epsilon=printed)  # type: ignore[arg-type]
+    assert (preset.max_samples, preset.local_batch_size, preset.local_steps) == (256, 16, 0)
+    shared = ["noise_multiplier", "max_tokens", "max_samples", "local_batch_size", "local_epochs"]
+    shared += ["local_steps", "least_row_tokens", "student_learning_rate"]
+    if config.teacher:
+        shared += ["teacher_top_k", "teacher_rest", "teacher_temperature"]
+    for key in shared:
+        assert getattr(config, key) == getattr(preset, key), key
     distilled = "distilled" in name or "matched" in name or re.match("table-[34]", name)
     if config.position != "none":
         assert bool(config.teacher) == bool(distilled)

@@ -60,11 +60,12 @@ def ask(
     round_number: int = 1,
     name: str = "parameters",
     node: int = 5,
+    base: np.ndarray | None = None,
 ) -> Message:
     question = wire.Ask(
         round_number=round_number,
         query=query,
-        broadcast={name: parameters},
+        broadcast={name: parameters} | ({} if base is None else {"base": base}),
         data=data,
         sampling=FullParticipation(),
         sampling_key=b"k" * 32,
@@ -145,6 +146,56 @@ class TestAnswers:
         candidates = HashEmbedder().embed(texts[:2])
         votes = ask(app, plain, candidates, query=NearestNeighborHistogram(), name="candidates")
         assert total(votes).tolist() == [1.0, 1.0]
+
+
+class TestAnotherBase:
+    """What nodes do not train may come with the question; two runs may send two, or none."""
+
+    @pytest.fixture(params=["lora", "layers"])
+    def trained(self, request: pytest.FixtureRequest, lstm: Path) -> TrainableModel:
+        layers = "lm_head.*" if request.param == "layers" else ""
+        return TrainableModel(name=str(lstm), trainable=request.param, layers=layers)
+
+    def test_is_trained_on_and_is_gone_with_its_question(
+        self, data: wire.DataRequest, trained: TrainableModel, texts: list[str], tmp_path: Path
+    ) -> None:
+        users = Users.from_rows([("a", texts[0]), ("b", texts[1])])
+        whole = LocalModel(TrainableModel(name=trained.name))
+        noise = np.random.default_rng(0).normal(0, 0.02, whole.dimension).astype(np.float32)
+        whole.save(tmp_path / "moved", whole.parameters + noise)
+        moved = replace(trained, name=str(tmp_path / "moved"))
+        elsewhere, own = LocalModel(moved), LocalModel(trained)
+        start, node = elsewhere.parameters, app_of(users)
+        here, there = replace(data, trains=trained), replace(data, trains=moved)
+        plain = total(ask(app_of(users), here, start))
+        expected = total(ask(app_of(users), there, start))
+        assert not np.array_equal(plain, expected)
+        for base, answer in (
+            (None, plain), (elsewhere.base, expected), (None, plain), (own.base, plain),
+            (elsewhere.base, expected),
+        ):  # fmt: skip
+            assert np.array_equal(total(ask(node, here, start, base=base)), answer)
+
+    def test_that_is_none_is_refused_or_bounded_and_changes_nothing_afterwards(
+        self, data: wire.DataRequest, trained: TrainableModel, texts: list[str]
+    ) -> None:
+        model, users = LocalModel(trained), Users.from_rows([("a", texts[0])])
+        here, node = replace(data, trains=trained), app_of(users)
+        expected = total(ask(node, here, model.parameters))
+        for base in (
+            model.base[:-1],
+            np.append(model.base, np.float32(0)),
+            model.base[None],
+            model.base.astype(np.int32),
+            np.full_like(model.base, np.nan),
+            np.full_like(model.base, -np.inf),
+        ):
+            reply = ask(node, here, model.parameters, base=base)
+            assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
+        for base in (np.full_like(model.base, 3e38), -1e4 * model.base):
+            answer = total(ask(node, here, model.parameters, base=base))
+            assert np.linalg.norm(answer) <= 1.0 + 1e-6
+        assert np.array_equal(total(ask(node, here, model.parameters)), expected)
 
 
 class TestRefusals:

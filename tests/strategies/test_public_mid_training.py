@@ -32,6 +32,7 @@ from flower_privsyn.privacy import (
     participation_of,
     release_epsilon,
 )
+from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import (
     DPFTRL,
@@ -118,6 +119,18 @@ def streams(run: Path) -> list[tuple[Correlation, float]]:
     return [(one, one.noise_multiplier(multiplier)) for one, multiplier in found.items()]
 
 
+def killed_in(number: int) -> Callable[..., None]:
+    """In the place of what writes a round: dies in one of them."""
+    write = TrainingInHalves._write
+
+    def or_die(self: TrainingInHalves, state: Any, of: int) -> None:
+        if of == number:
+            raise Killed
+        write(self, state, of)
+
+    return or_die
+
+
 def by_dp_accounting(*multipliers: float) -> float:
     accountant = PLDAccountant()
     for multiplier in multipliers:
@@ -153,6 +166,27 @@ class TestCost:
         ledger = PrivacyLedger.read(strategy.run.ledger_file)
         assert ledger.epsilon_release == pytest.approx(2.0, rel=1e-3)
         assert by_dp_accounting(first, second) == pytest.approx(2.0, rel=1e-3)
+
+    def test_the_larger_one_is_within_the_budget_of_a_run_that_was_resumed(
+        self, config: Builder, people: Users, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Killed where the noise of the second half lies in `noise.npz`, and before it does."""
+        for number, resume in ((3, False), (5, True)):
+            with monkeypatch.context() as patch:
+                patch.setattr(TrainingInHalves, "_write", killed_in(number))
+                with pytest.raises(Killed):
+                    PublicMidTraining(config(epsilon=2.0, resume=resume)).start(
+                        training_nodes(people)
+                    )
+        strategy = PublicMidTraining(config(epsilon=2.0, resume=True))
+        strategy.start(training_nodes(people))
+        (_, first), (_, second) = streams(strategy.run.path)
+        assert by_dp_accounting(min(first, second)) == pytest.approx(2.0, rel=1e-3)
+        ledger = PrivacyLedger.read(strategy.run.ledger_file)
+        assert ledger.epsilon_release == pytest.approx(2.0, rel=1e-3)
+        asked_in = turns(strategy.run.path, people)
+        assert len(asked_in) == 6
+        assert not (asked_in[:3].sum(0) * asked_in[3:].sum(0)).any()
 
     def test_a_stream_that_goes_on_is_one_mechanism(self, config: Builder, people: Users) -> None:
         strategy = PublicMidTraining(
@@ -223,6 +257,18 @@ class TestWhoTakesPart:
         assert len(numbers) == 12
         step = json.loads((tmp_path / "run" / "public_step.json").read_text())
         assert step["steps"] == 3
+
+
+class TestNodesAreTold:
+    def test_what_is_left_to_come(self, config: Builder) -> None:
+        """Also in the second half, which is paid for and whose owners want noise."""
+        settings = config(epsilon=1.0)
+        method = TrainingInHalves(settings)
+        settled = settle(plan_of(method, settings, population=16), epsilon=1.0, run=None)
+        (release_of_half, _) = settled.plan.released()
+        told = [announcement(method, settings, settled, behind=behind) for behind in (0, 2, 3, 4)]
+        assert [one.releases for one in told] == [1, 1, 1, 0]
+        assert {one.noise_multiplier for one in told} == {release_of_half.noise_multiplier}
 
 
 class VotesInHalves(CorrelatedProbeMethod):
@@ -507,6 +553,7 @@ class TestSettings:
                 "noise-bands = 3 must be at most the 2 groups of the smaller half",
             ),
             ({"select_share": 0.0}, "select-share"),
+            ({"teacher_alone": True, "teacher": ""}, "teacher-alone = true needs a teacher"),
         ],
     )
     def test_bad_values_are_named(

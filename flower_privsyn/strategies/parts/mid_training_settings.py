@@ -44,27 +44,31 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
     ] = 0
     cohorts: Annotated[
         Literal["disjoint", "everybody"],
-        'who takes part in the second half: "disjoint": users who did not in the first, so that '
-        'both cost the larger one of them; "everybody": the same users again, so that both costs '
-        "are added up.",
+        'for position = "middle": who takes part in the second half: "disjoint": users who did not '
+        'in the first, so that both cost the larger one of them; "everybody": the same users '
+        "again, so that both costs are added up.",
     ] = "disjoint"
     noise_stream: Annotated[
         Literal["restart", "continue"],
-        'whether the noise of the second half begins anew, or ("continue", as the paper accounts '
-        "for it) takes up that of the first: one mechanism over all rounds.",
+        'for position = "middle": whether the noise of the second half begins anew, or ("continue", '
+        "as the paper accounts for it) takes up that of the first: one mechanism over all rounds.",
     ] = "restart"
     public_text: Annotated[
         str,
-        'text to train on: "bundled", or a JSONL file with `text` and no person\'s data; of any '
-        "size.",
+        'text to train on, with no person\'s data, of any size: "bundled", a JSONL file with `text`, '
+        "a folder, or a data set by name (docs/distillation.md).",
     ] = "bundled"
     public_rows: Annotated[
         Literal["matched", "random", "all"],
         '"matched": the public rows that the model of the rounds so far and `public_model` find '
-        'likeliest (distribution matching); "random": as many drawn at random; "all": every row.',
+        'likeliest (distribution matching); "random": as many drawn at random; "all": every row of '
+        "`least_row_tokens`. Rows that are there twice count once.",
     ] = "matched"
     select_share: Annotated[
-        float, Gt(0), Le(1), "share q of the public tokens that are kept, at most."
+        float,
+        Gt(0),
+        Le(1),
+        'share q of the public tokens that are kept, at most; not for "all".',
     ] = 0.03
     least_row_tokens: Annotated[
         int, Ge(1), "rows with fewer tokens are not chosen: their averages vary most."
@@ -104,6 +108,8 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
         super().__post_init__()
+        if self.teacher_alone and not self.teacher:
+            raise ConfigError('teacher-alone = true needs a teacher, got teacher = ""')
         self._check_place()
         self._check_halves()
 
@@ -224,8 +230,9 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
     ) -> Self:
         """The paper's settings, as far as it prints them: 100 of 342,000 users in a round, once.
 
-        Noise, rounds and accounting as printed: one tree over all 1,600 rounds. What the paper does
-        not print (optimisers, rates, clip norm) is this package's.
+        Noise, rounds and accounting as printed: one tree over all 1,600 rounds. So are a user's
+        batches and samples, and the teacher, share and steps of the public text. What the paper
+        does not print (optimisers, rates, clip norm, beta) is this package's.
 
         Args:
             epsilon: as printed.
@@ -246,8 +253,14 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
             "noise_stream": "continue",
             "accountant": "rdp",
             "max_tokens": 20,
+            "max_samples": 256,
+            "local_batch_size": 16,
+            "local_steps": 0,
             "least_row_tokens": 1,
             "select_share": 0.0008,
+            "student_steps": 8_000,
+            "student_batch_size": 128,
+            "teacher_rest": "dropped",
             **overrides,
         }
         return cls(**preset)
