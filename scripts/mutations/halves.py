@@ -11,6 +11,7 @@ SETTINGS = "flower_privsyn/strategies/parts/mid_training_settings.py"
 SHARES = "tests/privacy/test_participation.py"
 GROUPS = "tests/node/test_account.py::TestGroups"
 TESTS = "tests/strategies/test_public_mid_training.py"
+TRAINING = "tests/client_apps/test_training.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -91,6 +92,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="_Tokens.cohorts",
         before='model.set_base(ask.broadcast.get("base"))',
         after="model.set_base(None)",
-        tests=(f"{TESTS}::TestPublicText",),
+        tests=(f"{TRAINING}::TestAnotherBase",),
+    ),
+    Mutation(
+        name="a run without a base trains on the one that another run sent",
+        file="flower_privsyn/training/local.py",
+        function="LocalModel.set_base",
+        before="if base is None and self._own_base is None:",
+        after="if base is None:",
+        tests=(f"{TRAINING}::TestAnotherBase",),
+    ),
+    Mutation(
+        name="nodes are told of no noise once the last half is paid for",
+        file="flower_privsyn/private_path/settling.py",
+        function="announcement",
+        before="least = min(release.noise_multiplier for release in told)",
+        after="least = min((release.noise_multiplier for release in left), default=0.0)",
+        tests=(f"{TESTS}::TestNodesAreTold",),
     ),
 )

@@ -50,13 +50,14 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
     ] = "disjoint"
     noise_stream: Annotated[
         Literal["restart", "continue"],
-        'for position = "middle": whether the noise of the second half begins anew, or ("continue", '
-        "as the paper accounts for it) takes up that of the first: one mechanism over all rounds.",
+        'for position = "middle": whether the noise of the second half begins anew, or '
+        '("continue", as the paper accounts for it) takes up that of the first: one mechanism over '
+        "all rounds.",
     ] = "restart"
     public_text: Annotated[
         str,
-        'text to train on, with no person\'s data, of any size: "bundled", a JSONL file with `text`, '
-        "a folder, or a data set by name (docs/distillation.md).",
+        'text to train on, with no person\'s data, of any size: "bundled", a JSONL file with '
+        "`text`, a folder, or a data set by name (docs/distillation.md).",
     ] = "bundled"
     public_rows: Annotated[
         Literal["matched", "random", "all"],
