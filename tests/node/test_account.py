@@ -244,8 +244,8 @@ class TestGroups:
     def test_of_one_run_cost_what_the_dearer_one_does(self, asked: Asked) -> None:
         one = self.cost(self.charges(asked, 0))
         assert self.cost(self.charges(asked, 0, 1)) == one
-        resumed = [*self.charges(asked, 0, 1)[:3], self.charges(asked, 1, run=8)[1]]
-        assert self.cost(resumed) == one  # its second half had begun
+        *begun, last = self.charges(asked, 0, 1)
+        assert self.cost([*begun, replace(last, run=8)]) == one  # resumed in its second half
         both = [*self.charges(asked, 0), *self.charges(asked, 1, run=8)]
         # Another run may call somebody else by the same name.
         assert self.cost(both) > 1.3 * one
