@@ -27,7 +27,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         after=(
             "    bound = ask.query.answer_bound(len(prepared.user_ids))\n"
             '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'
-            "    wire.pack_answer(answer, bound=bound)\n"
+            "    wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
             "    guard.charge(charge)\n"
         ),
         tests=(f"{SERVER_TESTS}::test_kill_9_between_charge_and_answer_never_counts_less",),

@@ -45,13 +45,16 @@ def probe(config: Builder) -> Builder:
     return build
 
 
-def losing(step: str, *nodes: int) -> Callable[[Message, Message], list[Message]]:
-    """Loses what some nodes answer to a step, and to all later ones."""
+def losing(step: str, *nodes: int, rounds: int = 99) -> Callable[[Message, Message], list[Message]]:
+    """Loses what some nodes answer to a step, and to all later ones, in the first rounds."""
     order = list(secure_wire.REPLY_KEYS)
 
     def lose(request: Message, reply: Message) -> list[Message]:
         kind = request.metadata.message_type
         late = kind in order and order.index(kind) >= order.index(step)
+        records = request.content.config_records
+        asked = records.get("privsyn.request" if kind == secure_wire.INPUT else "privsyn.secure")
+        late = late and asked is not None and int(asked["round"]) <= rounds
         return [] if late and reply.metadata.src_node_id in nodes else [reply]
 
     return lose
@@ -172,13 +175,16 @@ def _own_sums(federation: Builder, users: Any, strategy: Probe) -> dict[int, np.
 
 class TestLosses:
     @pytest.mark.parametrize("step", list(secure_wire.REPLY_KEYS))
-    def test_one_node_lost_at_any_step(
+    def test_one_node_is_lost_at_any_step_and_comes_back(
         self, federation: Builder, probe: Builder, step: str
     ) -> None:
+        """It has kept on its disk what the step left there, and the next round begins anew."""
         users = make_users(18)
-        strategy = probe(num_rounds=1, least_nodes=4, colluding_nodes=1)
-        strategy.start(federation(users, num_nodes=NODES, tamper=losing(step, 2)))
-        (released,) = strategy.released
+        strategy = probe(least_nodes=4, colluding_nodes=1)
+        strategy.start(federation(users, num_nodes=NODES, tamper=losing(step, 2, rounds=1)))
+        released, whole = strategy.released
+        assert whole.num_users == 18
+        assert np.rint(whole.values).sum() == 18
         late = step in (secure_wire.AGREE, secure_wire.UNMASK)
         nodes = 6 if late else 5
         assert released.noise_std == pytest.approx(1e-3 * (nodes / 3) ** 0.5)
