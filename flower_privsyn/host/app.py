@@ -107,8 +107,9 @@ def strategies_of(
     """The settings of every strategy of this library that an app may make of its own.
 
     Args:
-        app: The app; one that declares every key of a strategy is taken to configure it. Where
-            its setting `strategy` names a strategy, that one alone is meant.
+        app: The app; one that declares every key of a strategy is taken to configure it, and not
+            another one that has fewer of them. Where its setting `strategy` names a strategy, that
+            one alone is meant.
         values: Settings from `resolve_config`.
 
     Raises:
@@ -119,11 +120,17 @@ def strategies_of(
     if (name := values.get("strategy")) in STRATEGIES:
         settings = configuration_of({key: values[key] for key in values if key != "run-dir"})
         return [(settings, STRATEGIES[str(name)][1])]
+    declared = [
+        (config, strategy)
+        for config, strategy in STRATEGIES.values()
+        if config.keys() <= set(app.defaults)
+    ]
     found = []
-    for config, strategy in STRATEGIES.values():
-        if config.keys() <= set(app.defaults):
-            others = set(values) - config.keys() - CLIENT_KEYS
-            found.append((config.from_run_config(values, other_keys=others), strategy))
+    for config, strategy in declared:
+        if any(config.keys() < other.keys() for other, _ in declared):
+            continue  # it would refuse the keys of the other one
+        others = set(values) - config.keys() - CLIENT_KEYS
+        found.append((config.from_run_config(values, other_keys=others), strategy))
     return found
 
 

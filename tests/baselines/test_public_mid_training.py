@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.host.app import check_settings, load_app, resolve_config, strategies_of
 from flower_privsyn.privacy import Release, release_epsilon
-from flower_privsyn.strategies import CLIENT_KEYS, PublicMidTrainingConfig
+from flower_privsyn.strategies import CLIENT_KEYS, PublicMidTraining, PublicMidTrainingConfig
 from flower_privsyn.strategies.public_mid_training import TrainingInHalves
 
 APP = Path(__file__).parents[2] / "baselines" / "public-mid-training"
@@ -29,6 +29,14 @@ def test_settings_are_complete_and_accepted() -> None:
     assert set(values) - CLIENT_KEYS == PublicMidTrainingConfig.keys()
     # What the app declares is what the library does by itself.
     assert settings() == PublicMidTrainingConfig(epsilon=1.0)
+
+
+def test_a_check_knows_its_strategy() -> None:
+    """And does not take it for DP-FTRL, all of whose settings it has as well."""
+    app = load_app(APP)
+    ((settings, strategy),) = strategies_of(app, resolve_config(app, config_name="cpu"))
+    assert strategy is PublicMidTraining
+    assert settings.num_rounds == 10
 
 
 def test_every_row_of_the_tables_has_a_file() -> None:
