@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Query,
     )
     from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.runs.opened import OpenedRun, open_run
     from flower_privsyn.strategies import (
         CTCL,
         DPFTRL,
@@ -131,6 +132,7 @@ _HOMES = {
     "ModelDelta": "queries",
     "NearestNeighborHistogram": "queries",
     "NeighboringRelation": "privacy",
+    "OpenedRun": "runs.opened",
     "POPri": "strategies",
     "POPriConfig": "strategies",
     "Paper": "strategies",
@@ -165,6 +167,7 @@ _HOMES = {
     "load_embedder": "embedding",
     "load_generator": "generation",
     "load_users": "data",
+    "open_run": "runs.opened",
     "public_texts": "data",
     "resolve_model": "models",
     "save_biased": "training.bias",
@@ -207,6 +210,7 @@ __all__ = [
     "ModelDelta",
     "NearestNeighborHistogram",
     "NeighboringRelation",
+    "OpenedRun",
     "POPri",
     "POPriConfig",
     "Paper",
@@ -242,6 +246,7 @@ __all__ = [
     "load_embedder",
     "load_generator",
     "load_users",
+    "open_run",
     "public_texts",
     "resolve_model",
     "save_biased",

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -41,13 +41,17 @@ from flower_privsyn.private_path.asked import (
     refuse_other_question,
 )
 from flower_privsyn.private_path.method import Method, Question
-from flower_privsyn.private_path.outline import ask_of, traffic_of
+from flower_privsyn.private_path.outline import ask_of, spending_of, traffic_of
 from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import Query
 from flower_privsyn.runs import RunDirectory, unnamed_run
+from flower_privsyn.runs.opened import OpenedRun
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -203,21 +207,18 @@ class PrivateSumStrategy(Strategy):
 
     def summary(self) -> None:
         """Log what the run will spend."""
-        settings, plan = self.config, self.plan
-        for phase in plan.phases:
-            logger.info(
-                "\t%s: %d rounds, %s; noise multiplier %.5g, clip norm %.5g, relation %s, "
-                "accountant %s",
-                type(self).__name__ if len(plan.phases) == 1 else phase.name,
-                phase.rounds,
-                phase.sampling,
-                phase.noise_multiplier,
-                max(query.clip_norm for query in phase.asks),
-                settings.relation,
-                settings.accountant,
-            )
-        for sentence in self.method.describe(plan):
+        for sentence in spending_of(self.plan, self.config, name=type(self).__name__):
             logger.info("\t%s", sentence)
+        for sentence in self.method.describe(self.plan):
+            logger.info("\t%s", sentence)
+
+    def texts(self) -> Dataset:
+        """The synthetic texts of the run, in memory; see `flower_privsyn.open_run` for the rest.
+
+        Raises:
+            RunDirectoryError: the run has none: it is not finished, or its method writes none.
+        """
+        return OpenedRun(self.run).dataset()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -1,12 +1,14 @@
-"""What a round asks, in full; and what a run will send, counted before it begins."""
+"""What a round asks, in full; and what a run will send and spend, before it begins."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from flwr.app import ArrayRecord
 
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import GaussianMechanism, NeighboringRelation
+from flower_privsyn.privacy import GaussianMechanism, NeighboringRelation, Plan
 from flower_privsyn.private_path.meeting import data_request
 from flower_privsyn.private_path.method import Outline, Question, RecordSource
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -104,3 +106,20 @@ def planned_traffic(
             counted[alike] = traffic_of(ask, packed[1], nodes=settings.num_nodes)
         found.append(counted[alike])
     return found
+
+
+def spending_of(plan: Plan, settings: PrivateSumConfig, *, name: str) -> Iterator[str]:
+    """A sentence per phase: what it will spend.
+
+    Args:
+        plan: its noise settled.
+        settings: of the run.
+        name: of the strategy, for a run of one phase.
+    """
+    for phase in plan.phases:
+        yield (
+            f"{name if len(plan.phases) == 1 else phase.name}: {phase.rounds} rounds, "
+            f"{phase.sampling}; noise multiplier {phase.noise_multiplier:.5g}, "
+            f"clip norm {max(query.clip_norm for query in phase.asks):.5g}, "
+            f"relation {settings.relation}, accountant {settings.accountant}"
+        )

@@ -1,0 +1,237 @@
+"""A run directory as tables, for notebooks and scripts: what was asked, spent, measured and made.
+
+Nothing is read here that is not in the run directory, so whatever these tables hold may be shown
+to whoever may read that. No file of the owner's folder is opened, and no model library is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flower_privsyn.errors import MissingExtraError, RunDirectoryError
+from flower_privsyn.files import read_json_lines
+from flower_privsyn.runs.directory import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs.rounds import Rounds
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from datasets import Dataset
+
+#: Columns of a round's texts that say nothing to people.
+_VECTORS = frozenset({"embedding"})
+
+#: Files by which a folder is known as a model.
+_MODEL_FILES = ("config.json", "adapter_config.json", "model.safetensors")
+
+
+def open_run(path: str | Path) -> OpenedRun:
+    """Open a run for reading: finished, at work, failed or interrupted, of any strategy.
+
+    The run is not locked, and may go on while it is read: every table is read when it is asked
+    for, and holds what was on the disk at that moment.
+
+    Args:
+        path: the run directory.
+
+    Raises:
+        RunDirectoryError: the folder does not exist, holds no run or one of another format.
+    """
+    return OpenedRun(RunDirectory.open(path))
+
+
+class OpenedRun:
+    """What one run left, as tables of pandas. Made by `open_run`.
+
+    Attributes:
+        run: the files.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+
+    def __repr__(self) -> str:
+        return f"<run {self.path}: {self.strategy or 'no strategy'}, {self.status}>"
+
+    # ---------------------------------------------------------------- what was asked
+
+    @property
+    def path(self) -> Path:
+        """The run directory, absolute."""
+        return self.run.path
+
+    @property
+    def strategy(self) -> str:
+        """The class that ran it; "" of a run of something else."""
+        return str(self.run.document.get("strategy") or "")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting under its hyphenated key, with what resumed runs changed."""
+        return self.run.config
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The libraries that the run was made with."""
+        return dict(self.run.document.get("versions", {}))
+
+    # ---------------------------------------------------------------- how it stands
+
+    @property
+    def status(self) -> str:
+        """One of running, finished, failed and interrupted (killed, or ended by a signal)."""
+        return self.run.standing
+
+    @property
+    def error(self) -> str | None:
+        """The sentence that says why the run failed; None unless it did."""
+        return self.run.error
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Figures of the result, both epsilons among them; empty before there is one."""
+        return dict(self.run.state.get("summary") or {})
+
+    @property
+    def stamp(self) -> str | None:
+        """What must stand at every figure, where the epsilons do not cover it; else None."""
+        found = self.summary.get("stamp")
+        return str(found) if found else RESEARCH_STAMP if self.settings.get("research") else None
+
+    # ---------------------------------------------------------------- tables
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row per round as in `metrics.jsonl`, in the order of the rounds."""
+        return _table(self.run.metrics())
+
+    @property
+    def ledger(self) -> pd.DataFrame:
+        """A row per line of the privacy ledger; nested values stay dictionaries.
+
+        Raises:
+            LedgerError: the ledger is damaged, or lacks a line that another file states.
+        """
+        return _table(self.run.ledger_lines())
+
+    @property
+    def releases(self) -> pd.DataFrame:
+        """The rows of the ledger that charge a release, with both epsilons until then.
+
+        An interrupted round is charged, too, and its `interrupted` is true. Raises as `ledger`.
+        """
+        return _table(line for line in self.run.ledger_lines() if line.get("event") == "release")
+
+    @property
+    def texts(self) -> pd.DataFrame:
+        """The synthetic texts, `text` and `label` among the columns where texts have labels.
+
+        Empty before a run has its result, and of methods that write none.
+        """
+        return _table(read_json_lines(self.run.synthetic_jsonl))
+
+    @property
+    def expanded(self) -> pd.DataFrame:
+        """The texts that `privsyn expand` wrote, with the `file` they are from."""
+        return _table(
+            {**row, "file": file.name}
+            for file in sorted(self.path.glob("expanded-*.jsonl"))
+            for row in read_json_lines(file)
+        )
+
+    @property
+    def candidates(self) -> pd.DataFrame:
+        """Texts that users were asked about, with `round` and their noisy votes or scores.
+
+        Rounds that follow one release are those of `refinement`. A round at work may have no votes
+        yet: they are missing there. No embeddings are in the table.
+        """
+        for rounds in (self.run.refinement, self.run.rounds):
+            if found := _round_texts(rounds):
+                return _table(found)
+        return _table([])
+
+    @property
+    def survivors(self) -> pd.DataFrame:
+        """The candidates that a released round kept, a row for each round that kept it.
+
+        Empty of methods whose rounds keep no texts.
+        """
+        table = self.candidates
+        if "survived" not in table:
+            return table.iloc[0:0]
+        released = self.run.rounds_with_outcome("released")
+        kept = table["survived"].fillna(0).astype(int) > 0
+        return table[kept & table["round"].isin(released)].reset_index(drop=True)
+
+    # ---------------------------------------------------------------- models
+
+    @property
+    def models(self) -> dict[str, Path]:
+        """Folders of what was trained, by their place in the run directory.
+
+        "models/final" is the model of a finished run; "rounds/0003/adapter" an adapter of a round.
+        """
+        folders = [*sorted((self.path / "models").glob("*")), *_adapters(self.run)]
+        return {
+            folder.relative_to(self.path).as_posix(): folder
+            for folder in folders
+            if any((folder / name).is_file() for name in _MODEL_FILES)
+        }
+
+    def dataset(self) -> Dataset:
+        """The synthetic texts as a data set of the Hugging Face library `datasets`, in memory.
+
+        Raises:
+            MissingExtraError: `datasets` is not installed.
+            RunDirectoryError: the run has no synthetic texts.
+        """
+        try:
+            from datasets import Dataset
+        except ImportError as error:
+            raise MissingExtraError(
+                "a run's texts as a data set need the library datasets: "
+                "pip install 'flower-privsyn[client]'"
+            ) from error
+        rows = list(read_json_lines(self.run.synthetic_jsonl))
+        if not rows:
+            raise RunDirectoryError(
+                f"The run in {self.path} has no synthetic texts: it is {self.status}, and its "
+                f"strategy is {self.strategy or 'not stated'}."
+            )
+        return Dataset.from_list(rows)
+
+
+def _adapters(run: RunDirectory) -> list[Path]:
+    return [files.adapter for rounds in (run.rounds, run.refinement) for _, files in rounds]
+
+
+def _round_texts(rounds: Rounds) -> list[dict[str, Any]]:
+    """The rows of all rounds that hold texts, with the number of the round."""
+    import pyarrow.parquet as pq
+
+    found: list[dict[str, Any]] = []
+    for number, files in rounds:
+        file = files.texts
+        if file is not None:
+            columns = [name for name in pq.read_schema(file).names if name not in _VECTORS]
+            rows = pq.read_table(file, columns=columns).to_pylist()
+            found += [{"round": number, **row} for row in rows]
+    return found
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a table, missing values where a row lacks a column.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError(
+            "the tables of a run need pandas, which comes with "
+            "pip install 'flower-privsyn[client]' and by itself with pip install pandas"
+        ) from error
+    return pd.DataFrame([dict(row) for row in rows])
