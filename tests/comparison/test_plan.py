@@ -229,6 +229,17 @@ class TestSettings:
         assert (popri["num-rounds"], popri["max-tokens"]) == (3, 32)
         assert (other["num-rounds"], other["max-tokens"]) == (8, 32)
 
+    def test_a_generator_that_is_trained_is_not_the_downstream_model(self, data: str) -> None:
+        both = {"methods": ["ctcl", "dp-ftrl"], "downstream": "privsyn-lstm"}
+        for settings, wanted in (([], "privsyn-lm"), (["ctcl.model=privsyn-tiny"], "privsyn-tiny")):
+            plan = plan_of(data, settings=settings, **both)
+            cells = {cell.method: plan.values(cell, Path("x")) for cell in plan.cells()}
+            assert cells["ctcl"]["model"] == wanted
+            assert cells["dp-ftrl"]["model"] == "privsyn-lstm"
+        for setting in ("model=privsyn-tiny", "dp-ftrl.model=privsyn-tiny"):
+            with pytest.raises(ConfigError, match="model is the same for every method"):
+                plan_of(data, settings=[setting], **both)
+
     @pytest.mark.parametrize(
         ("setting", "sentence"),
         [
