@@ -3,8 +3,8 @@
 Topics are those of a mixture of multinomials over the public documents (Nigam, McCallum, Thrun,
 Mitchell, "Text Classification from Labeled and Unlabeled Documents using EM", Machine Learning
 2000), found by EM. They are made of public text alone; a release says how much more users have of
-the tokens that make a topic what it is. These need tokens alone: where records are embeddings, topics
-are points among them (`flower_privsyn.generation.topics`).
+the tokens that make a topic what it is. These need tokens alone: where records are embeddings,
+topics are points among them (`flower_privsyn.generation.topics`).
 """
 
 from __future__ import annotations
