@@ -52,7 +52,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="TopicsAndTraining.phases",
         before="sampling=FullParticipation(population=population)",
         after="sampling=config.sampling_of(population)",
-        tests=(CTCL_TESTS,),
+        tests=(f"{CTCL_TESTS}::TestTheBudget",),
     ),
     Mutation(
         name="documents stand after the condition of another topic",
