@@ -1,0 +1,226 @@
+"""Figures of a run for trackers of experiments: what the run directory says, and nothing else.
+
+A tracker is told the settings, and after every round the numbers of `metrics.jsonl`. It hears no
+time but that of the run's creation: how long a round took may say how much somebody wrote, and
+libraries of trackers write the moment of every figure unless they are given one. What counts
+people is in those lines only where the run directory may hold it (`AskedRound.outcome`).
+
+Adapters are told all figures every time, and write those that they lack. So a resumed run goes on
+in the tracked run it has, and whatever failed to arrive is caught up with.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from flower_privsyn.errors import MissingExtraError
+from flower_privsyn.files import replacing
+from flower_privsyn.runs.directory import RESEARCH_STAMP, RunDirectory
+
+logger = logging.getLogger("flwr.privsyn")
+
+#: Settings that say where things were on the machine of the run, or how it was started.
+PLACES: Final = frozenset({"run-dir", "resume", "data", "ray-address"})
+
+#: What is no figure of a line: its number, and the digest that it states.
+_NO_FIGURES: Final = frozenset({"round", "ledger"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """All that a tracker is told of a run.
+
+    Attributes:
+        name: of the run directory's folder.
+        strategy: the class that runs it.
+        created: of the run, seconds since 1970; the one time there is.
+        settings: by hyphenated key, as text, without places.
+        points: (round, name, value), in the order of the rounds; finite values alone.
+        stamp: what must stand at every figure, where the epsilons do not cover it; else None.
+    """
+
+    name: str
+    strategy: str
+    created: float
+    settings: dict[str, str]
+    points: tuple[tuple[int, str, float], ...]
+    stamp: str | None
+
+
+class Tracker(Protocol):
+    """Where figures go."""
+
+    def write(self, run: RunDirectory, figures: Figures) -> None:
+        """Make the tracked run hold these figures; called again with the same and more.
+
+        Args:
+            run: its directory, for an adapter that writes into it.
+            figures: all until now.
+        """
+
+
+def figures_of(run: RunDirectory) -> Figures:
+    """The figures that the run directory holds now.
+
+    Raises:
+        RunDirectoryError: a file of the run is damaged.
+    """
+    document, lines = run.document, run.metrics()
+    points = [
+        (int(line["round"]), name, float(value))
+        for line in lines
+        if isinstance(line.get("round"), int)
+        for name, value in line.items()
+        if name not in _NO_FIGURES and isinstance(value, int | float) and math.isfinite(value)
+    ]
+    stamps = [str(line["stamp"]) for line in lines if line.get("stamp")]
+    return Figures(
+        name=run.path.name,
+        strategy=str(document.get("strategy") or ""),
+        created=datetime.fromisoformat(str(document["created"])).timestamp(),
+        settings={
+            key: "" if value is None else str(value)
+            for key, value in run.config.items()
+            if key not in PLACES
+        },
+        points=tuple(points),
+        stamp=RESEARCH_STAMP if run.config.get("research") else next(iter(stamps), None),
+    )
+
+
+class TensorBoard:
+    """One event file in the run directory, written anew after every round.
+
+    A writer of the library would put the time into every event and the host into the file's name.
+
+    Raises:
+        MissingExtraError: tensorboard is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import tensorboard.summary.writer.record_writer  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(
+                'tracker = "tensorboard" needs tensorboard: pip install tensorboard'
+            ) from error
+
+    def write(self, run: RunDirectory, figures: Figures) -> None:
+        """Write the file; see `Tracker.write`."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder = run.path / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        moment = figures.created
+        told = [f"{key} = {value}" for key, value in sorted(figures.settings.items())]
+        with (
+            replacing(folder / "events.out.tfevents.0000000000.run") as temporary,
+            temporary.open("wb") as file,
+        ):
+            writer = RecordWriter(file)
+            writer.write(Event(wall_time=moment, file_version="brain.Event:2").SerializeToString())
+            text = "  \n".join(filter(None, (figures.stamp, figures.strategy, *told)))
+            for event in (
+                Event(wall_time=moment, summary=Summary(value=[_text_value("settings", text)])),
+                *(
+                    Event(
+                        wall_time=moment,
+                        step=step,
+                        summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]),
+                    )
+                    for step, name, value in figures.points
+                ),
+            ):
+                writer.write(event.SerializeToString())
+            writer.flush()
+
+
+def _text_value(tag: str, text: str) -> Any:
+    """A text as TensorBoard's plugin for texts reads it."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    return Summary.Value(
+        tag=tag,
+        metadata=SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text")),
+        tensor=TensorProto(dtype=DT_STRING, string_val=[text.encode()]),
+    )
+
+
+class MLflow:
+    """A run of the experiment "flower-privsyn" where `MLFLOW_TRACKING_URI` says.
+
+    Which of its runs this is stands in the owner's folder: the server's address is the owner's.
+
+    Raises:
+        MissingExtraError: mlflow is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import mlflow  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(
+                'tracker = "mlflow" needs mlflow: pip install mlflow'
+            ) from error
+
+    def write(self, run: RunDirectory, figures: Figures) -> None:
+        """Send what is lacking; see `Tracker.write`."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        client, moment = MlflowClient(), round(1000 * figures.created)
+        known = run.owner.path / "mlflow-run"
+        if known.is_file():
+            name = known.read_text(encoding="utf-8").strip()
+        else:
+            found = client.get_experiment_by_name("flower-privsyn")
+            experiment = (
+                client.create_experiment("flower-privsyn") if found is None else found.experiment_id
+            )
+            tags = {"strategy": figures.strategy, "stamp": figures.stamp or ""}
+            made = client.create_run(
+                experiment, start_time=moment, run_name=figures.name, tags=tags
+            )
+            name = str(made.info.run_id)
+            run.owner.make()
+            with replacing(known, for_the_owner=True) as temporary:
+                temporary.write_text(name, encoding="utf-8")
+            client.log_batch(
+                name, params=[Param(key, value[:500]) for key, value in figures.settings.items()]
+            )
+        there = {
+            (metric, point.step)
+            for metric in client.get_run(name).data.metrics
+            for point in client.get_metric_history(name, metric)
+        }
+        missing = [
+            Metric(metric, value, moment, step)
+            for step, metric, value in figures.points
+            if (metric, step) not in there
+        ]
+        for start in range(0, len(missing), 1000):  # the most that a request may hold
+            client.log_batch(name, metrics=missing[start : start + 1000])
+        if run.status == "finished":
+            client.set_terminated(name, "FINISHED", end_time=moment)
+
+
+def tell(tracker: Tracker, run: RunDirectory) -> bool:
+    """Tell a tracker what the run directory holds; whatever goes wrong there costs no round.
+
+    Returns:
+        Whether it was told. Where it was not, a warning says why, and the next call catches up.
+    """
+    try:
+        tracker.write(run, figures_of(run))
+    except Exception as error:  # a library of others, and a server of others
+        logger.warning("the tracker was not told: %s: %s", type(error).__name__, error)
+        return False
+    return True

@@ -1,0 +1,89 @@
+"""Trackers hold what the run directory holds, by their own libraries, and no time but one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.trackers import Figures, MLflow, TensorBoard, figures_of, tell
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    config = {"num-rounds": 3, "data": "/secret/place", "run-dir": "/home/me", "epsilon": 2.0}
+    made = RunDirectory.create(tmp_path / "run", config=config, strategy="POPri")
+    made.append_metrics({"round": 1, "released": True, "epsilon_release": 0.5, "note": "x"})
+    made.append_metrics({"round": 2, "released": False, "epsilon_release": float("nan")})
+    return made
+
+
+POINTS = [(1, "released", 1.0), (1, "epsilon_release", 0.5), (2, "released", 0.0)]
+
+
+def test_figures_are_numbers_of_rounds_and_settings_without_places(run: RunDirectory) -> None:
+    figures = figures_of(run)
+    assert list(figures.points) == POINTS
+    assert figures.settings == {"num-rounds": "3", "epsilon": "2.0"}
+    assert figures.created == datetime.fromisoformat(run.document["created"]).timestamp()
+
+
+def test_tensorboard_reads_every_figure_and_one_time(run: RunDirectory) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    assert tell(TensorBoard(), run)
+    (file,) = (run.path / "tensorboard").iterdir()
+    before = file.read_bytes()
+    assert tell(TensorBoard(), run)
+    assert file.read_bytes() == before
+    run.append_metrics({"round": 3, "released": True})
+    assert tell(TensorBoard(), run)
+    events = list(LegacyEventFileLoader(str(file)).Load())
+    assert {event.wall_time for event in events} == {figures_of(run).created}
+    found = [
+        (event.step, value.tag, value.simple_value)
+        for event in events
+        for value in event.summary.value
+        if value.HasField("simple_value")
+    ]
+    assert found == [*POINTS, (3, "released", 1.0)]
+    assert b"/secret" not in file.read_bytes()
+
+
+def test_mlflow_goes_on_with_the_run_it_has(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    assert tell(MLflow(), run)
+    run.append_metrics({"round": 3, "released": True})
+    run.mark_finished()
+    assert tell(MLflow(), run)
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("flower-privsyn").experiment_id
+    (found,) = client.search_runs([experiment])
+    moment = round(1000 * figures_of(run).created)
+    assert (found.info.start_time, found.info.end_time) == (moment, moment)
+    assert found.info.status == "FINISHED"
+    assert found.data.params == {"num-rounds": "3", "epsilon": "2.0"}
+    history = client.get_metric_history(found.info.run_id, "released")
+    assert [(point.step, point.value, point.timestamp) for point in history] == [
+        (1, 1.0, moment),
+        (2, 0.0, moment),
+        (3, 1.0, moment),
+    ]
+
+
+def test_a_tracker_that_fails_costs_nothing(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def write(self, run: RunDirectory, figures: Figures) -> None:
+            raise ConnectionError("no route")
+
+    assert not tell(Broken(), run)
+    assert "the tracker was not told: ConnectionError: no route" in caplog.text
