@@ -39,6 +39,7 @@ class PrivateSumKeywords(TypedDict, total=False):
     round_timeout: float
     run_dir: str
     resume: bool
+    tracker: Literal["", "tensorboard", "mlflow"]
 
 
 class EvolutionKeywords(PrivateSumKeywords, total=False):

@@ -22,7 +22,7 @@ _PLACE = frozenset({"resume", "run-dir"})
 _RETIRED: Final = {"noise": "central", "shares-required": 0}
 
 #: Settings of every method that a resumed run may change: no release depends on them.
-_ALWAYS_FREE = _PLACE | {"node-timeout", "round-timeout", "accept-noise"}
+_ALWAYS_FREE = _PLACE | {"node-timeout", "round-timeout", "accept-noise", "tracker"}
 
 
 def changes_of_run(

@@ -41,7 +41,7 @@ from flower_privsyn.private_path.asked import (
     refuse_other_question,
 )
 from flower_privsyn.private_path.method import Method, Question
-from flower_privsyn.private_path.outline import ask_of, spending_of, traffic_of
+from flower_privsyn.private_path.outline import ask_of, shown, spending_of, traffic_of
 from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
@@ -49,6 +49,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import Query
 from flower_privsyn.runs import RunDirectory, unnamed_run
 from flower_privsyn.runs.opened import OpenedRun
+from flower_privsyn.runs.trackers import tracker_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -178,6 +179,7 @@ class PrivateSumStrategy(Strategy):
                 run=run,
                 method=self.method,
                 total=settings.num_rounds,
+                tracker=tracker_of(settings.tracker),
             )
             self._federation = Preparation(
                 run=run,
@@ -196,10 +198,11 @@ class PrivateSumStrategy(Strategy):
                 with self._timed("finish"):
                     summary = {**self.method.finish(), **self._spent(), **self._stamped()}
                 run.mark_finished(summary)
+                self._rounds.settle()
             logger.info(
                 "epsilon of the release %s, for one who knows the cohorts %s, at delta = %g",
-                _shown(summary["epsilon_release"]),
-                _shown(summary["epsilon_known_cohorts"]),
+                shown(summary["epsilon_release"]),
+                shown(summary["epsilon_known_cohorts"]),
                 settings.delta,
             )
             logger.info("the run is in %s", run.path)
@@ -328,7 +331,7 @@ class PrivateSumStrategy(Strategy):
             seconds_feedback=answered - asked.started,
             seconds_server=clock.seconds() - answered,
         )
-        self.run.settle_metrics()
+        rounds.settle()
         federation.attendance.check(consequence=self._after_silence(asked))
         return (
             None if self._next is None else self._packed(self._next),
@@ -587,10 +590,6 @@ _PRIVATE_PATH = frozenset(PrivateSumStrategy.__dict__) - {
     "__firstlineno__",
     "__static_attributes__",
 }
-
-
-def _shown(epsilon: float | None) -> str:
-    return "none (no privacy)" if epsilon is None else f"{epsilon:.4g}"
 
 
 def _need(value: T | None) -> T:

@@ -123,3 +123,8 @@ def spending_of(plan: Plan, settings: PrivateSumConfig, *, name: str) -> Iterato
             f"clip norm {max(query.clip_norm for query in phase.asks):.5g}, "
             f"relation {settings.relation}, accountant {settings.accountant}"
         )
+
+
+def shown(epsilon: float | None) -> str:
+    """An epsilon in the log; None is that of a run without noise."""
+    return "none (no privacy)" if epsilon is None else f"{epsilon:.4g}"

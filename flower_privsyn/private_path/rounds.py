@@ -11,6 +11,7 @@ from flower_privsyn.private_path.method import Method, Question
 from flower_privsyn.private_path.release import ReleasedSum, is_stored, store_release
 from flower_privsyn.private_path.resume import released_in
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.trackers import Tracker, tell
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -36,11 +37,19 @@ class RoundEnds:
         run: the run directory.
         method: post-processes.
         total: rounds of the whole run.
+        tracker: told of every round; None where nobody is.
     """
 
     run: RunDirectory
     method: Method
     total: int
+    tracker: Tracker | None = None
+
+    def settle(self) -> None:
+        """Bring the lines of rounds to `metrics.jsonl`, and tell the tracker of all there are."""
+        self.run.settle_metrics()
+        if self.tracker is not None:
+            tell(self.tracker, self.run)
 
     def finish(self, release: ReleasedSum) -> Question | None:
         """Store a release, post-process it, and close its round; the next question, or None."""

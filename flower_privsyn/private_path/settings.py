@@ -165,6 +165,10 @@ class PrivateSumConfig(Settings):
         str, 'where the run is written; "" for a new folder under `~/privsyn-runs`.'
     ] = ""
     resume: Annotated[bool, "continue the run in `run_dir`."] = False
+    tracker: Annotated[
+        Literal["", "tensorboard", "mlflow"],
+        'where the figures of every round go beside the run directory; "" for nowhere.',
+    ] = ""
     node_settings: Annotated[
         tuple[tuple[str, str], ...],
         "what nodes read from the same run configuration (`data`, `client-column` and the like), "

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
@@ -63,6 +64,19 @@ class Tracker(Protocol):
         """
 
 
+def tracker_of(name: str) -> Tracker | None:
+    """The tracker of a setting; None for "".
+
+    Args:
+        name: "", "tensorboard" or "mlflow".
+
+    Raises:
+        MissingExtraError: its library is not installed.
+    """
+    made: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+    return made[name]() if name else None
+
+
 def figures_of(run: RunDirectory) -> Figures:
     """The figures that the run directory holds now.
 
@@ -106,7 +120,8 @@ class TensorBoard:
             import tensorboard.summary.writer.record_writer  # noqa: F401
         except ImportError as error:
             raise MissingExtraError(
-                'tracker = "tensorboard" needs tensorboard: pip install tensorboard'
+                'tracker = "tensorboard" needs its library: '
+                "pip install 'flower-privsyn[tensorboard]'"
             ) from error
 
     def write(self, run: RunDirectory, figures: Figures) -> None:
@@ -168,7 +183,7 @@ class MLflow:
             import mlflow  # noqa: F401
         except ImportError as error:
             raise MissingExtraError(
-                'tracker = "mlflow" needs mlflow: pip install mlflow'
+                "tracker = \"mlflow\" needs its library: pip install 'flower-privsyn[mlflow]'"
             ) from error
 
     def write(self, run: RunDirectory, figures: Figures) -> None:

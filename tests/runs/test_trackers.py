@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from flower_privsyn.errors import MissingExtraError
+from flower_privsyn.private_path import engine
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.trackers import Figures, MLflow, TensorBoard, figures_of, tell
+from flower_privsyn.runs.trackers import Figures, MLflow, TensorBoard, figures_of, tell, tracker_of
+from tests.support import golden_runs
 
 
 @pytest.fixture
@@ -87,3 +91,32 @@ def test_a_tracker_that_fails_costs_nothing(
 
     assert not tell(Broken(), run)
     assert "the tracker was not told: ConnectionError: no route" in caplog.text
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tracker_of("") is None
+    for name in ("tensorboard", "mlflow"):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(MissingExtraError, match=rf"pip install 'flower-privsyn\[{name}\]'"):
+            tracker_of(name)
+
+
+def test_a_real_run_tells_its_tracker_after_every_round_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, Figures]] = []
+
+    class Listening:
+        def write(self, run: RunDirectory, figures: Figures) -> None:
+            told.append((run.status, figures))
+            raise ConnectionError("and is gone again")
+
+    monkeypatch.setattr(engine, "tracker_of", lambda name: Listening())
+    golden_runs.run("private-evolution poisson", tmp_path)
+    statuses = [status for status, _ in told]
+    assert statuses == ["running"] * (len(told) - 1) + ["finished"]
+    rounds = sorted({step for step, _, _ in told[-1][1].points})
+    assert len(told) == len(rounds) + 1
+    # Who took part is secret under Poisson sampling, and no figure counts it.
+    assert not {name for _, name, _ in told[-1][1].points} & {"num_users", "num_nodes", "answers"}
+    assert all(secret not in str(told) for secret in ("run-dir", str(tmp_path)))
