@@ -33,13 +33,14 @@ ROUNDS, COHORT, SAMPLES, MULTIPLIER, CLIP, LOCAL_RATE = 10, 100, 1, 1.5, 0.1, 0.
 ORDER = (10, 100, 40, 70, 95, 99)
 
 
-def downstream(work: Path, parts: Sequence[str], *, seeds: int) -> None:
+def downstream(work: Path, parts: Sequence[str], *, seeds: int, on_nodes: Sequence[int]) -> None:
     """Train and measure; lines that are there are not made again.
 
     Args:
         work: folder of the sets.
         parts: of which users.
         seeds: of the training on a mixture.
+        on_nodes: shares at which the model is trained on the nodes as well.
     """
     file = work / "downstream.jsonl"
     made = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -49,13 +50,13 @@ def downstream(work: Path, parts: Sequence[str], *, seeds: int) -> None:
             for share in ORDER:
                 if (part, seed, share) in known:
                     continue
-                row = _measured(work, part, share, seed)
+                row = _measured(work, part, share, seed, on_nodes=share in on_nodes)
                 with file.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(row) + "\n")
                 print(row, flush=True)
 
 
-def _measured(work: Path, part: str, share: int, seed: int) -> dict[str, Any]:
+def _measured(work: Path, part: str, share: int, seed: int, *, on_nodes: bool) -> dict[str, Any]:
     near, far = load(work, f"{part}-near").texts, load(work, f"public-{FAR}").texts
     kept = round(SIZE * share / 100)
     folder = work / "models" / f"{part}-{share}-{seed}"
@@ -69,17 +70,12 @@ def _measured(work: Path, part: str, share: int, seed: int) -> dict[str, Any]:
         seed=seed,
     )
     tested = load(work, f"{part}-tested")
-    before = _perplexity(folder, tested)
-    shutil.rmtree(work / "runs" / folder.name, ignore_errors=True)
-    after, epsilon = _trained_on_nodes(work, folder, load(work, f"{part}-users"), tested, seed)
-    return {
-        "part": part,
-        "share": share,
-        "seed": seed,
-        "before": before,
-        "after": after,
-        "epsilon": epsilon,
-    }
+    row = {"part": part, "share": share, "seed": seed, "before": _perplexity(folder, tested)}
+    if on_nodes:
+        shutil.rmtree(work / "runs" / folder.name, ignore_errors=True)
+        users = load(work, f"{part}-users")
+        row["after"], row["epsilon"] = _trained_on_nodes(work, folder, users, tested, seed)
+    return row
 
 
 def _trained_on_nodes(
@@ -142,14 +138,16 @@ def show_downstream(work: Path) -> None:
                 continue
             values = {
                 "before": [row["before"] for row in own],
-                "after": [row["after"] for row in own],
-                "gain": [row["before"] - row["after"] for row in own],
+                "after": [row["after"] for row in own if "after" in row],
+                "gain": [row["before"] - row["after"] for row in own if "after" in row],
             }
             told = []
             for key, one in values.items():
+                if not one:
+                    continue
                 means[key].append(float(np.mean(one)))
                 error = f" ± {standard_error(one):.3f}" if len(one) > 1 else ""
                 told.append(f"{key} {np.mean(one):.3f}{error}")
             print(f"  {part}, {share:>3} %, {len(own)} seeds: " + ", ".join(told))
-        falls = {key: bool((np.diff(one) < 0).all()) for key, one in means.items() if one}
+        falls = {key: bool((np.diff(one) < 0).all()) for key, one in means.items() if len(one) > 1}
         print(f"  {part}: falls at every step: {falls}")

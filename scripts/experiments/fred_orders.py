@@ -279,6 +279,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--seeds", type=int, default=2, help="of the trainings downstream")
+    parser.add_argument(
+        "--on-nodes", nargs="*", type=int, default=list(SHARES), help="shares trained there as well"
+    )
     arguments = parser.parse_args()
     if arguments.step == "show":
         show(arguments.work)
@@ -286,7 +289,9 @@ def main() -> None:
     if arguments.step == "downstream":
         from scripts.experiments.fred_downstream import downstream
 
-        downstream(arguments.work, arguments.parts, seeds=arguments.seeds)
+        downstream(
+            arguments.work, arguments.parts, seeds=arguments.seeds, on_nodes=arguments.on_nodes
+        )
         return
     for part in arguments.parts:
         found = []
