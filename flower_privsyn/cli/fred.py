@@ -85,5 +85,6 @@ def _print(found: list[Ranked], sketch: MomentSketch) -> None:
     ratio = sketch.noise_ratio
     told = f"Noise of the covariance over what it says: {ratio:.2g}"
     if not ratio <= WARN_ABOVE:
-        told += f", above {WARN_ABOVE:g}: sets that are alike cannot be told apart by it"
+        # The sets share the draw of the noise: their order can stand where no distance does.
+        told += f", above {WARN_ABOVE:g}: read the order of the sets, not the distances"
     console.print(f"{told}. Nothing was spent.", markup=False, highlight=False)

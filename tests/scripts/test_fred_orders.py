@@ -40,7 +40,12 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store(tmp_path, "abstracts-users", made(0, 0, 120, 2), Topics())
     store(tmp_path, "abstracts-near", made(0, 1000, 100, 1), Topics())
     for number, group in enumerate(GROUPS):
-        store(tmp_path, f"public-{group}", made((number - 1) % 5, 2000 + 100 * number, 60, 1), Topics())
+        store(
+            tmp_path,
+            f"public-{group}",
+            made((number - 1) % 5, 2000 + 100 * number, 60, 1),
+            Topics(),
+        )
     return tmp_path
 
 

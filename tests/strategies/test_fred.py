@@ -207,6 +207,27 @@ class TestOneRelease:
         assert np.std(diagonal) == pytest.approx(found.covariance_noise, rel=0.08)
         assert np.std(others) == pytest.approx(found.covariance_noise / np.sqrt(2), rel=0.08)
 
+    def test_the_covariance_is_right_on_average(self, federation: Builder, config: Builder) -> None:
+        strategy = ranking(config(noise_multiplier=0.0))
+        strategy.start(federation(USERS))
+        truth = MomentSketch.load(strategy.run.path)
+        total, query = release(strategy.run.path, 1), strategy.config.questions(1.0)[0]
+        # So much noise that what it adds to the square of the mean stands out.
+        mechanism = GaussianMechanism(noise_multiplier=30.0, l2_sensitivity=1.0)
+        random = InsecureRandom(6)
+        found = [
+            MomentSketch.of_joint(
+                truth.space,
+                query,
+                [(mechanism.release(total, random=random), 40.0, mechanism.standard_deviation)],
+            )
+            for _ in range(400)
+        ]
+        variances = np.mean([np.diag(one.covariance) for one in found])
+        # What the mean's noise would add, and a fifth of it: four standard errors.
+        added = found[0].mean_noise ** 2
+        assert variances == pytest.approx(np.diag(truth.covariance).mean(), abs=0.2 * added)
+
 
 class TestTwoRounds:
     def two_rounds(self, config: Builder, **changes: Any) -> FreDConfig:
