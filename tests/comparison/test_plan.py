@@ -66,7 +66,7 @@ class TestApp:
 
     def test_what_costs_a_local_epsilon_is_compared_where_it_is_named(self, data: str) -> None:
         every = list(methods_of(load_app(APP), "cpu"))
-        assert every == [*METHODS[:-1], "dp-prompt", METHODS[-1]]
+        assert every == [*METHODS[:-1], "public-mid-training", "dp-prompt", METHODS[-1]]
         plan = plan_of(data, methods=["dp-prompt"])
         first = plan.cells()[0]
         assert (first.method, first.epsilon) == ("dp-prompt", None)
