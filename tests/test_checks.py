@@ -42,6 +42,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "SamplingParameters": {"seed": 0},
     "TrainableModel": {"name": "privsyn-lm"},
     "ModelDelta": {"clip_to": 1.0},
+    "ConditionalDelta": {"clip_to": 1.0},
 }
 
 

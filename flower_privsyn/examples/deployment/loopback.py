@@ -22,6 +22,8 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+from flower_privsyn import environment
+
 HERE = Path(__file__).parent
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -102,9 +104,9 @@ class Federation:
         self._launch(
             name,
             {
-                "PRIVSYN_CACHE": str(own / "cache"),
-                "PRIVSYN_NODE_LEDGERS": str(own / "ledgers"),
-                "PRIVSYN_NODE_STATE": str(own / "state"),
+                environment.CACHE: str(own / "cache"),
+                environment.NODE_LEDGERS: str(own / "ledgers"),
+                environment.NODE_STATE: str(own / "state"),
             },
             "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
             "--port", str(_free_port()), "--root-certificates", str(self.folder / "keys/ca.crt"),
