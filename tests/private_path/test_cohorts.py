@@ -94,7 +94,7 @@ def test_twenty_rounds_of_a_thousand_of_133_000(
     sizes = cohort_sizes(grid, ROUNDS)
     assert fits(sizes, users=USERS, rate=RATE), sizes
     # The test of the test: sizes of another rate, of one coin for all rounds, of a fixed size.
-    assert not fits(sizes, users=USERS, rate=1.05 * RATE)
+    assert not fits(sizes, users=USERS, rate=1.07 * RATE)
     assert not fits(np.full(ROUNDS, sizes[0]), users=USERS, rate=sizes[0] / USERS)
     assert not fits(np.full(ROUNDS, DRAWN), users=USERS, rate=RATE)
 
