@@ -140,19 +140,19 @@ def _learned(
 ) -> Path:
     """The downstream model: trained itself, or on what was written."""
     from flower_privsyn.files import located
-    from flower_privsyn.training.causal import fine_tune_shown
+    from flower_privsyn.training.causal import fine_tune
     from flower_privsyn.training.causal_settings import CausalTraining
 
     if baseline.method == "downstream":
         return found.model
     with progress.stage("Train the downstream model", total=None) as stage:
-        fine_tune_shown(
+        fine_tune(
             located(downstream),
             found.texts,
             settings=CausalTraining(learning_rate=2e-4, max_steps=200),
             output=folder / "downstream",
             seed=baseline.seed,
-            stage=stage,
+            progress=stage.reach,
         )
     return folder / "downstream"
 

@@ -150,7 +150,7 @@ def _distil(
                 if stage is None:
                     running.close()  # the stage before has ended
                     stage = running.enter_context(progress.stage(name, total))
-                stage.update(done - stage.done)
+                stage.reach(done, total)
 
             return count
 

@@ -128,7 +128,7 @@ def _scores(
                         scorer,
                         folder=place,
                         fingerprint=fingerprint,
-                        progress=lambda done, _, stage=stage: stage.update(done - stage.done),  # type: ignore[misc]
+                        progress=stage.reach,
                     )
                 )
     return found

@@ -23,7 +23,7 @@ from flower_privsyn.evaluation.run import TextComparison, compare_texts
 from flower_privsyn.files import located, read_json, write_json
 from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.training.causal import fine_tune_shown
+from flower_privsyn.training.causal import fine_tune
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
@@ -96,13 +96,13 @@ class Measures:
         """
         output = job.folder / "downstream"
         with job.progress.stage("Fine-tune the downstream model") as stage:
-            fine_tune_shown(
+            fine_tune(
                 self._plan.downstream,
                 texts,
                 settings=self._plan.training,
                 output=output,
                 seed=job.cell.seed,
-                stage=stage,
+                progress=stage.reach,
                 distillation=distillation,
             )
         return self.quality(job, str(output))

@@ -49,7 +49,7 @@ from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import expanded, located, read_json_lines
 from flower_privsyn.host.progress import NullProgress, ProgressReporter
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.training.causal import FineTuning, fine_tune_shown
+from flower_privsyn.training.causal import FineTuning, fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining
 
 #: Where a strategy that trains on the nodes leaves its model.
@@ -408,8 +408,8 @@ def _fine_tuned(
     before = _measured(model, samples, seed, shown, "the public model")
     output = work / "downstream"
     with shown.stage("Fine-tuning on synthetic text") as stage:
-        report = fine_tune_shown(
-            model, synthetic, settings=training, output=output, seed=seed, stage=stage
+        report = fine_tune(
+            model, synthetic, settings=training, output=output, seed=seed, progress=stage.reach
         )
     after = _measured(output, samples, seed, shown, "the fine-tuned model")
     return Downstream(before=before, after=after, training=report)

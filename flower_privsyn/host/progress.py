@@ -67,6 +67,11 @@ class Stage:
         else:
             self._owner._advance(self, steps)
 
+    def reach(self, done: int, total: int) -> None:
+        """Say that `done` of `total` steps are done, as a callback for progress is told."""
+        self.total = total
+        self.update(done - self.done)
+
     def end(self) -> None:
         """Say that the stage has ended."""
         self.seconds = clock.seconds() - self._begun

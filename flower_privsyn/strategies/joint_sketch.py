@@ -198,18 +198,18 @@ class AskedOnce(AskedAgain):
 
     def _train(self, texts: list[str], selection: Selection, sketch: TokenSketch) -> dict[str, Any]:
         from flower_privsyn.training.bias import save_biased
-        from flower_privsyn.training.causal import fine_tune_shown
+        from flower_privsyn.training.causal import fine_tune
 
         config, models = self.config, self.run.path / "models"
         models.mkdir(exist_ok=True)
         with self.progress.stage("Train the student", config.student_steps) as stage:
-            training = fine_tune_shown(
+            training = fine_tune(
                 located(config.model),
                 texts,
                 settings=config.training(),
                 output=models / "plain",
                 seed=config.seed,
-                stage=stage,
+                progress=stage.reach,
                 distillation=config.distillation(),
             )
         with self.progress.stage("Read what the student lacks", total=None):

@@ -24,7 +24,6 @@ import numpy.typing as npt
 from flower_privsyn.checks import check_whole
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
-from flower_privsyn.host.progress import Stage
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import choose_device, load_pretrained
@@ -158,33 +157,6 @@ def _checked(model: str | Path, texts: Sequence[str], *, output: Path, seed: int
         raise ConfigError(f"output must be another folder than the model's, got {output} for both")
     storage.refuse_other(output)
     return resolved
-
-
-def fine_tune_shown(
-    model: str | Path,
-    texts: Sequence[str],
-    *,
-    settings: CausalTraining,
-    output: Path,
-    seed: int,
-    stage: Stage,
-    distillation: Distillation | None = None,
-) -> FineTuning:
-    """`fine_tune`, with its steps counted by a stage."""
-
-    def step(done: int, total: int) -> None:
-        stage.total = total
-        stage.update(done - stage.done)
-
-    return fine_tune(
-        model,
-        texts,
-        settings=settings,
-        output=output,
-        seed=seed,
-        progress=step,
-        distillation=distillation,
-    )
 
 
 def training_rows(

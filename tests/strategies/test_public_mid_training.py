@@ -18,6 +18,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.host.progress import Progress
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     CorrelatedNoise,
@@ -392,6 +393,26 @@ class TestPublicText:
         )
         assert again.losses[-1] == pytest.approx(step["loss"])
         assert np.array_equal(model_of(run / "again").parameters, model_of(after).parameters)
+
+    def test_the_public_model_reads_a_corpus_once(
+        self, config: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another run finds its scores; damaged ones are made again."""
+        monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
+        chosen, read = [], []
+        for number in range(3):
+            run = tmp_path / f"run-{number}"
+            settings = config(teacher="")
+            step = public_step.PublicStep(settings, run=run, progress=Progress(tmp_path / "shown"))
+            step.check()
+            step.take(LocalModel(settings.trained_model()).parameters)
+            chosen.append(json.loads((run / "public_step.json").read_text()))
+            read.append((run / "public_scores" / "public").exists())
+            if number == 1:
+                (kept,) = tmp_path.glob("cache/public-rows/*/scores-*.npy")
+                kept.write_bytes(kept.read_bytes()[:-8])
+        assert read == [True, False, True]
+        assert chosen[0] == chosen[1] == chosen[2]
 
     def test_the_second_half_goes_on_from_there(self, config: Builder, people: Users) -> None:
         """Also its momentum begins anew."""

@@ -11,12 +11,13 @@ Paper:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -144,7 +145,7 @@ class PublicStep:
             ConfigError: fewer rows are left than a batch.
             TrainingError: the loss is no longer finite.
         """
-        from flower_privsyn.training.causal import fine_tune_shown
+        from flower_privsyn.training.causal import fine_tune
 
         config, models = self._config, self._run / "models"
         before, after = models / BEFORE, models / AFTER
@@ -153,13 +154,13 @@ class PublicStep:
         public = self._need_public()
         texts = [public.text_of(int(index)) for index in chosen.indices]
         with self._progress.stage("Learn from public text", config.student_steps) as stage:
-            training = fine_tune_shown(
+            training = fine_tune(
                 before,
                 texts,
                 settings=config.public_training(),
                 output=after,
                 seed=config.seed,
-                stage=stage,
+                progress=stage.reach,
                 distillation=config.distillation(),
             )
         write_json(
@@ -220,8 +221,29 @@ class PublicStep:
         config = self._config
         scores = np.array(self._scored("Score public text privately", str(private), "private"))
         if config.scores_by_public_model:
-            name = located(config.public_model)
-            scores += self._scored("Score public text publicly", name, "public")
+            scores += self._by_public_model()
+        return scores
+
+    def _by_public_model(self) -> npt.NDArray[np.float64]:
+        """Log p_public(x) of every row: the same in every run, so it stays beside the rows."""
+        from flower_privsyn.training.distribution_matching import LanguageModelScorer
+
+        name, public = located(self._config.public_model), self._need_public()
+        scorer = LanguageModelScorer(model=name, lengths=self._config.row_lengths)
+        made_of = json.dumps(scorer.fingerprint(), sort_keys=True).encode()
+        kept = public.folder / f"scores-{hashlib.blake2b(made_of, digest_size=16).hexdigest()}.npy"
+        with contextlib.suppress(OSError, ValueError, EOFError):  # the last two: damaged
+            found: npt.NDArray[np.float64] = np.load(kept)
+            if found.shape == (len(public),):
+                return found
+        scores = self._scored("Score public text publicly", name, "public")
+        # Other runs do without where the disk is full, or the rows have left the cache meanwhile.
+        with (
+            contextlib.suppress(OSError),
+            replacing(kept) as temporary,
+            temporary.open("wb") as file,
+        ):
+            np.save(file, scores)
         return scores
 
     def _scored(self, stage_name: str, model: str, name: str) -> npt.NDArray[np.float64]:
@@ -238,20 +260,10 @@ class PublicStep:
                 scorer,
                 folder=self._scores / name,
                 fingerprint=scorer.fingerprint(),
-                progress=_counted(stage),
+                progress=stage.reach,
             )
 
     def _need_public(self) -> PublicRows:
         if self._public is None:
             raise RuntimeError("the strategy has not been started")
         return self._public
-
-
-def _counted(stage: Any) -> Callable[[int, int], None]:
-    """Tell a stage how many rows are done."""
-
-    def count(done: int, total: int) -> None:
-        del total
-        stage.update(done - stage.done)
-
-    return count
