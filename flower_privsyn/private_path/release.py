@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ from flower_privsyn.runs.rounds import RoundFiles
 
 if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
+
+#: A noisy sum, its users, the standard deviation of its noise.
+SumOfUsers = tuple[npt.NDArray[np.float64], float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,26 @@ class ReleasedSum:
     def users(self) -> float:
         """Users in the sum, or where that is secret as many as are expected."""
         return self.expected_users if self.num_users is None else self.num_users
+
+    @property
+    def of_users(self) -> SumOfUsers:
+        """The sum with what it takes to read it.
+
+        Where who was drawn is secret, the expected number of users stands for theirs: the mean
+        stays unbiased, with the sampling's variance added.
+        """
+        return self.values, float(self.users), self.noise_std
+
+
+def added_up(releases: Sequence[SumOfUsers]) -> SumOfUsers | None:
+    """Releases of the same question as one; None where there is none, or nobody in them."""
+    if not releases or sum(users for _, users, _ in releases) <= 0:
+        return None
+    return (
+        np.sum([total for total, _, _ in releases], axis=0),
+        float(sum(users for _, users, _ in releases)),
+        float(np.sqrt(sum(std**2 for _, _, std in releases))),
+    )
 
 
 def largest_clip_norm(sampling: Sampling) -> float:

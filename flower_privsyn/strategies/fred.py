@@ -434,7 +434,7 @@ class ReleasedMoments(AskedAgain):
             read = MomentSketch.of_two_rounds(
                 space,
                 (query, self._questions[1]),
-                [(release.values, release.users, release.noise_std), (none, 1.0, 0.0)],
+                [release.of_users, (none, 1.0, 0.0)],
                 count=float(self.config.num_records),
             )
             if read is not None:

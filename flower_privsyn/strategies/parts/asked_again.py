@@ -5,11 +5,8 @@ from __future__ import annotations
 from abc import ABC
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from flower_privsyn.private_path.method import Method, Question, Workplace
-from flower_privsyn.private_path.release import ReleasedSum
+from flower_privsyn.private_path.release import ReleasedSum, SumOfUsers
 
 if TYPE_CHECKING:
     from flower_privsyn.host.progress import Progress
@@ -47,17 +44,13 @@ class AskedAgain(Method, ABC):
     def carry_over(self, round_number: int) -> None:
         """Nothing: what a round sends does not depend on the ones before."""
 
-    def releases(self) -> list[tuple[npt.NDArray[np.float64], float, float]]:
-        """All releases of the run: the noisy sum, its users, the noise's standard deviation.
-
-        Under Poisson sampling the users in a sum are not released, so their expected number stands
-        for them: the mean stays unbiased, with the sampling's variance added.
-        """
+    def releases(self) -> list[SumOfUsers]:
+        """All releases of the run, as `ReleasedSum.of_users` has each of them."""
         found = (
             self._need_place().released(number)
             for number in self.run.rounds_with_outcome("released")
         )
-        return [(one.values, float(one.users), one.noise_std) for one in found if one is not None]
+        return [one.of_users for one in found if one is not None]
 
     def _need_place(self) -> Workplace:
         if self._place is None:

@@ -120,7 +120,7 @@ class KernelJudge(ReleasedJudge):
 
     def keep(self, release: ReleasedSum) -> None:
         """Write `sketch.npy`."""
-        sketch = Sketch.combine(self._kernel, [(release.values, release.users, release.noise_std)])
+        sketch = Sketch.combine(self._kernel, [release.of_users])
         if sketch is not None:
             sketch.save(_need(self._place).run.path)
 
@@ -186,9 +186,7 @@ class MomentsJudge(ReleasedJudge):
 
     def keep(self, release: ReleasedSum) -> None:
         """Write `moments.npz`."""
-        sketch = MomentSketch.of_joint(
-            _need(self._space), self.query, [(release.values, release.users, release.noise_std)]
-        )
+        sketch = MomentSketch.of_joint(_need(self._space), self.query, [release.of_users])
         if sketch is not None:
             sketch.warn()
             sketch.save(_need(self._place).run.path)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.evaluation.distribution import gaussian_frechet
 from flower_privsyn.files import replacing, write_json
+from flower_privsyn.private_path.release import SumOfUsers, added_up
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
 
@@ -22,9 +23,6 @@ logger = logging.getLogger("flwr.privsyn")
 
 Matrix = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
-
-#: A noisy sum, its users, the standard deviation of its noise.
-SumOfUsers = tuple[Float64Array, float, float]
 
 #: Above it the noise of a covariance is as large as half of what it says, and a warning is due.
 WARN_ABOVE: Final = 0.5
@@ -219,7 +217,7 @@ class MomentSketch:
             count: records, where their number is public; 0 for the released count, or where there
                 is none the users.
         """
-        added = _added(releases)
+        added = added_up(releases)
         if added is None:
             return None
         total, users, noise = added
@@ -258,7 +256,7 @@ class MomentSketch:
             releases: noisy sums; all after the first are of second moments.
             count: records, where their number is public; 0 as for `of_joint`.
         """
-        first, after = _added(releases[:1]), _added(releases[1:])
+        first, after = added_up(releases[:1]), added_up(releases[1:])
         if first is None or after is None:
             return None
         c, k = space.radius, space.dimensions
@@ -479,13 +477,3 @@ def _counted(query: Moments, counts: Float64Array, users: float) -> float:
     if not query.count_share:
         return users
     return max(1.0, float(counts[0]) / query.weights[0])
-
-
-def _added(releases: Sequence[SumOfUsers]) -> SumOfUsers | None:
-    if not releases or sum(users for _, users, _ in releases) <= 0:
-        return None
-    return (
-        np.sum([total for total, _, _ in releases], axis=0),
-        float(sum(users for _, users, _ in releases)),
-        float(np.sqrt(sum(std**2 for _, _, std in releases))),
-    )

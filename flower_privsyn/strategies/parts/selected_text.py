@@ -170,9 +170,7 @@ class SelectedText:
         if file.exists():
             return
         text = self._need_text()
-        selection = text.select(
-            text.read([(release.values, float(release.users), release.noise_std)])
-        )
+        selection = text.select(text.read([release.of_users]))
         records = [
             {"text": row, "parent": f"public:{index}", "score": float(score)}
             for row, index, score in zip(

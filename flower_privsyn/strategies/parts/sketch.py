@@ -14,6 +14,7 @@ import numpy.typing as npt
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import replacing, write_json
 from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.private_path.release import SumOfUsers, added_up
 from flower_privsyn.queries import (
     KernelMean,
     features,
@@ -58,7 +59,7 @@ class Sketch:
     def combine(
         cls,
         query: KernelMean,
-        releases: Sequence[tuple[npt.NDArray[np.float64], float, float]],
+        releases: Sequence[SumOfUsers],
     ) -> Sketch | None:
         """Add up the releases of several rounds; None without any.
 
@@ -66,14 +67,11 @@ class Sketch:
             query: asked in all of them.
             releases: for each round the noisy sum, its users and the noise's standard deviation.
         """
-        if not releases or sum(users for _, users, _ in releases) <= 0:
+        added = added_up(releases)
+        if added is None:
             return None
-        return cls(
-            query=query,
-            total=np.sum([total for total, _, _ in releases], axis=0),
-            num_users=float(sum(users for _, users, _ in releases)),
-            noise_std=float(np.sqrt(sum(std**2 for _, _, std in releases))),
-        )
+        total, users, noise = added
+        return cls(query=query, total=total, num_users=users, noise_std=noise)
 
     def mean_scores(self, embeddings: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Mean kernel between each text and the users' texts, (m,): POPri's objective."""

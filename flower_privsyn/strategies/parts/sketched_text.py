@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
@@ -19,11 +18,9 @@ from flower_privsyn.strategies.parts.token_sketch import (
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.private_path.release import SumOfUsers
     from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
     from flower_privsyn.training.selection import Rows, Selection
-
-#: The noisy sums of a run, each with its users and its noise's standard deviation.
-Releases = Sequence[tuple[npt.NDArray[np.float64], float, float]]
 
 
 class SketchedText:
@@ -82,7 +79,7 @@ class SketchedText:
             bigrams = np.load(file)
         return config.question().broadcast(public.vocabulary, bigrams)
 
-    def read(self, releases: Releases) -> TokenSketch:
+    def read(self, releases: Sequence[SumOfUsers]) -> TokenSketch:
         """What the releases say together; also written to `sketch.parquet`.
 
         Args:

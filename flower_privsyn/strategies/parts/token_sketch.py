@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.files import replacing
+from flower_privsyn.private_path.release import SumOfUsers, added_up
 from flower_privsyn.queries import Broadcast, JointSketch
 from flower_privsyn.runs.sketch_file import COLUMNS, SKETCH_FILE
 from flower_privsyn.strategies.parts.sketch_reading import (
@@ -53,7 +54,7 @@ class TokenSketch:
         cls,
         query: JointSketch,
         broadcast: Broadcast,
-        releases: Sequence[tuple[npt.NDArray[np.float64], float, float]],
+        releases: Sequence[SumOfUsers],
         *,
         documents: Sequence[npt.NDArray[np.int64]],
         tokens_per_user: int = 0,
@@ -68,11 +69,10 @@ class TokenSketch:
                 is told from.
             tokens_per_user: how much those write; 0 for what the release says.
         """
-        users = float(sum(count for _, count, _ in releases))
-        if users <= 0:
+        added = added_up(releases)
+        if added is None:
             return None
-        noise = float(np.sqrt(sum(std**2 for _, _, std in releases)))
-        total = np.sum([total for total, _, _ in releases], axis=0)
+        total, users, noise = added
         written = tokens_per_user or length_written(
             query,
             broadcast,
@@ -203,7 +203,7 @@ def token_texts(tokenizer: Any, size: int) -> list[str]:
 def what_is_lacking(
     query: JointSketch,
     broadcast: Broadcast,
-    releases: Sequence[tuple[npt.NDArray[np.float64], float, float]],
+    releases: Sequence[SumOfUsers],
     *,
     model: str | Path,
     chosen: Sequence[npt.NDArray[np.int64]],
