@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,67 @@ _SALT = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CyclicSampling(Sampling):
+class _Turns(Sampling, ABC):
+    """Users are dealt to groups, and the number of a round says which of them is asked."""
+
+    salt: str
+    population: int | None = None
+    round_number: int | None = None
+    rate: float = field(init=False, repr=False, compare=False)
+
+    @property
+    def takes_turns(self) -> bool:
+        """True."""
+        return True
+
+    def of_round(self, number: int) -> Self:
+        """Return the sampling of one round.
+
+        Args:
+            number: The round, counted over the whole run.
+
+        Raises:
+            ConfigError: It is none of the planned rounds.
+        """
+        return replace(self, round_number=number)
+
+    @property
+    @abstractmethod
+    def all_groups(self) -> int:
+        """How many groups the users are dealt to."""
+
+    @abstractmethod
+    def group_of_round(self, number: int) -> int:
+        """The group that is asked in a round, between 0 and `all_groups` - 1."""
+
+    def groups_of(self, user_ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return (n,) int64, the group of every user, between 0 and `all_groups` - 1."""
+        return _dealt(user_ids, groups=self.all_groups, salt=self.salt)
+
+    def participants(
+        self, user_ids: Sequence[str], *, key: bytes = b"", count: int | None = None
+    ) -> NDArray[np.bool_]:
+        """Return (n,) True for the users of the group whose turn it is.
+
+        Args:
+            user_ids: (n,) the ids of the users on this node, unique in the federation.
+            key: Unused: whose turn it is, is public.
+            count: Unused.
+
+        Raises:
+            ConfigError: This is the plan and not the sampling of a round, see `of_round`.
+        """
+        del key, count
+        if self.round_number is None:
+            raise ConfigError("round_number must be given to say whose turn it is, got None.")
+        asked: NDArray[np.bool_] = self.groups_of(user_ids) == self.group_of_round(
+            self.round_number
+        )
+        return asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicSampling(_Turns):
     """Users are dealt to groups by a public hash of their ids; the groups take turns.
 
     Round t, counted from 1, asks group (t - 1) mod ``groups``.
@@ -56,11 +117,7 @@ class CyclicSampling(Sampling):
     method: ClassVar[str] = "cyclic"
     groups: int
     rounds: int
-    salt: str
     max_participations: int | None = None
-    population: int | None = None
-    round_number: int | None = None
-    rate: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         pattern = Participation(
@@ -78,43 +135,13 @@ class CyclicSampling(Sampling):
             object.__setattr__(self, "round_number", number)
 
     @property
-    def takes_turns(self) -> bool:
-        """True."""
-        return True
+    def all_groups(self) -> int:
+        """`groups`."""
+        return self.groups
 
-    def of_round(self, number: int) -> CyclicSampling:
-        """Return the sampling of one round.
-
-        Args:
-            number: The round, between 1 and ``rounds``.
-
-        Raises:
-            ConfigError: It is none of the planned rounds.
-        """
-        return replace(self, round_number=number)
-
-    def groups_of(self, user_ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return (n,) int64, the group of every user, between 0 and ``groups`` - 1."""
-        return _dealt(user_ids, groups=self.groups, salt=self.salt)
-
-    def participants(
-        self, user_ids: Sequence[str], *, key: bytes = b"", count: int | None = None
-    ) -> NDArray[np.bool_]:
-        """Return (n,) True for the users of the group whose turn it is.
-
-        Args:
-            user_ids: (n,) the ids of the users on this node, unique in the federation.
-            key: Unused: whose turn it is, is public.
-            count: Unused.
-
-        Raises:
-            ConfigError: This is the plan and not the sampling of a round, see `of_round`.
-        """
-        del key, count
-        if self.round_number is None:
-            raise ConfigError("round_number must be given to say whose turn it is, got None.")
-        turn: NDArray[np.bool_] = self.groups_of(user_ids) == (self.round_number - 1) % self.groups
-        return turn
+    def group_of_round(self, number: int) -> int:
+        """The groups one after another, and from the first again."""
+        return (number - 1) % self.groups
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``{"method": "cyclic", "groups": ..., "rounds": ..., ...}``."""
@@ -196,7 +223,7 @@ class GroupSampling(Sampling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DisjointCyclicSampling(Sampling):
+class DisjointCyclicSampling(_Turns):
     """Users are dealt to disjoint shares; in a phase, the groups of one share take turns.
 
     All groups of all shares are of one deal, so that cohorts of every share are as large. Round t
@@ -233,10 +260,6 @@ class DisjointCyclicSampling(Sampling):
     share: int
     first_round: int
     rounds: int
-    salt: str
-    population: int | None = None
-    round_number: int | None = None
-    rate: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.groups, tuple | list) or not self.groups:
@@ -263,41 +286,14 @@ class DisjointCyclicSampling(Sampling):
         return f"{self.salt}/{cut}", sum(self.groups), self.share
 
     @property
-    def takes_turns(self) -> bool:
-        """True."""
-        return True
+    def all_groups(self) -> int:
+        """Those of all shares together."""
+        return sum(self.groups)
 
-    def of_round(self, number: int) -> DisjointCyclicSampling:
-        """Return the sampling of one round.
-
-        Args:
-            number: The round, counted over the whole run.
-
-        Raises:
-            ConfigError: It is none of the phase's rounds.
-        """
-        return replace(self, round_number=number)
-
-    def participants(
-        self, user_ids: Sequence[str], *, key: bytes = b"", count: int | None = None
-    ) -> NDArray[np.bool_]:
-        """Return (n,) True for the users of the group whose turn it is.
-
-        Args:
-            user_ids: (n,) the ids of the users on this node, unique in the federation.
-            key: Unused: whose turn it is, is public.
-            count: Unused.
-
-        Raises:
-            ConfigError: This is the plan and not the sampling of a round, see `of_round`.
-        """
-        del key, count
-        if self.round_number is None:
-            raise ConfigError("round_number must be given to say whose turn it is, got None.")
-        turn = (self.round_number - self.first_round) % self.groups[self.share]
-        dealt = _dealt(user_ids, groups=sum(self.groups), salt=self.salt)
-        asked: NDArray[np.bool_] = dealt == sum(self.groups[: self.share]) + turn
-        return asked
+    def group_of_round(self, number: int) -> int:
+        """The groups of the share one after another, and from its first again."""
+        turn = (number - self.first_round) % self.groups[self.share]
+        return sum(self.groups[: self.share]) + turn
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``{"method": "disjoint-cyclic", "groups": [...], "share": ..., ...}``."""

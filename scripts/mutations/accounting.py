@@ -169,9 +169,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="every round asks the first group",
         file=f"{PRIVACY}/turns.py",
-        function="CyclicSampling.participants",
-        before="(self.round_number - 1) % self.groups",
-        after="0 * self.round_number",
+        function="CyclicSampling.group_of_round",
+        before="(number - 1) % self.groups",
+        after="0 * number",
         tests=("tests/privacy/test_participation.py", f"{FTRL_TESTS}::TestTurns"),
     ),
 )

@@ -17,17 +17,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="both halves ask the same groups",
         file=TURNS,
-        function="DisjointCyclicSampling.participants",
-        before="dealt == sum(self.groups[: self.share]) + turn",
-        after="dealt == turn",
+        function="DisjointCyclicSampling.group_of_round",
+        before="sum(self.groups[: self.share]) + turn",
+        after="turn",
         tests=(f"{SHARES}::test_shares_have_no_user_in_common",),
     ),
     Mutation(
         name="turns of a share are counted from the first round of the run",
         file=TURNS,
-        function="DisjointCyclicSampling.participants",
-        before="(self.round_number - self.first_round) % self.groups[self.share]",
-        after="self.round_number % sum(self.groups)",
+        function="DisjointCyclicSampling.group_of_round",
+        before="(number - self.first_round) % self.groups[self.share]",
+        after="number % sum(self.groups)",
         tests=(f"{SHARES}::test_shares_have_no_user_in_common",),
     ),
     Mutation(
