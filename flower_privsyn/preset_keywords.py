@@ -224,7 +224,7 @@ class PublicMidTrainingKeywords(CorrelatedTrainingKeywords, total=False):
     cohorts: Literal["disjoint", "everybody"]
     noise_stream: Literal["restart", "continue"]
     public_text: str
-    public_rows: Literal["matched", "random", "all"]
+    public_rows: Literal["matched", "contrasted", "random", "all"]
     select_share: float
     least_row_tokens: int
     public_model: str

@@ -1,4 +1,4 @@
-"""`privsyn match`: public text that a private model and a public one both find likely."""
+"""`privsyn match`: public text that a private model finds likely, with or against another."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ def match(
         str | None,
         option("NAME", "public model with the same tokens (default: none, the private one alone)"),
     ] = None,
+    against: Annotated[
+        str | None,
+        option("NAME", "instead: what --private was trained from, whose scores are subtracted"),
+    ] = None,
     lengths: Annotated[
         Literal["average", "sum"],
         option("average|sum", "log-probabilities of a row's tokens"),
@@ -42,12 +46,13 @@ def match(
     ] = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> int:
-    """Choose the public text that is likely by a private model and by a public one.
+    """Choose the public text that a private model finds likely, with or against a public one.
 
-    Rows are ranked by log p_private(x) + log p_public(x), and a share of the corpus's tokens is
-    kept. It costs no privacy where the private model's training is paid for, as of a run's
-    models/final; with a model that saw private text without noise there is no guarantee whatever.
-    The command goes on with what was interrupted.
+    Rows are ranked by log p_private(x) + log p_public(x), or with --against by log p_private(x) -
+    log p_against(x), and a share of the corpus's tokens is kept. It costs no privacy where the
+    private model's training is paid for, as of a run's models/final; with a model that saw private
+    text without noise there is no guarantee whatever. The command goes on with what was
+    interrupted.
     """
     import numpy as np
 
@@ -60,13 +65,16 @@ def match(
     rule = TokenShare(share=share, least_rows=least_rows)
     check_whole("--max-tokens", max_tokens, ge=1)
     check_whole("--least-row-tokens", least_row_tokens, ge=1, le=max_tokens)
+    if public is not None and against is not None:
+        raise ConfigError("give either --public or --against")
     file = user_path(output)
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ConfigError(f"--output must be a file in a folder that is there, got {output}")
     models = {"private": located(private)}
-    if public is not None:
-        models["public"] = located(public)
-        check_same_tokens(models["private"], models["public"], setting="--public")
+    for name, model in (("public", public), ("against", against)):
+        if model is not None:
+            models[name] = located(model)
+            check_same_tokens(models["private"], models[name], setting=f"--{name}")
     rows = PublicRows.of(
         text,
         tokenizer=load_tokenizer(models["private"])[0],
@@ -79,9 +87,8 @@ def match(
     except (KeyboardInterrupt, Stopped):
         sys.stderr.write("What was scored is kept; the same command goes on with it.\n")
         raise
-    wanted = np.where(
-        rows.lengths < least_row_tokens, -np.inf, np.sum(list(found.values()), axis=0)
-    )
+    liked = np.sum([-one if name == "against" else one for name, one in found.items()], axis=0)
+    wanted = np.where(rows.lengths < least_row_tokens, -np.inf, liked)
     kept = keep_share(rows, wanted, rule)
     _write(file, rows, kept, found)
     if scores is None:

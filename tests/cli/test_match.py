@@ -80,6 +80,18 @@ def test_the_rows_are_the_best_by_both_models(
     assert not (tmp_path / "chosen.jsonl.scores").exists()
 
 
+def test_the_rows_are_those_that_training_made_likelier(
+    corpus: Path, llama: Path, gpt2: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "chosen.jsonl"
+    assert main(words(corpus, llama, output, "--against", str(gpt2))) == 0
+    found = lines(output)
+    scores = [line["score"] for line in found]
+    assert scores == sorted(scores, reverse=True)
+    for line in found:
+        assert line["score"] == pytest.approx(line["private"] - line["against"])
+
+
 def test_scores_serve_other_choices(
     corpus: Path,
     llama: Path,
@@ -141,6 +153,8 @@ def test_it_goes_on_after_an_interruption(
     ("changes", "sentence"),
     [
         (["--public", "privsyn-lm"], "--public must have the tokens of"),
+        (["--against", "privsyn-lm"], "--against must have the tokens of"),
+        (["--against", "a", "--public", "b"], "give either --public or --against"),
         (["--share", "0"], "share must be a number above 0 and at most 1"),
         (["--share", "0.01"], "share = 0.01 of"),
         (["--share", "0.1"], "fewer than a batch of 4: raise it, or give more public text"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -414,6 +415,44 @@ class TestPublicText:
         assert read == [True, False, True]
         assert chosen[0] == chosen[1] == chosen[2]
 
+    def test_what_the_rounds_made_likelier_teaches_the_model(
+        self, config: Builder, gpt2: Path, public_file: Path, tmp_path: Path
+    ) -> None:
+        """Against the model that the rounds began from, which need not be `model`."""
+        other = str(shutil.copytree(gpt2, tmp_path / "other"))
+        settings = config(
+            model=str(gpt2), initial_model=other, public_rows="contrasted", teacher=""
+        )
+        step = public_step.PublicStep(
+            settings, run=tmp_path / "run", progress=Progress(tmp_path / "shown")
+        )
+        step.check()
+        moved = LocalModel(settings.trained_model()).parameters.copy()
+        moved[:64] += 0.5
+        step.take(moved)
+        before = tmp_path / "run" / "models" / public_step.BEFORE
+        public = PublicRows.of(
+            str(public_file),
+            tokenizer=load_tokenizer(str(gpt2))[0],
+            max_tokens=32,
+            setting="public-text",
+        )
+        rows = Rows(tokens=[public.row(index) for index in range(len(public))])
+        gain = LanguageModelScorer(model=before)(rows) - LanguageModelScorer(model=other)(rows)
+        gain = np.where(public.lengths < 5, -np.inf, gain)
+        expected = distribution_matching.keep_share(
+            public, gain, distribution_matching.TokenShare(share=0.5, least_rows=4)
+        )
+        again = causal.fine_tune(
+            before,
+            [public.text_of(int(index)) for index in expected.indices],
+            settings=settings.public_training(),
+            output=tmp_path / "again",
+            seed=0,
+        )
+        assert again.steps == 3
+        assert np.array_equal(model_of(tmp_path / "again").parameters, step.taken().parameters)
+
     def test_the_second_half_goes_on_from_there(self, config: Builder, people: Users) -> None:
         """Also its momentum begins anew."""
         strategy = PublicMidTraining(
@@ -559,6 +598,10 @@ class TestSettings:
             ({"num_rounds": 1}, r"first-rounds = 0 must be from 1 to num-rounds - 1 = 0"),
             ({"first_rounds": 2, "position": "after"}, 'needs position = "middle"'),
             ({"position": "before"}, 'public-rows = "matched" needs rounds before'),
+            (
+                {"position": "before", "public_rows": "contrasted"},
+                'public-rows = "contrasted" needs rounds before',
+            ),
             ({"min_separation": 1}, "min-separation must be at least 2, got 1"),
             ({"relation": "replace-one"}, "who takes a user's place may be of the other half"),
             (

@@ -60,10 +60,11 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
         "`text`, a folder, or a data set by name (docs/distillation.md).",
     ] = "bundled"
     public_rows: Annotated[
-        Literal["matched", "random", "all"],
+        Literal["matched", "contrasted", "random", "all"],
         '"matched": the public rows that the model of the rounds so far and `public_model` find '
-        'likeliest (distribution matching); "random": as many drawn at random; "all": every row of '
-        "`least_row_tokens`. Rows that are there twice count once.",
+        'likeliest (distribution matching); "contrasted": those that the rounds so far made '
+        'likeliest, against the model they began from; "random": as many drawn at random; "all": '
+        "every row of `least_row_tokens`. Rows that are there twice count once.",
     ] = "matched"
     select_share: Annotated[
         float,
@@ -126,10 +127,10 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
                 f'{self.num_rounds - 1}, or 0 for half of them; position = "before" or "after" '
                 "trains on public text before the first round or after the last"
             )
-        if self.position == "before" and self.public_rows == "matched":
+        if self.position == "before" and self.public_rows in ("matched", "contrasted"):
             raise ConfigError(
-                'public-rows = "matched" needs rounds before the public text, got position = '
-                '"before": choose "random" or "all"'
+                f'public-rows = "{self.public_rows}" needs rounds before the public text, got '
+                'position = "before": choose "random" or "all"'
             )
 
     def _check_halves(self) -> None:
@@ -221,6 +222,11 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
     def scores_by_public_model(self) -> bool:
         """Whether rows are chosen by the public model as well."""
         return self.public_rows == "matched" and bool(self.public_model)
+
+    @property
+    def first_model(self) -> str:
+        """What the rounds begin from, as a folder or a name."""
+        return located(self.initial_model or self.model)
 
     @classmethod
     def wang(

@@ -188,8 +188,8 @@ class PublicStep:
             return
         shutil.rmtree(self._scores / "private", ignore_errors=True)
         config = self._config
-        name = located(config.initial_model or config.model)
-        LocalModel(replace(config.trained_model(), name=name)).save(folder, parameters)
+        start = replace(config.trained_model(), name=config.first_model)
+        LocalModel(start).save(folder, parameters)
         with replacing(note) as temporary:
             temporary.write_text(digest, encoding="ascii")
 
@@ -205,8 +205,8 @@ class PublicStep:
         from flower_privsyn.training.distribution_matching import TokenShare, keep_share
 
         config, public = self._config, self._need_public()
-        if config.public_rows == "matched":
-            scores = self._matched(private)
+        if config.public_rows in ("matched", "contrasted"):
+            scores = self._liked(private)
         else:
             draw = np.random.default_rng([_DRAW, config.seed])
             scores = draw.permutation(len(public)).astype(np.float64)
@@ -216,27 +216,34 @@ class PublicStep:
         rule = TokenShare(share=share, least_rows=config.student_batch_size)
         return keep_share(public, scores, rule)
 
-    def _matched(self, private: Path) -> npt.NDArray[np.float64]:
-        """Log p_private(x) + log p_public(x) of every row, or the first of them alone."""
+    def _liked(self, private: Path) -> npt.NDArray[np.float64]:
+        """What the model of the rounds so far says of every row, with or against another.
+
+        log p_private(x) + log p_public(x), or the first of them alone, as the paper has it; or log
+        p_private(x) - log p_first(x), of the model that the rounds began from (Moore and Lewis,
+        "Intelligent Selection of Language Model Training Data", ACL 2010).
+        """
         config = self._config
         scores = np.array(self._scored("Score public text privately", str(private), "private"))
-        if config.scores_by_public_model:
-            scores += self._by_public_model()
+        if config.public_rows == "contrasted":
+            scores -= self._by_known_model(config.first_model, "first")
+        elif config.scores_by_public_model:
+            scores += self._by_known_model(located(config.public_model), "public")
         return scores
 
-    def _by_public_model(self) -> npt.NDArray[np.float64]:
-        """Log p_public(x) of every row: the same in every run, so it stays beside the rows."""
+    def _by_known_model(self, model: str, name: str) -> npt.NDArray[np.float64]:
+        """Log-probabilities of every row that no run changes: they stay beside the rows."""
         from flower_privsyn.training.distribution_matching import LanguageModelScorer
 
-        name, public = located(self._config.public_model), self._need_public()
-        scorer = LanguageModelScorer(model=name, lengths=self._config.row_lengths)
+        public = self._need_public()
+        scorer = LanguageModelScorer(model=model, lengths=self._config.row_lengths)
         made_of = json.dumps(scorer.fingerprint(), sort_keys=True).encode()
         kept = public.folder / f"scores-{hashlib.blake2b(made_of, digest_size=16).hexdigest()}.npy"
         with contextlib.suppress(OSError, ValueError, EOFError):  # the last two: damaged
             found: npt.NDArray[np.float64] = np.load(kept)
             if found.shape == (len(public),):
                 return found
-        scores = self._scored("Score public text publicly", name, "public")
+        scores = self._scored("Score public text publicly", model, name)
         # Other runs do without where the disk is full, or the rows have left the cache meanwhile.
         with (
             contextlib.suppress(OSError),
