@@ -28,8 +28,8 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Phase, Plan, RandomSource, participation_of
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.strategies.parts.correlated_training import (
-    PUBLIC_LLM_TREES,
     CorrelatedTrainingConfig,
+    wang_federation,
 )
 from flower_privsyn.strategies.parts.federated_training import FederatedTraining
 
@@ -131,22 +131,7 @@ class DPFTRLConfig(CorrelatedTrainingConfig):
         Raises:
             ConfigError: no such epsilon is printed.
         """
-        check_choice("epsilon", epsilon, tuple(PUBLIC_LLM_TREES))
-        preset: dict[str, Any] = {
-            "noise_multiplier": PUBLIC_LLM_TREES[epsilon],
-            "delta": 1e-6,
-            "num_rounds": 1_600,
-            "min_separation": 3_420,
-            "max_participations": 1,
-            "correlation": "tree",
-            "accountant": "rdp",
-            "max_tokens": 20,
-            "max_samples": 256,
-            "local_batch_size": 16,
-            "local_steps": 0,
-            **overrides,
-        }
-        return cls(**preset)
+        return cls(**{**wang_federation(epsilon), **overrides})
 
 
 @final

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Le
 
-from flower_privsyn.checks import NonNegativeInt, PositiveInt
+from flower_privsyn.checks import NonNegativeInt, PositiveInt, check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     BandedToeplitz,
@@ -27,7 +27,35 @@ from flower_privsyn.privacy import (
 from flower_privsyn.strategies.parts.federated_training import FederatedTrainingConfig
 
 #: Noise multipliers of Wang et al. 2023 by epsilon.
-PUBLIC_LLM_TREES: Final[Mapping[str, float]] = {"1.77": 8.83, "18.71": 1.13}
+_WANG_TREES: Final[Mapping[str, float]] = {"1.77": 8.83, "18.71": 1.13}
+
+
+def wang_federation(epsilon: str) -> dict[str, Any]:
+    """The federated settings that Wang et al. 2023 print, by their names here.
+
+    1,600 rounds of 100 of 342,000 users, each at most once, under the noise of trees; each passes
+    over at most 256 samples of 20 tokens in batches of 16.
+
+    Args:
+        epsilon: as printed.
+
+    Raises:
+        ConfigError: no such epsilon is printed.
+    """
+    check_choice("epsilon", epsilon, tuple(_WANG_TREES))
+    return {
+        "noise_multiplier": _WANG_TREES[epsilon],
+        "delta": 1e-6,
+        "num_rounds": 1_600,
+        "min_separation": 3_420,
+        "max_participations": 1,
+        "correlation": "tree",
+        "accountant": "rdp",
+        "max_tokens": 20,
+        "max_samples": 256,
+        "local_batch_size": 16,
+        "local_steps": 0,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

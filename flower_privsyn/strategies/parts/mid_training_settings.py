@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
 
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt, check_choice
+from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.privacy import DisjointCyclicSampling, Sampling
 from flower_privsyn.strategies.parts.correlated_training import (
-    PUBLIC_LLM_TREES,
     CorrelatedTrainingConfig,
+    wang_federation,
 )
 
 if TYPE_CHECKING:
@@ -248,21 +248,10 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
         Raises:
             ConfigError: no such epsilon is printed.
         """
-        check_choice("epsilon", epsilon, tuple(PUBLIC_LLM_TREES))
         preset: dict[str, Any] = {
-            "noise_multiplier": PUBLIC_LLM_TREES[epsilon],
-            "delta": 1e-6,
-            "num_rounds": 1_600,
-            "min_separation": 3_420,
-            "max_participations": 1,
-            "correlation": "tree",
+            **wang_federation(epsilon),
             "tree_restart": 1_600,
             "noise_stream": "continue",
-            "accountant": "rdp",
-            "max_tokens": 20,
-            "max_samples": 256,
-            "local_batch_size": 16,
-            "local_steps": 0,
             "least_row_tokens": 1,
             "select_share": 0.0008,
             "student_steps": 8_000,
