@@ -43,9 +43,7 @@ from flower_privsyn.report.rounds import (
 )
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
-
-#: Settings that say where things were on the machine of the run, or how it was started.
-_PLACES = ("run-dir", "resume", "data")
+from flower_privsyn.runs.surroundings import PLACES
 
 _PANELS = 3
 _DOTS = 500
@@ -516,9 +514,7 @@ class RunFacts:
     def settings(self) -> list[Row]:
         """Every setting but the places."""
         return [
-            (name, setting_text(value))
-            for name, value in self.config.items()
-            if name not in _PLACES
+            (name, setting_text(value)) for name, value in self.config.items() if name not in PLACES
         ]
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from pathlib import Path
+from typing import Final
 
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import (
@@ -18,6 +19,9 @@ from flower_privsyn.files import is_disk_full
 
 #: Why a run ended that Ctrl-C or a signal ended.
 INTERRUPTED = "The run was interrupted."
+
+#: Settings that say where things were on the machine of the run, or how it was started.
+PLACES: Final = frozenset({"run-dir", "resume", "data", "ray-address"})
 
 #: What is wrong again as long as nothing is changed.
 _ASKED_WRONGLY = (ConfigError, DataError, MissingExtraError, ModelError)

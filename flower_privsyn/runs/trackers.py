@@ -21,11 +21,9 @@ from typing import Any, Final, Protocol
 from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.files import replacing
 from flower_privsyn.runs.directory import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs.surroundings import PLACES
 
 logger = logging.getLogger("flwr.privsyn")
-
-#: Settings that say where things were on the machine of the run, or how it was started.
-PLACES: Final = frozenset({"run-dir", "resume", "data", "ray-address"})
 
 #: What is no figure of a line: its number, and the digest that it states.
 _NO_FIGURES: Final = frozenset({"round", "ledger"})
