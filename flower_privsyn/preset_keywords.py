@@ -39,7 +39,7 @@ class PrivateSumKeywords(TypedDict, total=False):
     round_timeout: float
     run_dir: str
     resume: bool
-    tracker: Literal["", "tensorboard", "mlflow"]
+    tracker: Literal["", "tensorboard", "mlflow", "wandb"]
 
 
 class EvolutionKeywords(PrivateSumKeywords, total=False):

@@ -166,7 +166,7 @@ class PrivateSumConfig(Settings):
     ] = ""
     resume: Annotated[bool, "continue the run in `run_dir`."] = False
     tracker: Annotated[
-        Literal["", "tensorboard", "mlflow"],
+        Literal["", "tensorboard", "mlflow", "wandb"],
         'where the figures of every round go beside the run directory; "" for nowhere.',
     ] = ""
     node_settings: Annotated[

@@ -11,6 +11,7 @@ in the tracked run it has, and whatever failed to arrive is caught up with.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -66,12 +67,16 @@ def tracker_of(name: str) -> Tracker | None:
     """The tracker of a setting; None for "".
 
     Args:
-        name: "", "tensorboard" or "mlflow".
+        name: "", "tensorboard", "mlflow" or "wandb".
 
     Raises:
         MissingExtraError: its library is not installed.
     """
-    made: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+    made: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": TensorBoard,
+        "mlflow": MLflow,
+        "wandb": WeightsAndBiases,
+    }
     return made[name]() if name else None
 
 
@@ -223,6 +228,63 @@ class MLflow:
             client.log_batch(name, metrics=missing[start : start + 1000])
         if run.status == "finished":
             client.set_terminated(name, "FINISHED", end_time=moment)
+
+
+class WeightsAndBiases:
+    """A run of the project "flower-privsyn", told once: when the run here has ended.
+
+    The library adds to every figure how long ago its own run began. All figures arrive together,
+    so that this says nothing of the rounds. Source code, console, machine and its use stay here.
+    Where it is told is for its own `WANDB_...` to say; what it writes is in the owner's folder.
+
+    Raises:
+        MissingExtraError: wandb is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import wandb  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(
+                "tracker = \"wandb\" needs its library: pip install 'flower-privsyn[wandb]'"
+            ) from error
+
+    def write(self, run: RunDirectory, figures: Figures) -> None:
+        """Send all figures of a finished run, once; see `Tracker.write`."""
+        import wandb
+
+        told = run.owner.path / "wandb-run"
+        if run.status != "finished" or told.exists():
+            return
+        run.owner.make()
+        settings = wandb.Settings(
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            save_code=False,
+            silent=True,
+            # A server that does not answer must not keep the run from ending.
+            finish_timeout=60.0,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        )
+        tracked = wandb.init(
+            project="flower-privsyn",
+            name=figures.name,
+            notes=figures.stamp,
+            tags=[figures.strategy] if figures.strategy else None,
+            config=figures.settings,
+            dir=str(run.owner.path),
+            settings=settings,
+        )
+        for step, points in itertools.groupby(figures.points, key=lambda point: point[0]):
+            values = {name: value for _, name, value in points}
+            tracked.log({**values, "_timestamp": figures.created}, step=step)
+        tracked.finish()
+        with replacing(told, for_the_owner=True) as temporary:
+            temporary.write_text(str(tracked.id), encoding="utf-8")
 
 
 def tell(tracker: Tracker, run: RunDirectory) -> bool:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.private_path import engine
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.trackers import Figures, MLflow, TensorBoard, figures_of, tell, tracker_of
+from flower_privsyn.runs.trackers import (
+    Figures,
+    MLflow,
+    TensorBoard,
+    WeightsAndBiases,
+    figures_of,
+    tell,
+    tracker_of,
+)
 from tests.support import golden_runs
 
 
@@ -82,6 +93,53 @@ def test_mlflow_goes_on_with_the_run_it_has(
     ]
 
 
+def logged(file: Path) -> list[Any]:
+    """The records of a file of Weights & Biases: a log of LevelDB, each record whole in a block."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, found, place = file.read_bytes(), [], 7  # after the file's own header
+    while place + 7 <= len(data):
+        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        assert kind == 1
+        found.append(wandb_internal_pb2.Record.FromString(data[place + 7 : place + 7 + length]))
+        place += 7 + length
+    return found
+
+
+def test_weights_and_biases_hears_all_at_the_end_and_one_time(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert tell(WeightsAndBiases(), run)
+    assert not run.owner.path.exists() or not list(run.owner.path.rglob("*.wandb"))
+    run.append_metrics({"round": 3, "released": True})
+    run.mark_finished()
+    assert tell(WeightsAndBiases(), run)
+    assert tell(WeightsAndBiases(), run)
+    (file,) = run.owner.path.rglob("*.wandb")
+    assert b"/secret" not in file.read_bytes()
+    records = logged(file)
+    (config,) = [one.run.config for one in records if one.WhichOneof("record_type") == "run"][:1]
+    settings = {item.key: json.loads(item.value_json) for item in config.update}
+    assert {key: settings[key] for key in ("num-rounds", "epsilon")} == {
+        "num-rounds": "3",
+        "epsilon": "2.0",
+    }
+    found, moments = [], set()
+    for one in records:
+        if one.WhichOneof("record_type") == "history":
+            items = {
+                item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                for item in one.history.item
+            }
+            moments.add(items.pop("_timestamp"))
+            step = items.pop("_step")
+            found += [(step, name, value) for name, value in items.items() if name[0] != "_"]
+    assert sorted(found) == sorted([*POINTS, (3, "released", 1.0)])
+    assert moments == {figures_of(run).created}
+
+
 def test_a_tracker_that_fails_costs_nothing(
     run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,7 +153,7 @@ def test_a_tracker_that_fails_costs_nothing(
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tracker_of("") is None
-    for name in ("tensorboard", "mlflow"):
+    for name in ("tensorboard", "mlflow", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtraError, match=rf"pip install 'flower-privsyn\[{name}\]'"):
             tracker_of(name)
