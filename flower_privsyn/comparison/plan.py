@@ -21,7 +21,13 @@ from flower_privsyn.dry_run.libraries import require
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.sealed import OPENED, only_sealed, without_sealed
-from flower_privsyn.host.app import App, ConfigValue, resolve_config, strategies_of
+from flower_privsyn.host.app import (
+    App,
+    ConfigValue,
+    resolve_config,
+    strategies_of,
+    written_settings,
+)
 from flower_privsyn.private_path.needs import ModelKind, NeededModel, Needs
 from flower_privsyn.strategies.by_name import listed_strategies
 from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
@@ -136,22 +142,27 @@ class Plan:
             cell: of a method that asks users, or that needs settings as they do.
             data: file of the private users.
         """
-        named = f"{self.config}/{cell.method}"
-        written = (self.app.path / "conf" / f"{named}.toml").is_file()
+        method = self.method(cell)
         values = resolve_config(
-            self.app,
-            config_name=named if written or self.method(cell).asks_users else None,
-            settings=self._settings_of(cell.method),
+            self.app, config_name=self._file_of(method), settings=self._settings_of(cell.method)
         )
         values |= self._decided(cell, data)
-        trained = self._trained(self.method(cell))
+        trained = self._trained(method)
         values |= {key: set_ for key, set_ in trained.items() if key in self.app.defaults}
         return values
+
+    def _file_of(self, method: ComparedMethod) -> str | None:
+        """Its settings in the app; None for a reference without any."""
+        named = f"{self.config}/{method.name}"
+        written = (self.app.path / "conf" / f"{named}.toml").is_file()
+        return named if written or method.asks_users else None
 
     def _trained(self, method: ComparedMethod) -> dict[str, ConfigValue]:
         """What a student of the server's own is, where the app has one: as everybody's is.
 
         A model that a method trains to write text is no student: another one learns from the text.
+        What a method's own file says of its student stays: one that users have begun to train
+        unlearns at the rate by which a public one learns.
         """
         if method.kind == "synthetic text":
             return {}
@@ -162,7 +173,9 @@ class Plan:
         }
         if self.training.max_steps:
             trained["student-steps"] = self.training.max_steps
-        return trained
+        file = self._file_of(method)
+        own = {} if file is None else written_settings(self.app, file)
+        return {key: value for key, value in trained.items() if key == "model" or key not in own}
 
     def _decided(self, cell: Cell, data: Path) -> dict[str, ConfigValue]:
         """What the comparison decides, the same for every method."""

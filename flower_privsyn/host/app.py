@@ -190,16 +190,29 @@ def resolve_config(
         ConfigError: There is no such file, or a setting is malformed, not declared by the app
             or of another type than the app's own value.
     """
-    values = dict(app.defaults)
-    if config_name is not None:
-        file = app.path / "conf" / f"{config_name}.toml"
-        if not file.is_file():
-            names = sorted(entry.stem for entry in (app.path / "conf").glob("*.toml"))
-            known = f"it has {', '.join(names)}" if names else "it has none"
-            raise ConfigError(f"{app.name} has no configuration {config_name!r}; {known}.")
-        for key, value in _flatten(_read_toml(file), file).items():
-            values[key] = check_setting(app, key, value, source=f"{file}: ")
-    return values | read_settings(app, settings)
+    named = {} if config_name is None else written_settings(app, config_name)
+    return {**app.defaults, **named, **read_settings(app, settings)}
+
+
+def written_settings(app: App, config_name: str) -> dict[str, ConfigValue]:
+    """What a named file of an app sets.
+
+    Args:
+        app: The app.
+        config_name: As for `resolve_config`.
+
+    Raises:
+        ConfigError: As `resolve_config`.
+    """
+    file = app.path / "conf" / f"{config_name}.toml"
+    if not file.is_file():
+        names = sorted(entry.stem for entry in (app.path / "conf").glob("*.toml"))
+        known = f"it has {', '.join(names)}" if names else "it has none"
+        raise ConfigError(f"{app.name} has no configuration {config_name!r}; {known}.")
+    return {
+        key: check_setting(app, key, value, source=f"{file}: ")
+        for key, value in _flatten(_read_toml(file), file).items()
+    }
 
 
 def read_settings(app: App, settings: Sequence[str]) -> dict[str, ConfigValue]:

@@ -54,6 +54,38 @@ class TestApp:
         with pytest.raises(ConfigError, match="fred writes no text and trains no model"):
             methods_of(app, "small")
 
+    def test_a_method_may_say_how_its_own_student_learns(self, data: str) -> None:
+        """All others learn as the comparison says; whose model it is, is never theirs to say."""
+        plan = plan_of(data, config="mid-training", methods=["after", "before-all", "dp-ftrl"])
+        found = {
+            cell.method: plan.values(cell, Path("users.jsonl"))
+            for cell in plan.cells()
+            if cell.seed == 0
+        }
+        rates = {name: values["student-learning-rate"] for name, values in found.items()}
+        assert rates == {
+            "after": 1e-4,
+            "before-all": 1e-4,
+            "dp-ftrl": plan.training.learning_rate,
+        }
+        assert found["before-all"]["student-steps"] == 4000
+        assert {values["model"] for values in found.values()} == {plan.downstream}
+        mine = plan_of(
+            data,
+            config="mid-training",
+            methods=["after"],
+            settings=["after.student-learning-rate=0.01"],
+        )
+        values = mine.values(mine.cells()[0], Path("users.jsonl"))
+        assert values["student-learning-rate"] == 0.01
+        with pytest.raises(ConfigError, match="is the same for every method of a comparison"):
+            plan_of(
+                data,
+                config="mid-training",
+                methods=["dp-ftrl"],
+                settings=["student-learning-rate=1"],
+            )
+
     def test_every_method_has_valid_settings(self, data: str) -> None:
         plan = plan_of(data)
         assert [method.name for method in plan.methods] == METHODS
