@@ -13,7 +13,7 @@ from flower_privsyn.cli.options import Column, Partitioner, Seed, option
 from flower_privsyn.cli.signals import ended_by_signals
 
 if TYPE_CHECKING:
-    from flower_privsyn.comparison.central import CentralBaseline, CentralResult
+    from flower_privsyn.comparison.central import CentralBaseline, CentralResult, CentralRun
     from flower_privsyn.data import Users
     from flower_privsyn.host.progress import ShownProgress
 
@@ -41,6 +41,12 @@ def central(
     num_topics: Annotated[int, option("N", "how many topics")] = 64,
     samples: Annotated[int, option("N", "texts to write")] = 2000,
     max_new_tokens: Annotated[int, option("N", "of a text; 512 in the paper")] = 85,
+    repetition_penalty: Annotated[
+        float, option("X", "of what is written; 1.5 in the released code")
+    ] = 1.0,
+    word_filter: Annotated[
+        str, option("none|released", "released: leave out what the released code leaves out")
+    ] = "none",
     seed: Seed = 0,
     client_column: Column = "client_id",
     text_column: Column = "text",
@@ -50,12 +56,17 @@ def central(
     """Train with DP-Adam on records that are all in one place, and have the models write.
 
     DATA is a file of documents, each of them a record: whose they are is not looked at. What comes
-    out is private at RECORD level and stands on no axis with a run, whose unit is a user.
+    out is private at RECORD level and stands on no axis with a run, whose unit is a user. Every
+    method spends an epsilon of its own: who publishes several spends the sum.
     """
     from flower_privsyn.comparison.central import CENTRAL_METHODS, CentralBaseline
     from flower_privsyn.data import load_users
+    from flower_privsyn.errors import ConfigError
     from flower_privsyn.training.dp_adam import DPAdam
 
+    names = methods or list(CENTRAL_METHODS)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--methods must name each method once, got {' '.join(names)}")
     optimiser = DPAdam(
         steps=steps,
         batch_size=batch_size,
@@ -73,10 +84,12 @@ def central(
             num_topics=num_topics,
             synthetic_samples=samples,
             max_new_tokens=max_new_tokens,
+            repetition_penalty=repetition_penalty,
+            word_filter=word_filter,  # type: ignore[arg-type]
             seed=seed,
             optimiser=optimiser,
         )
-        for name in methods or CENTRAL_METHODS
+        for name in names
     ]
     columns: dict[str, Any] = {
         "client_column": client_column,
@@ -107,6 +120,9 @@ def _rows(
     rows: list[tuple[Any, ...]] = []
     with ended_by_signals(), follower() as follow:
         progress = ShownProgress(follow)
+        # All of them before the first: what the last one lacks must not cost what the others spend.
+        for baseline in baselines:
+            _work(baseline, user_path(output) / baseline.method, progress).check(len(people.texts))
         if others is not None:
             rows.append(("public model", 0.0, 0.0, *_measured(downstream, others, progress)))
         for baseline in baselines:
@@ -122,13 +138,17 @@ def _rows(
     return rows
 
 
+def _work(baseline: CentralBaseline, folder: Path, progress: ShownProgress) -> CentralRun:
+    from flower_privsyn.comparison.central import CentralRun
+
+    return CentralRun(baseline, folder, progress=progress)
+
+
 def _run(
     baseline: CentralBaseline, folder: Path, people: Users, progress: ShownProgress
 ) -> CentralResult:
-    from flower_privsyn.comparison.central import CentralRun
-
     sys.stderr.write(f"{baseline.method}, at record level, in {folder}\n")
-    return CentralRun(baseline, folder, progress=progress).run(people.texts)
+    return _work(baseline, folder, progress).run(people.texts)
 
 
 def _learned(
@@ -174,6 +194,8 @@ def _show(rows: list[tuple[Any, ...]], *, records: int) -> None:
     from flower_privsyn.training.dp_adam import RECORD_LEVEL
 
     print(f"{records:,} records; {RECORD_LEVEL}.")
+    if sum(epsilon > 0.0 for _, epsilon, *_ in rows) > 1:
+        print("Every method spends an epsilon of its own: who publishes several spends the sum.")
     print("| method | epsilon (record) | noise multiplier | accuracy | bits per byte |")
     print("|---|---|---|---|---|")
     for name, epsilon, noise, *figures in rows:

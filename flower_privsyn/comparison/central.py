@@ -15,7 +15,6 @@ Papers:
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,21 +23,26 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from flower_privsyn.data import Cut
-from flower_privsyn.embedding import Embedder, load_embedder
+from flower_privsyn.embedding import (
+    Embedder,
+    default_cache_directory,
+    load_embedder,
+    require_company,
+)
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import append_json_lines, located, write_json
 from flower_privsyn.generation import SamplingParameters, load_generator
 from flower_privsyn.generation.streams import derive_seed, stream
-from flower_privsyn.generation.topics import Topics, load_topics, quotas
+from flower_privsyn.generation.topics import Topics, check_document_type, load_topics, quotas
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.privacy import GaussianMechanism, Plan, RandomSource, SecureRandom
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.queries.model_delta import Trainable
-from flower_privsyn.strategies.parts.topic_texts import TopicWriter
+from flower_privsyn.strategies.parts.topic_texts import TopicWriter, WordFilter, check_room
 from flower_privsyn.training.dp_adam import RECORD_LEVEL, DPAdam, Example, RecordModel
 
 CentralMethod = Literal["ctcl", "vanilla", "resampled", "downstream"]
@@ -84,8 +88,19 @@ class CentralBaseline(Settings):
     synthetic_samples: Annotated[PositiveInt, "texts to write."] = 2000
     max_new_tokens: Annotated[PositiveInt, "of a text."] = 85
     top_p: Annotated[float, Gt(0), Le(1), "the nucleus."] = 0.95
+    repetition_penalty: Annotated[
+        float, Ge(1), Le(100), "of what is written; 1.5 in the released code."
+    ] = 1.0
+    word_filter: Annotated[
+        WordFilter, '"released": leave out what the released code leaves out.'
+    ] = "none"
     seed: Annotated[NonNegativeInt, "of what is written."] = 0
     optimiser: DPAdam = field(default_factory=DPAdam)
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        check_document_type("--document-type", self.document_type)
 
     def _called(self, name: str) -> str:
         return f"--{name.replace('_', '-')}"
@@ -159,6 +174,8 @@ class CentralRun:
             self._topics = hierarchy.at(baseline.num_topics)
             self._embedder = embedder or load_embedder("all-MiniLM-L6-v2")
             hierarchy.check_embedder(self._embedder, setting=f'topics = "{baseline.topics}"')
+            # A record moves the histogram by its own topic alone, and no other record's.
+            require_company(self._embedder, default_cache_directory())
         self._model = RecordModel(
             TrainableModel(
                 name=located(baseline.model),
@@ -167,9 +184,30 @@ class CentralRun:
                 lora_alpha=2 * baseline.lora_rank,
             )
         )
+        check_room(
+            self._model,
+            self._conditions(),
+            name=baseline.model,
+            tokens={
+                "--max-tokens": baseline.max_tokens,
+                # Of what writes nothing, nothing has to fit.
+                "--max-new-tokens": 0 if self._writes_nothing else baseline.max_new_tokens,
+            },
+        )
         self._model.check_gradients(
             [Example(tokens=tuple(row)) for row in self._model.encode(_PROBES)]
         )
+
+    def check(self, records: int) -> Plan:
+        """What `run` would spend on so many records, or why it cannot.
+
+        Raises:
+            DataError: fewer than two records.
+            ConfigError: no noise keeps the budget.
+        """
+        if records < 2:
+            raise DataError(f"there must be at least 2 records, got {records}")
+        return self.baseline.plan(records)
 
     def run(self, documents: Sequence[str]) -> CentralResult:
         """Train on the records and write what is to be written.
@@ -177,33 +215,27 @@ class CentralRun:
         Killed, it begins anew: nothing of it was published.
 
         Formal guarantee:
-            Unit: RECORD, one document of which the first `max_tokens` tokens count; relation: one
-            record is added or removed. The steps of DP-Adam and the histogram compose to
-            (epsilon, delta) by privacy loss distributions (`DPAdam.plan`). What is written is
-            post-processing.
+            Unit: RECORD, one document of which the first `max_tokens` tokens count; relation:
+            zero-out, its text is replaced by nothing. How many documents there are is public, and
+            in `privacy.json`; which of them have text is not, so that all of them flip coins. The
+            steps of DP-Adam and the histogram compose to (epsilon, delta) by privacy loss
+            distributions (`DPAdam.plan`). What is written is post-processing.
 
         Args:
-            documents: the records.
+            documents: the records, those without text included.
 
         Raises:
             DataError: fewer than two have any text.
             ConfigError: no noise keeps the budget.
         """
         baseline = self.baseline
-        pieces = Cut(max_tokens=baseline.max_tokens).pieces(
-            [text for text in documents if text.strip()], tokenizer=self._model.tokenizer
-        )
-        records = [found[0] for found in pieces if found]
-        of_records = self._topics_of(records)
-        examples = self._examples(records, of_records)
-        there = np.array([example.usable for example in examples], dtype=np.bool_)
-        examples = list(itertools.compress(examples, there))
-        if len(examples) < 2:
-            raise DataError(f"{len(examples)} records have text to learn, at least 2 are needed")
-        # Of those that take part: a rate of all documents would be less than the coin's.
-        plan = baseline.plan(len(examples))
+        examples, of_records = self._read(documents)
+        usable = len(of_records)
+        if usable < 2:
+            raise DataError(f"{usable} records have text to learn, at least 2 are needed")
+        plan = self.check(len(examples))
         noise = {phase.name: phase.noise_multiplier or 0.0 for phase in plan.phases}
-        histogram = self._histogram(of_records[there], noise.get("topics", 0.0))
+        histogram = self._histogram(of_records, noise.get("topics", 0.0))
         title = "Train by DP-Adam, at record level"
         with self._progress.stage(title, baseline.optimiser.steps) as stage:
             self._model.fit(
@@ -247,6 +279,21 @@ class CentralRun:
 
     # ------------------------------------------------------------------ records
 
+    def _read(self, documents: Sequence[str]) -> tuple[list[Example], npt.NDArray[np.int64]]:
+        """What each document is trained on, and the topics of those that have text to learn."""
+        pieces = Cut(max_tokens=self.baseline.max_tokens).pieces(
+            documents, tokenizer=self._model.tokenizer
+        )
+        places = [place for place, found in enumerate(pieces) if found]
+        records = [pieces[place][0] for place in places]
+        of_records = self._topics_of(records)
+        found = self._examples(records, of_records)
+        examples = [Example(tokens=())] * len(documents)
+        for place, example in zip(places, found, strict=True):
+            examples[place] = example
+        there = np.array([example.usable for example in found], dtype=np.bool_)
+        return examples, of_records[there]
+
     def _topics_of(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
         """(n,) the topic of each text; all 0 without topics."""
         if self._topics is None or self._embedder is None:
@@ -288,9 +335,13 @@ class CentralRun:
 
     # ------------------------------------------------------------------ texts
 
+    @property
+    def _writes_nothing(self) -> bool:
+        return self.baseline.method == "downstream"
+
     def _write(self, folder: Path, histogram: npt.NDArray[np.float64] | None) -> list[str]:
         baseline = self.baseline
-        if baseline.method == "downstream":
+        if self._writes_nothing:
             return []
         writer = TopicWriter(
             generator=load_generator(str(folder)),
@@ -300,7 +351,9 @@ class CentralRun:
                 max_new_tokens=baseline.max_new_tokens,
                 temperature=1.0,
                 top_p=baseline.top_p,
+                repetition_penalty=baseline.repetition_penalty,
             ),
+            word_filter=baseline.word_filter,
             source="central",
         )
         weights = np.ones(1)

@@ -10,7 +10,7 @@ from typing import Annotated, Protocol, runtime_checkable
 from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.checks import NonNegativeFloat, PositiveInt, Settings
-from flower_privsyn.errors import GenerationError
+from flower_privsyn.errors import ConfigError, GenerationError
 
 ProgressCallback = Callable[[int], None]
 """Called with the number of texts finished since the last call."""
@@ -43,6 +43,15 @@ class SamplingParameters(Settings):
         Gt(0),
         Le(1),
         "Only the smallest set of tokens with this probability is drawn from.",
+    ] = 1.0
+    repetition_penalty: Annotated[
+        float,
+        Ge(1),
+        Le(100),
+        "Logits of tokens that the continuation already holds are divided by this, those below "
+        "zero multiplied, before the temperature; the prompt's tokens are not held against it. "
+        "Only models that run in this process through Transformers know other values than 1 "
+        "(Keskar et al., CTRL, 2019).",
     ] = 1.0
     stop: Annotated[
         tuple[str, ...],
@@ -118,6 +127,19 @@ class ChatGenerator(Protocol):
             GenerationError: The model or its server cannot do it.
         """
         ...
+
+
+def refuse_penalty(sampling: SamplingParameters, name: str) -> None:
+    """Refuse a repetition penalty where something else than this package draws the tokens.
+
+    Raises:
+        ConfigError: There is one: servers hold the prompt's tokens against a text as well.
+    """
+    if sampling.repetition_penalty != 1.0:
+        raise ConfigError(
+            f"generation setting repetition_penalty = {sampling.repetition_penalty:g} needs a "
+            f"model that runs in this process through Transformers, which {name!r} does not"
+        )
 
 
 def check_texts(key: str, texts: Sequence[object]) -> None:

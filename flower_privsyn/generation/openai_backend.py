@@ -18,6 +18,7 @@ from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     check_texts,
+    refuse_penalty,
 )
 from flower_privsyn.models.adapters import adapter_digest
 
@@ -256,6 +257,7 @@ class OpenAIGenerator:
         self, model: str, num_samples: int, seed: int, sampling: SamplingParameters
     ) -> dict[str, Any]:
         """What every request says of how it is answered."""
+        refuse_penalty(sampling, self.name)
         body: dict[str, Any] = {
             "model": model,
             "n": num_samples,

@@ -87,6 +87,18 @@ class Topics:
                     f"topic {number} of {len(self)} has no keywords: make fewer topics, or of "
                     "more documents"
                 )
+            if not all(word.isprintable() for word in words):
+                # They stand in a line of a condition, and conditions travel as one text.
+                raise ConfigError(
+                    f"topic {number} of {len(self)} has a keyword with a line break or another "
+                    "character that cannot be printed"
+                )
+        if self.centres.ndim != 2 or not np.isfinite(self.centres).all():
+            raise ConfigError("the centres of topics must be finite vectors of one length")
+        if not (np.isfinite(self.shares).all() and self.shares.min() >= 0.0 and self.shares.any()):
+            raise ConfigError(
+                "the shares of topics must be numbers of at least 0, one of them above"
+            )
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -130,6 +142,8 @@ class TopicHierarchy:
         )
         if not nested:
             raise ConfigError("every topic must fall into one of the next coarser level")
+        if any(level.centres.shape[1:] != self.probe.shape for level in self.levels):
+            raise ConfigError("the centres of topics must be as long as what the embedder makes")
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -221,6 +235,20 @@ def condition(keywords: Sequence[str], *, document_type: str = "") -> str:
     return f"{kind}Keywords: {', '.join(keywords)}\nDocument:\n"
 
 
+def check_document_type(key: str, document_type: str) -> None:
+    """Refuse words for documents that would be more than a line of a condition.
+
+    Args:
+        key: what the setting is called.
+        document_type: in public words; "" for none.
+
+    Raises:
+        ConfigError: a line break, or another character that cannot be printed, is in them.
+    """
+    if not document_type.isprintable():
+        raise ConfigError(f"{key} must be words in one line, got {document_type!r}")
+
+
 def quotas(weights: npt.NDArray[Any], total: int) -> IntArray:
     """Deal a number of texts to topics by weight, exactly: by largest remainders.
 
@@ -292,7 +320,7 @@ def _level(arrays: dict[str, npt.NDArray[Any]], count: int) -> Topics:
     return Topics(
         centres=_unit(centres),
         keywords=tuple(tuple(map(str, words)) for words in keywords),
-        shares=shares / shares.sum(),
+        shares=shares / max(shares.sum(), np.finfo(np.float64).tiny),
     )
 
 

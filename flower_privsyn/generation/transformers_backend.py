@@ -13,6 +13,7 @@ import importlib
 import logging
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -307,6 +308,7 @@ class TransformersGenerator:
         place = torch.tensor([tokens.shape[1] - 1], device=tokens.device)
         last = {"logits_to_keep": place} if self._keeps_last_logits else {}
         written: list[list[int]] = [[] for _ in range(len(uniforms))]
+        held = self._no_tokens_held(len(uniforms), sampling)  # (b, v) bool
         alive = list(range(len(uniforms)))  # which sample each row of the batch is
         running = [True] * len(alive)
         for step in range(sampling.max_new_tokens):
@@ -329,12 +331,16 @@ class TransformersGenerator:
                 cache.batch_repeat_interleave(num_samples)
                 attention = attention.repeat_interleave(num_samples, dim=0)
                 positions = positions.repeat_interleave(num_samples, dim=0)
+            if held is not None:
+                logits = streams.penalised(logits, held[alive], penalty=sampling.repetition_penalty)
             drawn = streams.sample_tokens(
                 logits,
                 uniforms[alive, step] if len(alive) < len(uniforms) else uniforms[:, step],
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
             )  # (b,)
+            if held is not None:
+                held[alive, drawn] = True
             for row, token in enumerate(drawn.tolist()):
                 if not running[row]:
                     continue
@@ -374,11 +380,15 @@ class TransformersGenerator:
 
         width = tokens.shape[1]
         banned = self._banned
+        held = self._no_tokens_held(len(uniforms), sampling)  # (b, v) bool
 
         class Draw(transformers.LogitsProcessor):  # type: ignore[misc]
             """Leaves one token possible: the one this sample's stream draws."""
 
             def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+                if held is not None:
+                    held.scatter_(1, input_ids[:, width:], True)
+                    scores = streams.penalised(scores, held, penalty=sampling.repetition_penalty)
                 drawn = streams.sample_tokens(
                     scores.index_fill(1, banned, float("-inf")),
                     uniforms[:, input_ids.shape[1] - width],
@@ -407,6 +417,14 @@ class TransformersGenerator:
             end = next((k for k, token in enumerate(row) if token in self._end_tokens), len(row))
             written.append(row[:end])
         return written
+
+    def _no_tokens_held(self, rows: int, sampling: SamplingParameters) -> torch.Tensor | None:
+        """(rows, v) bool, none set; None where nobody asks which tokens a text holds."""
+        import torch
+
+        if sampling.repetition_penalty == 1.0:
+            return None
+        return torch.zeros((rows, self._vocabulary), dtype=torch.bool, device=self._model.device)
 
     def _note_stops(
         self,
@@ -465,10 +483,7 @@ class TransformersGenerator:
             if token.special
         )
         banned.update(self._model.generation_config.suppress_tokens or ())
-        head = self._model.get_output_embeddings()
-        size = int(self._model.config.get_text_config().vocab_size)
-        if head is not None:
-            size = int(head.weight.shape[0])
+        size = self._vocabulary
         banned.update(range(len(self._tokenizer), size))
         banned -= self._end_tokens
         return torch.tensor(
@@ -476,6 +491,14 @@ class TransformersGenerator:
             dtype=torch.int64,
             device=self._model.device,
         )
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        """Rows of the output matrix, those that stand for no token included."""
+        head = self._model.get_output_embeddings()
+        if head is not None:
+            return int(head.weight.shape[0])
+        return int(self._model.config.get_text_config().vocab_size)
 
     def _find_end_tokens(self) -> frozenset[int]:
         configured = self._model.generation_config.eos_token_id

@@ -19,6 +19,7 @@ from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     check_texts,
+    refuse_penalty,
 )
 from flower_privsyn.models.adapters import adapter_digest
 from flower_privsyn.models.library import shorten
@@ -119,6 +120,7 @@ class VLLMGenerator:
         """
         check_whole("generation setting num_samples", num_samples, ge=1)
         check_texts("prompts", prompts)
+        refuse_penalty(sampling, self.name)
         request = None if adapter is None else self._lora_request(Path(adapter))
         seeds = streams.text_seeds(sampling.seed, prompts)
         results: list[list[str]] = []

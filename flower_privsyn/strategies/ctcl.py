@@ -29,6 +29,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, write_json
+from flower_privsyn.generation.topics import check_document_type
 from flower_privsyn.privacy import (
     FullParticipation,
     NeighboringRelation,
@@ -53,7 +54,12 @@ from flower_privsyn.queries import (
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
 from flower_privsyn.strategies.parts.federated_training import FederatedTraining
-from flower_privsyn.strategies.parts.topic_texts import TopicsOfRun, TopicWriter
+from flower_privsyn.strategies.parts.topic_texts import (
+    TopicsOfRun,
+    TopicWriter,
+    WordFilter,
+    check_room,
+)
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -73,6 +79,8 @@ _USES: Final = frozenset(
         "top-p",
         "max-new-tokens",
         "most-repeated",
+        "repetition-penalty",
+        "word-filter",
     }
 )
 
@@ -148,6 +156,19 @@ class CTCLConfig(CorrelatedTrainingConfig):
         "texts of twenty words or more of which one word makes up more than this share are written "
         "anew; 1 keeps all, as the paper does.",
     ] = 1.0
+    repetition_penalty: Annotated[
+        float,
+        Ge(1),
+        Le(100),
+        "logits of tokens that a text already holds are divided by this; 1 for none, as in the "
+        "paper, 1.5 in its released code.",
+    ] = 1.0
+    word_filter: Annotated[
+        WordFilter,
+        '"released": texts with a word of more than 25 characters, without a word in letters, or '
+        "with one word more than 20 times are written anew, which the paper's released code leaves "
+        'out; "none", as in the paper.',
+    ] = "none"
 
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
@@ -162,10 +183,7 @@ class CTCLConfig(CorrelatedTrainingConfig):
                 'max-samples = 0 needs user-weight = "share", got "documents": the noise is scaled '
                 "to what a user may weigh"
             )
-        if "\n" in self.document_type:
-            raise ConfigError(
-                f"document-type must be words in one line, got {self.document_type!r}"
-            )
+        check_document_type("document-type", self.document_type)
 
     def histogram(self) -> NearestNeighborHistogram:
         """The question of the first round."""
@@ -347,7 +365,12 @@ class TopicsAndTraining(FederatedTraining):
         self._hierarchy().check_embedder(self._embedder, setting=f'topics = "{config.topics}"')
         require_company(self._embedder, default_cache_directory())
         (training,) = super().prepare(place)
-        self._check_room()
+        check_room(
+            self.model,
+            self._texts_before(self._need_topics()),
+            name=config.model,
+            tokens={"max-tokens": config.max_tokens, "max-new-tokens": config.max_new_tokens},
+        )
         self._refuse_other_topics(place.run)
         return (
             RecordSource(
@@ -361,22 +384,6 @@ class TopicsAndTraining(FederatedTraining):
                 conditioned=True,
             ),
         )
-
-    def _check_room(self) -> None:
-        """Refuse samples that do not fit the generator behind their conditions."""
-        config, room = self.config, self.model.max_tokens
-        if room is None:
-            return
-        longest = max(map(len, self.model.encode(self._texts_before(self._need_topics()))))
-        for key, tokens in (
-            ("max-tokens", config.max_tokens),
-            ("max-new-tokens", config.max_new_tokens),
-        ):
-            if longest + tokens > room:
-                raise ConfigError(
-                    f"{key} = {tokens} and conditions of up to {longest} tokens are more than the "
-                    f"{room} tokens that model {config.model!r} takes"
-                )
 
     def _refuse_other_topics(self, run: RunDirectory) -> None:
         """Refuse to go on with other topics than those that users were asked about."""
@@ -462,8 +469,10 @@ class TopicsAndTraining(FederatedTraining):
                 max_new_tokens=config.max_new_tokens,
                 temperature=config.temperature,
                 top_p=config.top_p,
+                repetition_penalty=config.repetition_penalty,
             ),
             most_repeated=config.most_repeated,
+            word_filter=config.word_filter,
             round_number=max(self.run.finished_rounds(), default=0),
         )
         weights, figures = self._weights()

@@ -438,7 +438,10 @@ class ReleasedMoments(AskedAgain):
                 count=float(self.config.num_records),
             )
             if read is not None:
-                with replacing(self._shift_file) as temporary, temporary.open("wb") as file:
+                with (
+                    replacing(self._shift_file, for_the_owner=True) as temporary,
+                    temporary.open("wb") as file,
+                ):
                     np.save(file, shift_of(read.mean, space.radius))
         return super().following(release, last=last)
 

@@ -136,6 +136,7 @@ class MoreText(Settings):
         from flower_privsyn.generation import SamplingParameters, load_generator
         from flower_privsyn.generation.streams import derive_seed
 
+        own = run.config | run.changed_settings()
         return TopicWriter(
             generator=generator or load_generator(self.generator),
             conditions=topics.conditions,
@@ -144,8 +145,10 @@ class MoreText(Settings):
                 max_new_tokens=self.max_new_tokens,
                 temperature=self.temperature,
                 top_p=self.top_p,
+                repetition_penalty=float(own.get("repetition-penalty", 1.0)),
             ),
-            most_repeated=float(run.config.get("most-repeated", 1.0)),
+            most_repeated=float(own.get("most-repeated", 1.0)),
+            word_filter=own.get("word-filter", "none"),
             source="expanded",
             round_number=max(run.finished_rounds(), default=0),
         )

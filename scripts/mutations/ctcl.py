@@ -15,6 +15,38 @@ ADAM_TESTS = "tests/training/test_dp_adam.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        name="which documents have text decides the rate of the coins",
+        file="flower_privsyn/comparison/central.py",
+        function="CentralRun._read",
+        before="return examples, of_records[there]",
+        after="return [each for each in examples if each.usable], of_records[there]",
+        tests=("tests/comparison/test_central.py",),
+    ),
+    Mutation(
+        name="a record's topic may depend on who else is embedded",
+        file="flower_privsyn/comparison/central.py",
+        function="CentralRun.__init__",
+        before="require_company(self._embedder, default_cache_directory())",
+        after="pass",
+        tests=("tests/comparison/test_central.py",),
+    ),
+    Mutation(
+        name="gradients are compared where half of them are zero",
+        file=ADAM,
+        function="RecordModel.check_gradients",
+        before="random.normal(0.0, _MOVED, self.dimension)",
+        after="np.zeros(self.dimension)",
+        tests=(f"{ADAM_TESTS}::TestGradients",),
+    ),
+    Mutation(
+        name="gradients that are no numbers pass for right ones",
+        file=ADAM,
+        function="RecordModel._compare_gradients",
+        before="not np.linalg.norm(own - alone) <= _TOLERANCE * np.linalg.norm(alone)",
+        after="np.linalg.norm(own - alone) > _TOLERANCE * np.linalg.norm(alone)",
+        tests=(f"{ADAM_TESTS}::TestGradients",),
+    ),
+    Mutation(
         name="shares of votes are counts",
         file=VOTES,
         function="NearestNeighborHistogram._weighed",
@@ -115,8 +147,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="coins are accounted for more documents than flip them",
         file="flower_privsyn/comparison/central.py",
         function="CentralRun.run",
-        before="plan = baseline.plan(len(examples))",
-        after="plan = baseline.plan(2 * len(examples))",
+        before="plan = self.check(len(examples))",
+        after="plan = self.check(2 * len(examples))",
         tests=("tests/comparison/test_central.py",),
     ),
 )

@@ -19,12 +19,13 @@ from flower_privsyn.comparison.central import (
     CentralRun,
     resampled,
 )
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.errors import ConfigError, DataError, ModelError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation.topics import load_topics
 from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.privacy import InsecureRandom
 from flower_privsyn.testing import HashEmbedder
+from flower_privsyn.training import dp_adam
 from flower_privsyn.training.dp_adam import RECORD_LEVEL, DPAdam
 from tests.support.topics import documents, write_topics
 
@@ -70,7 +71,7 @@ def test_a_baseline_says_record_level_and_what_it_spent(
     said = json.loads((tmp_path / "out" / "privacy.json").read_text())
     assert said == json.loads(json.dumps(found.privacy))
     assert (said["unit"], said["says"]) == ("record", RECORD_LEVEL)
-    assert said["relation"] == "add-remove"
+    assert said["relation"] == "zero-out"
     assert not said["secure_randomness"]
     assert said["records"] == len(RECORDS)
     assert said["delta"] == pytest.approx(1 / (len(RECORDS) * math.log(len(RECORDS))))
@@ -120,6 +121,57 @@ def test_texts_are_drawn_again_by_the_histogram() -> None:
     assert len(resampled(texts, topics, -np.ones(4), count=8, seed=0)) == 8
 
 
+def test_documents_without_text_are_counted_and_flip_coins(
+    baseline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many there are is public, which of them say something is not."""
+    rates, draw = [], dp_adam.poisson_batch
+
+    def seen(records: int, *, rate: float, random: Any) -> Any:
+        rates.append((records, rate))
+        return draw(records, rate=rate, random=random)
+
+    monkeypatch.setattr(dp_adam, "poisson_batch", seen)
+    n, optimiser = len(RECORDS), DPAdam(steps=1, batch_size=5, warmup_steps=0)
+    settings = baseline("ctcl", optimiser=optimiser, epsilon=math.inf)
+    found = run(settings, tmp_path / "out", [RECORDS[0], " ", *RECORDS[1:], ""])
+    assert found.privacy["records"] == n + 2
+    assert rates == [(n + 2, pytest.approx(5 / (n + 2)))]
+    works = CentralRun(
+        settings, tmp_path / "other", progress=NullProgress(), embedder=HashEmbedder()
+    )
+    examples, topics = works._read([RECORDS[0], " ", *RECORDS[1:], ""])
+    assert [example.usable for example in examples] == [True, False] + [True] * (n - 1) + [False]
+    assert topics.tolist() == works._topics_of(RECORDS).tolist()
+
+
+class _Company(HashEmbedder):
+    """Gives a text other vectors in other company."""
+
+    def embed(self, texts, *, progress=None):
+        return super().embed(texts, progress=progress) * np.float32(1 + 1e-3 * (len(texts) % 2))
+
+
+def test_refusals_before_anything_is_trained(baseline: Any, tmp_path: Path) -> None:
+    def begin(settings: CentralBaseline, embedder: Any = None) -> CentralRun:
+        return CentralRun(
+            settings,
+            tmp_path / "out",
+            progress=NullProgress(),
+            embedder=embedder or HashEmbedder(),
+        )
+
+    with pytest.raises(ConfigError, match=r"--max-new-tokens = 512 and conditions of up to \d+"):
+        begin(baseline("vanilla", max_new_tokens=512))
+    with pytest.raises(ConfigError, match=r"--max-tokens = 250 and conditions of up to \d+"):
+        begin(baseline("ctcl", max_tokens=250))
+    with pytest.raises(ConfigError, match="--document-type must be words in one line, got 'a.n'"):
+        baseline("ctcl", document_type="a\n")
+    with pytest.raises(ModelError, match="gives a text other bits in other company"):
+        begin(baseline("ctcl"), _Company())
+    begin(baseline("downstream", max_new_tokens=512))  # which writes nothing
+
+
 def test_refusals(baseline: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 records have text to learn, at least 2"):
         run(baseline("vanilla"), tmp_path / "one", ["the river", " "])
@@ -148,4 +200,11 @@ def test_the_command_has_a_table_of_its_own(
     assert f"{len(RECORDS)} records; {RECORD_LEVEL}." in out
     assert "| vanilla | 2 |" in out
     assert "| downstream | 2 |" in out
+    assert "who publishes several spends the sum" in out
     assert main(words) == 2  # the folder is there
+    assert main([*words[:4], "--methods", "vanilla", "vanilla", *words[-2:]]) == 2
+    assert "--methods must name each method once, got vanilla vanilla" in capsys.readouterr().err
+    # What the last method lacks is found before the first one is trained.
+    words[words.index("--downstream") + 1] = str(tmp_path / "nowhere")
+    assert main([*words[:-1], str(tmp_path / "again")]) == 2
+    assert not (tmp_path / "again").exists()

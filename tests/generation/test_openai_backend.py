@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ def test_what_is_asked_of_the_server(server: Server):
             "stop": [" end"],
             "top_k": -1,
         }
+    with pytest.raises(ConfigError, match="repetition_penalty = 1.5 needs a model that runs in"):
+        generator.generate(["a"], sampling=replace(sampling, repetition_penalty=1.5))
     # A seed of its own per prompt: one for all would correlate their texts.
     assert len(seeds) == 2
     assert all(0 <= seed < 2**63 for seed in seeds)

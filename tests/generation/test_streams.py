@@ -75,6 +75,17 @@ def test_temperature_zero_is_the_most_likely_token():
     assert drawn.tolist() == [1, 0]
 
 
+def test_the_penalty_is_the_librarys():
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    logits[:, 7] = float("-inf")
+    tokens = torch.tensor([[1, 2, 7], [4, 4, 4], [49, 0, 3]])
+    held = torch.zeros(3, 50, dtype=torch.bool).scatter_(1, tokens, True)
+    theirs = RepetitionPenaltyLogitsProcessor(1.5)(tokens, logits.clone())
+    assert torch.equal(streams.penalised(logits, held, penalty=1.5), theirs)
+
+
 def test_batches_hold_every_index_once_by_falling_length():
     lengths = [3, 9, 1, 9, 4]
     assert list(streams.batches(lengths, 2)) == [[1, 3], [4, 0], [2]]

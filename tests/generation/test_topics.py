@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.topics import (
+    TopicHierarchy,
     TopicModel,
     Topics,
     condition,
@@ -75,6 +77,28 @@ class TestMaking:
                 shares=np.full(2, 0.5),
             )
 
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"centres": np.full((2, 2), np.nan, np.float32)}, "must be finite vectors"),
+            ({"centres": np.ones(2, np.float32)}, "must be finite vectors of one length"),
+            ({"shares": np.array([np.nan, 1.0])}, "shares of topics must be numbers of at least 0"),
+            ({"shares": np.array([-0.5, 1.5])}, "shares of topics must be numbers of at least 0"),
+            ({"shares": np.zeros(2)}, "one of them above"),
+            ({"keywords": (("river",), ("a\0b",))}, "topic 1 of 2 has a keyword with a line break"),
+            ({"keywords": (("a\nDocument:",), ("b",))}, "topic 0 of 2 has a keyword with a line"),
+        ],
+    )
+    def test_what_nothing_could_be_made_of(self, changes: dict[str, Any], sentence: str) -> None:
+        values: dict[str, Any] = {
+            "centres": np.eye(2, dtype=np.float32),
+            "keywords": (("river",), ("doctor",)),
+            "shares": np.full(2, 0.5),
+            **changes,
+        }
+        with pytest.raises(ConfigError, match=sentence):
+            Topics(**values)
+
 
 class TestReading:
     def test_the_bundled_ones(self) -> None:
@@ -98,6 +122,15 @@ class TestReading:
         for other in (HashEmbedder(16), _Turned()):
             with pytest.raises(ConfigError, match="these were made with another embedding model"):
                 topics.check_embedder(other, setting="these")
+
+    def test_centres_of_another_length(self) -> None:
+        topics = Topics(
+            centres=np.eye(2, dtype=np.float32),
+            keywords=(("river",), ("doctor",)),
+            shares=np.full(2, 0.5),
+        )
+        with pytest.raises(ConfigError, match="centres of topics must be as long as what the emb"):
+            TopicHierarchy(levels=(topics,), parents=(), probe=np.ones(3, dtype=np.float32))
 
     @pytest.mark.parametrize("content", [b"", b"no archive", None])
     def test_something_else(self, tmp_path: Path, content: bytes | None) -> None:

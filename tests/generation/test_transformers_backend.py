@@ -6,6 +6,7 @@ import logging
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,12 +94,25 @@ def test_a_sample_depends_on_its_prompt_and_number_only(
     assert other.generate(PROMPTS[1:2], num_samples=2, sampling=SAMPLED)[0] == expected[1][:2]
 
 
-def test_both_loops_draw_the_same(generator: TransformersGenerator, llama: Path):
-    sampling = SamplingParameters(seed=3, max_new_tokens=24, top_p=0.9, temperature=0.8)
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_both_loops_draw_the_same(generator: TransformersGenerator, llama: Path, penalty: float):
+    sampling = SamplingParameters(
+        seed=3, max_new_tokens=24, top_p=0.9, temperature=0.8, repetition_penalty=penalty
+    )
     expected = generator.generate(PROMPTS, num_samples=2, sampling=sampling)
     other = TransformersGenerator(llama, dtype="float32")
     other._own_loop = False
     assert other.generate(PROMPTS, num_samples=2, sampling=sampling) == expected
+
+
+def test_a_penalty_is_on_what_a_text_holds_and_not_its_prompt(generator: TransformersGenerator):
+    rows = generator._tokenize(PROMPTS, GREEDY)
+    plain = generator._continue(rows, 1, [0] * 4, GREEDY)
+    assert any(len(set(tokens)) < len(tokens) for tokens in plain)
+    penalised = generator._continue(rows, 1, [0] * 4, replace(GREEDY, repetition_penalty=100.0))
+    for tokens, before in zip(penalised, plain, strict=True):
+        assert len(set(tokens)) == len(tokens)
+        assert tokens[0] == before[0]
 
 
 def test_the_first_token_has_the_models_distribution(llama: Path, generator: TransformersGenerator):

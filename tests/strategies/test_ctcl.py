@@ -150,6 +150,7 @@ class TestAWholeRun:
         assert len({text["text"] for text in texts}) == len(texts) == 24
         assert (strategy.run.path / "models/final/config.json").is_file()
         described = json.loads((strategy.run.path / "topics.json").read_text())
+        assert (strategy.run.path / "topics.json").stat().st_mode & 0o777 == 0o600
         assert described["conditions"] == topics.conditions()
         assert np.allclose(described["weights"], shares, atol=10 * GRID)
 
@@ -404,6 +405,7 @@ class TestBadInput:
             ({"epsilon": 1.0, "histogram_share": 1.0}, "histogram-share must be a number"),
             ({"synthetic_samples": 0}, "synthetic-samples must be a whole number of at least 1"),
             ({"document_type": "a\nb"}, "document-type must be words in one line"),
+            ({"document_type": "a\0b"}, "document-type must be words in one line"),
             ({"user_weight": "documents", "max_samples": 0}, 'needs user-weight = "share"'),
             ({"sampling": "turns"}, 'sampling must be one of "cyclic", "full"'),
         ],

@@ -248,6 +248,8 @@ class TestTwoRounds:
         assert sketch.frechet(rows.astype(np.float32)) < 1e-4
         shifts = [m.content["privsyn.broadcast"].keys() for m in asked(grid)]
         assert [("shift" in keys) for keys in shifts] == [False, False, True, True]
+        # The noisy mean is a release.
+        assert (strategy.run.path / "moments_shift.npy").stat().st_mode & 0o777 == 0o600
 
     def test_records_are_counted_and_the_ledger_states_a_users_epsilon(
         self, federation: Builder, config: Builder

@@ -61,6 +61,9 @@ class TestGradients:
         found = model.clipped_sum(examples, query, SMALL) * query.unit
         assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected)
         assert not model.clipped_sum([], query, SMALL).any()
+        nothing = Example(tokens=())
+        again = model.clipped_sum([nothing, *examples, nothing], query, SMALL)
+        assert np.array_equal(again * query.unit, found)
 
     def test_no_record_moves_the_sum_by_more_than_the_clip_norm(
         self, model: RecordModel, texts: list[str]
@@ -80,6 +83,30 @@ class TestGradients:
         monkeypatch.setattr(model, "gradients", lambda rows: 1.01 * right(rows))
         with pytest.raises(ModelError, match='train all parameters \\(trainable = "full"\\)'):
             model.check_gradients(examples_of(model, texts[:3]))
+
+    def test_wrong_gradients_beside_zeros_are_refused(
+        self, llama: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What one half of new adapters learns is zero until the other half is not."""
+        model = RecordModel(TrainableModel(name=str(llama), trainable="lora"))
+        before, examples = model.parameters, examples_of(model, texts[:3])
+        wrong = np.concatenate(
+            [
+                np.full(math.prod(shape), 2.0 if "lora_A" in name else 1.0, dtype=np.float32)
+                for name, shape in model.shapes.items()
+            ]
+        )
+        right = model.gradients
+        assert not right(examples)[:, wrong == 2.0].any()
+        monkeypatch.setattr(model, "gradients", lambda rows: wrong * right(rows))
+        with pytest.raises(ModelError, match="Opacus makes other gradients"):
+            model.check_gradients(examples)
+        monkeypatch.setattr(model, "gradients", lambda rows: np.nan * right(rows))
+        with pytest.raises(ModelError, match="Opacus makes other gradients"):
+            model.check_gradients(examples)
+        # And nothing has moved.
+        assert np.array_equal(model.parameters, before)
+        assert np.array_equal(model._weights.numpy(), before)
 
     def test_positions_that_are_looked_up(self, gpt2: Path, texts: list[str]) -> None:
         """Without positions for each record Opacus fails on GPT-2."""

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.errors import GenerationError
-from flower_privsyn.files import append_json_lines, read_json, read_json_lines, write_json
+from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.files import append_json_lines, read_json, read_json_lines, replacing
 from flower_privsyn.generation import SamplingParameters, TextGenerator
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.runs import RunDirectory
+
+if TYPE_CHECKING:
+    from flower_privsyn.training.local import LocalModel
 
 #: The topics of a run, in its directory: what its texts are conditioned on, and how often.
 TOPICS_FILE: Final = "topics.json"
@@ -26,11 +30,47 @@ TOPICS_FILE: Final = "topics.json"
 _PARENT: Final = "topic:"
 _WORD: Final = re.compile(r"\w+")
 
+#: Which texts are not kept for their words, beside empty ones and duplicates.
+WordFilter = Literal["none", "released"]
+
+#: Of the filter in the code that Tan et al. released: words and marks, how long and how often one
+#: may be, and those that may come as often as they like.
+_WORD_OR_MARK: Final = re.compile(r"[\w'-]+|[^\w\s]")
+_LONGEST_WORD: Final = 25
+_MOST_TIMES: Final = 20
+_ANY_NUMBER: Final = frozenset({"the", "a", ",", "."})
+
 #: Texts asked for at a time: what a killed process loses.
 _BATCH: Final = 256
 
 #: Batches one after the other of which nothing could be kept.
 _MOST_IN_VAIN: Final = 20
+
+
+def check_room(
+    model: LocalModel, conditions: Sequence[str], *, name: str, tokens: Mapping[str, int]
+) -> None:
+    """Refuse texts that do not fit a model behind their conditions, before anything is spent.
+
+    Args:
+        model: that is trained, and writes.
+        conditions: what stands before a text.
+        name: of the model, as it was named.
+        tokens: of a text, by the settings that say so.
+
+    Raises:
+        ConfigError: one is more than the model takes.
+    """
+    room = model.max_tokens
+    if room is None:
+        return
+    longest = max(map(len, model.encode(conditions)))
+    for key, count in tokens.items():
+        if longest + count > room:
+            raise ConfigError(
+                f"{key} = {count} and conditions of up to {longest} tokens are more than the "
+                f"{room} tokens that model {name!r} takes"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +103,10 @@ class TopicsOfRun:
         )
 
     def write(self, run: RunDirectory) -> None:
-        """Keep them in the directory of a run."""
-        write_json(run.path / TOPICS_FILE, asdict(self))
+        """Keep them in the directory of a run, for its owner alone: the weights are a release."""
+        text = json.dumps(asdict(self), ensure_ascii=False, indent=2) + "\n"
+        with replacing(run.path / TOPICS_FILE, for_the_owner=True) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +119,9 @@ class TopicWriter:
         sampling: how it draws; its seed is that of the first batch.
         most_repeated: texts of which one word makes up more than this share are dropped, where
             they have twenty words or more; 1 keeps all.
+        word_filter: "released" also drops texts with a word of more than 25 characters, without a
+            word in letters, or with one word or mark more than 20 times ("the", "a", comma and
+            full stop may be there as often as they like).
         source: stored with every text.
         round_number: stored with every text.
     """
@@ -85,6 +130,7 @@ class TopicWriter:
     conditions: Sequence[str]
     sampling: SamplingParameters
     most_repeated: float = 1.0
+    word_filter: WordFilter = "none"
     source: str = "topic"
     round_number: int = 1
 
@@ -183,6 +229,8 @@ class TopicWriter:
         words = [word.lower() for word in _WORD.findall(text)]
         if len(words) >= 20 and max(Counter(words).values()) > self.most_repeated * len(words):
             return "one word over and over"
+        if self.word_filter == "released":
+            return _by_released_filter(text)
         return ""
 
     def _record(self, text: str, topic: int) -> dict[str, Any]:
@@ -192,6 +240,19 @@ class TopicWriter:
             "parent": [f"{_PARENT}{topic}"],
             "source": self.source,
         }
+
+
+def _by_released_filter(text: str) -> str:
+    """Why the authors' code would leave a text out; "" for one that it keeps."""
+    words = [word.lower() for word in _WORD_OR_MARK.findall(text)]
+    if not any(word.isalpha() for word in words):
+        return "without a word in letters"
+    if max(map(len, words)) > _LONGEST_WORD:
+        return "with an overlong word"
+    often = Counter(word for word in words if word not in _ANY_NUMBER)
+    if not often:
+        return "without a word of its own"
+    return "one word over and over" if max(often.values()) > _MOST_TIMES else ""
 
 
 def _topic_of(record: dict[str, Any]) -> int:
