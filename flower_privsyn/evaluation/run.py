@@ -48,6 +48,7 @@ from flower_privsyn.evaluation.language_model import (
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import expanded, located, read_json_lines
 from flower_privsyn.host.progress import NullProgress, ProgressReporter
+from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.training.causal import FineTuning, fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining
@@ -379,6 +380,8 @@ def _made(
     made = run.path / TRAINED_MODEL
     if not (made / "config.json").is_file():
         return None, None
+    if holds_encoder_decoder(made):
+        return None, None  # it predicts documents after conditions, and no token of them alone
     named = str(run.config.get("model", ""))
     public = _measured(located(named), samples, seed, shown, "the public model") if named else None
     return public, _measured(made, samples, seed, shown, "the trained model")

@@ -1,4 +1,4 @@
-"""Continuations from a causal language model in this process, through Transformers.
+"""Continuations from a language model in this process, through Transformers.
 
 Why a decoding loop of our own: every sample needs its own random stream, samples of one prompt
 share its key-value cache, and finished samples leave the batch; ``generate()`` does none of the
@@ -28,7 +28,13 @@ from flower_privsyn.generation.backends import (
     check_texts,
 )
 from flower_privsyn.models.adapters import AdapterSwitch
-from flower_privsyn.models.pretrained import Precision, accepted_arguments, load_pretrained
+from flower_privsyn.models.pretrained import (
+    Precision,
+    accepted_arguments,
+    first_token,
+    is_encoder_decoder,
+    load_pretrained,
+)
 from flower_privsyn.models.threads import computing, is_small, side_by_side
 
 if TYPE_CHECKING:
@@ -41,7 +47,9 @@ _CONTEXT_TOKENS = 6
 
 
 class TransformersGenerator:
-    """A causal language model of the Hugging Face format, run by PyTorch.
+    """A causal language model of the Hugging Face format, run by PyTorch; or an encoder-decoder.
+
+    The encoder of one reads the prompt, and the decoder writes the continuation.
 
     Deterministic per seed on one machine and batch size. Every sample has its own random stream,
     so the batch size changes a sample only where rounding does.
@@ -78,14 +86,15 @@ class TransformersGenerator:
         self.truncated_prompts = 0
         self._batch_size = batch_size
         self._model, self._tokenizer = load_pretrained(
-            model, kind="causal", dtype=dtype, device=device
+            model, kind="causal or encoder-decoder", dtype=dtype, device=device
         )
+        self._reads_apart = is_encoder_decoder(self._model)
         self._adapters = AdapterSwitch(self._model, self.name)
         self._end_tokens = self._find_end_tokens()
         self._banned = self._find_banned_tokens()
         self._is_small = is_small(self._model)
         accepted = accepted_arguments(self._model)
-        self._own_loop = {"position_ids", "past_key_values"} <= accepted
+        self._own_loop = {"position_ids", "past_key_values"} <= accepted and not self._reads_apart
         self._keeps_last_logits = "logits_to_keep" in accepted
         # For one query at a time PyTorch's fused bfloat16 attention takes 4 times as long on a
         # CPU as two plain matrix products; for a whole prompt it is the faster one. The model
@@ -162,7 +171,8 @@ class TransformersGenerator:
             for place, index in enumerate(batch):
                 for offset, sample in enumerate(samples):
                     tokens = written[place * len(samples) + offset]
-                    results[index][sample] = self._decode(rows[index], tokens, sampling.stop)
+                    before = [] if self._reads_apart else rows[index]
+                    results[index][sample] = self._decode(before, tokens, sampling.stop)
             if progress is not None:
                 progress(len(batch) * len(samples))
         return results
@@ -224,9 +234,15 @@ class TransformersGenerator:
         if not prompts:
             return []
         rows: list[list[int]] = self._tokenizer(
-            list(prompts), return_attention_mask=False, return_token_type_ids=False
+            list(prompts),
+            add_special_tokens=not self._reads_apart,
+            return_attention_mask=False,
+            return_token_type_ids=False,
         )["input_ids"]
-        begin = self._tokenizer.bos_token_id
+        begin, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
+        if self._reads_apart:  # as an encoder reads conditions in training, whatever the template
+            around = [[] if token is None else [token] for token in (begin, end)]
+            rows = [[*around[0], *row, *around[1]] for row in rows]
         truncated = 0
         for index, row in enumerate(rows):
             if not row:
@@ -269,13 +285,16 @@ class TransformersGenerator:
         tokens = np.full((len(rows), width), padding, dtype=np.int64)  # (p, t)
         attention = np.zeros((len(rows), width), dtype=np.int64)  # (p, t)
         for index, row in enumerate(rows):
-            tokens[index, width - len(row) :] = row
-            attention[index, width - len(row) :] = 1
+            # An encoder counts positions from the left, padding included.
+            begin = 0 if self._reads_apart else width - len(row)
+            tokens[index, begin : begin + len(row)] = row
+            attention[index, begin : begin + len(row)] = 1
         uniforms = np.stack(
             [streams.stream(seed).random(sampling.max_new_tokens, np.float32) for seed in seeds]
         )  # (b, new)
         device = self._model.device
         loop = self._loop if self._own_loop else self._library_loop
+        loop = self._decoder_loop if self._reads_apart else loop
         try:
             with torch.inference_mode():
                 return loop(
@@ -341,13 +360,7 @@ class TransformersGenerator:
             )  # (b,)
             if held is not None:
                 held[alive, drawn] = True
-            for row, token in enumerate(drawn.tolist()):
-                if not running[row]:
-                    continue
-                if token in self._end_tokens:
-                    running[row] = False
-                else:
-                    written[alive[row]].append(token)
+            self._note_drawn(drawn.tolist(), written, alive, running)
             self._note_stops(written, alive, running, sampling.stop)
             num_running = sum(running)
             if num_running == 0 or step + 1 == sampling.max_new_tokens:
@@ -363,6 +376,49 @@ class TransformersGenerator:
                 running = [True] * len(alive)
             tokens = drawn[:, None]
             attention = torch.cat([attention, attention.new_ones(len(alive), 1)], dim=-1)
+        return written
+
+    def _decoder_loop(
+        self,
+        tokens: torch.Tensor,
+        attention: torch.Tensor,
+        uniforms: torch.Tensor,
+        num_samples: int,
+        sampling: SamplingParameters,
+    ) -> list[list[int]]:
+        """Decode what an encoder-decoder writes; every prompt is read once."""
+        import torch
+        from transformers.modeling_outputs import BaseModelOutput
+
+        read = self._model.get_encoder()(input_ids=tokens, attention_mask=attention)
+        states = read.last_hidden_state.repeat_interleave(num_samples, dim=0)
+        attention = attention.repeat_interleave(num_samples, dim=0)
+        first = first_token(self._model, self._tokenizer)
+        drawn = torch.full((len(uniforms),), first, dtype=torch.long, device=tokens.device)
+        held = self._no_tokens_held(len(uniforms), sampling)  # (b, v) bool
+        written: list[list[int]] = [[] for _ in range(len(uniforms))]
+        everyone, running, cache = list(range(len(uniforms))), [True] * len(uniforms), None
+        for step in range(sampling.max_new_tokens):
+            found = self._model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),
+                attention_mask=attention,
+                decoder_input_ids=drawn[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache, logits = found.past_key_values, found.logits[:, -1]  # (b, v)
+            logits[:, self._banned] = float("-inf")
+            if held is not None:
+                logits = streams.penalised(logits, held, penalty=sampling.repetition_penalty)
+            drawn = streams.sample_tokens(
+                logits, uniforms[:, step], temperature=sampling.temperature, top_p=sampling.top_p
+            )  # (b,)
+            if held is not None:
+                held[everyone, drawn] = True
+            self._note_drawn(drawn.tolist(), written, everyone, running)
+            self._note_stops(written, everyone, running, sampling.stop)
+            if not any(running):
+                break
         return written
 
     def _library_loop(
@@ -417,6 +473,22 @@ class TransformersGenerator:
             end = next((k for k, token in enumerate(row) if token in self._end_tokens), len(row))
             written.append(row[:end])
         return written
+
+    def _note_drawn(
+        self,
+        drawn: Sequence[int],
+        written: Sequence[list[int]],
+        alive: Sequence[int],
+        running: list[bool],
+    ) -> None:
+        """Write down the tokens that were drawn, and mark the samples that end with one."""
+        for row, token in enumerate(drawn):
+            if not running[row]:
+                continue
+            if token in self._end_tokens:
+                running[row] = False
+            else:
+                written[alive[row]].append(token)
 
     def _no_tokens_held(self, rows: int, sampling: SamplingParameters) -> torch.Tensor | None:
         """(rows, v) bool, none set; None where nobody asks which tokens a text holds."""

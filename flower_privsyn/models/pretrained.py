@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -63,8 +64,11 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return torch.float32
 
 
+Kind = Literal["causal", "masked", "causal or encoder-decoder"]
+
+
 def load_pretrained(
-    name: str | Path, *, kind: Literal["causal", "masked"], dtype: str, device: str | None
+    name: str | Path, *, kind: Kind, dtype: str, device: str | None
 ) -> tuple[Any, Any]:
     """Load a model in evaluation mode, and its tokenizer.
 
@@ -73,7 +77,9 @@ def load_pretrained(
 
     Args:
         name: A bundled short name, a folder, or a name on the Hugging Face hub.
-        kind: ``"causal"`` writes on from a prompt, ``"masked"`` fills gaps.
+        kind: ``"causal"`` writes on from a prompt, ``"masked"`` fills gaps, ``"causal or
+            encoder-decoder"`` also writes after a prompt that an encoder has read
+            (`is_encoder_decoder` says which of the two was found).
         dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
         device: As PyTorch names it; None chooses.
 
@@ -84,24 +90,25 @@ def load_pretrained(
         ModelError: The model cannot be found, reached or used for this.
         MissingExtraError: PyTorch or Transformers is not installed.
     """
+    called = "masked" if kind == "masked" else "causal"
     resolved, transformers = _folder_and_library(name)
     try:
         refuse_absurd_sizes(Path(resolved))
     except ModelError as error:
         raise ModelError(
-            f"model {str(name)!r} cannot be loaded as a {kind} language model: {error}"
+            f"model {str(name)!r} cannot be loaded as a {called} language model: {error}"
         ) from error
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
-    model_class = (
-        transformers.AutoModelForCausalLM if kind == "causal" else transformers.AutoModelForMaskedLM
-    )
     try:
         with quiet_transformers():
             tokenizer = _read_tokenizer(transformers, resolved)
+            config = transformers.AutoConfig.from_pretrained(
+                resolved, local_files_only=True, trust_remote_code=False
+            )
             # Weights and tables only, whoever made the folder: no code of its own, no pickled
             # objects.
-            model, report = model_class.from_pretrained(
+            model, report = _class_for(kind, config, transformers).from_pretrained(
                 resolved,
                 dtype=chosen_dtype,
                 local_files_only=True,
@@ -111,12 +118,12 @@ def load_pretrained(
             )
     except Exception as error:
         raise ModelError(
-            f"model {str(name)!r} cannot be loaded as a {kind} language model: {shorten(error)}"
+            f"model {str(name)!r} cannot be loaded as a {called} language model: {shorten(error)}"
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"model {str(name)!r} has no fast tokenizer (tokenizer.json)")
     if (
-        kind == "causal"
+        kind != "masked"
         and any(name.endswith("ForMaskedLM") for name in model.config.architectures or ())
         and not getattr(model.config, "is_decoder", False)
     ):
@@ -126,11 +133,55 @@ def load_pretrained(
     if missing:
         # Transformers would fill them with random numbers and only warn.
         raise ModelError(
-            f"model {str(name)!r} is no {kind} language model: its file lacks {missing[0]} and "
+            f"model {str(name)!r} is no {called} language model: its file lacks {missing[0]} and "
             f"{len(missing) - 1} more weights"
         )
     model.eval().requires_grad_(False)
     return model.to(chosen_device), tokenizer
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether a model, or a configuration, is of an encoder and a decoder, such as BART or T5."""
+    return bool(getattr(getattr(model, "config", model), "is_encoder_decoder", False))
+
+
+def holds_encoder_decoder(folder: Path) -> bool:
+    """Whether the model in a folder is of an encoder and a decoder; False where it does not say."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and bool(config.get("is_encoder_decoder"))
+
+
+def first_token(model: Any, tokenizer: Any) -> int:
+    """The token that the decoder of an encoder-decoder begins every text with.
+
+    The token that texts begin with, where the tokenizer has one, as the released code of CTCL has
+    BART begin; else what the model names.
+
+    Raises:
+        ModelError: neither says.
+    """
+    named = [tokenizer.bos_token_id]
+    for settings in (model.config, model.generation_config):
+        named.append(getattr(settings, "decoder_start_token_id", None))
+    for token in named:
+        if token is not None:
+            return int(token)
+    raise ModelError("the encoder-decoder names no token that its decoder begins with")
+
+
+def _class_for(kind: Kind, config: Any, transformers: Any) -> Any:
+    """The class that a model is loaded as."""
+    if kind == "masked":
+        return transformers.AutoModelForMaskedLM
+    if not is_encoder_decoder(config):
+        return transformers.AutoModelForCausalLM
+    if kind == "causal":
+        # Transformers would take the decoder of some of them, and leave the encoder out.
+        raise ValueError("it is an encoder-decoder, which only CTCL trains and writes with")
+    return transformers.AutoModelForSeq2SeqLM
 
 
 def load_tokenizer(name: str | Path) -> Any:

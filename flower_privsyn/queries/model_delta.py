@@ -40,7 +40,7 @@ LearningRate = Annotated[float, Gt(0), Le(_LARGEST)]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainableModel(Settings):
-    """A causal language model and which of its parameters are trained."""
+    """A language model, and which of its parameters are trained."""
 
     name: Annotated[
         str,

@@ -115,6 +115,11 @@ class CTCLConfig(CorrelatedTrainingConfig):
         "samples of one user that take part, a random subset fixed per user and seed; 0 for all of "
         'them, where `user_weight` is "share".',
     ] = 64
+    model: Annotated[
+        str,
+        "language model to train, causal or an encoder-decoder such as BART or T5; a bundled short "
+        "name, a path, or a hub name.",
+    ] = "privsyn-lm"
     trainable: Literal["full", "lora", "layers"] = "lora"
     topics: Annotated[
         str,
@@ -286,6 +291,7 @@ class TopicsAndTraining(FederatedTraining):
     """
 
     changeable_once_released = _USES
+    has_conditions = True
 
     def __init__(self, config: CTCLConfig, *, embedder: Embedder | None = None) -> None:
         super().__init__(config)

@@ -157,11 +157,16 @@ class RecordModel(LocalModel):
 
     Raises:
         MissingExtraError: Opacus is not installed.
-        ModelError: Opacus knows no gradients of a layer of the model.
+        ModelError: Opacus knows no gradients of a layer of the model, or it is an encoder-decoder.
     """
 
     def __init__(self, model: TrainableModel, *, device: str | None = None) -> None:
         super().__init__(model, device=device)
+        if self.encoder_decoder:
+            raise ModelError(
+                f"model {model.name!r} is an encoder-decoder: records in one place train causal "
+                "language models"
+            )
         try:
             from opacus import GradSampleModule
         except ImportError as error:

@@ -27,7 +27,7 @@ import torch
 
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
 from flower_privsyn.models.library import quiet_transformers, shorten
-from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.models.pretrained import first_token, is_encoder_decoder, load_pretrained
 from flower_privsyn.queries import TrainableModel
 
 #: Labels of tokens that nothing is learnt from.
@@ -35,7 +35,10 @@ _IGNORED = -100
 
 
 class LocalModel:
-    """A causal language model that users train one after another.
+    """A language model that users train one after another.
+
+    It is causal, or an encoder-decoder: what is given of a sample is then read by the encoder, and
+    the decoder predicts the rest.
 
     The loss of a step is the mean over the predicted tokens of its samples. Every sample begins
     with the model's first token where it has one, so that its first word is predicted as well.
@@ -59,8 +62,10 @@ class LocalModel:
     def __init__(self, model: TrainableModel, *, device: str | None = None) -> None:
         self.spec = model
         self._model, self.tokenizer = load_pretrained(
-            model.name, kind="causal", dtype="float32", device=device
+            model.name, kind="causal or encoder-decoder", dtype="float32", device=device
         )
+        self.encoder_decoder = is_encoder_decoder(self._model)
+        self._first = first_token(self._model, self.tokenizer) if self.encoder_decoder else None
         _disable_dropout(self._model)
         config = self._model.config.get_text_config()
         if model.trainable == "lora":
@@ -116,10 +121,10 @@ class LocalModel:
         of what is not. No path and no name: the broadcast brings the rest.
         """
         digest = hashlib.sha256()
-        settings = self._model.config.to_dict()
+        settings: dict[str, Any] = self._model.config.to_dict()
         for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
             settings.pop(key, None)
-        described = {
+        described: dict[str, Any] = {
             "class": type(self._model).__name__,
             "config": settings,
             "trained": {name: list(shape) for name, shape in self.shapes.items()},
@@ -130,6 +135,8 @@ class LocalModel:
             "tokenizer": self.tokenizer.backend_tokenizer.to_str(),
             "begin": self._begin,
         }
+        if self._first is not None:
+            described["first"] = self._first
         digest.update(json.dumps(described, sort_keys=True, default=str).encode())
         trained = {id(parameter) for parameter in self._named.values()}
         for name, tensor in self._model.state_dict(keep_vars=True).items():
@@ -310,6 +317,8 @@ class LocalModel:
         Args:
             samples: each with how many tokens of it are given.
         """
+        if self._first is not None:
+            return self._loss_of_pairs(samples, self._first)
         width = max(len(sample) for sample, _ in samples)
         tokens = torch.zeros((len(samples), width), dtype=torch.long)
         mask = torch.zeros((len(samples), width), dtype=torch.long)
@@ -327,6 +336,40 @@ class LocalModel:
         return torch.nn.functional.cross_entropy(
             logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED
         )
+
+    def _loss_of_pairs(
+        self, samples: Sequence[tuple[Sequence[int], int]], first: int
+    ) -> torch.Tensor:
+        """The same of an encoder-decoder: what is given is read, and what follows is predicted.
+
+        Args:
+            samples: each with how many tokens of it are given.
+            first: token that the decoder begins with.
+        """
+        read, mask = self._padded([[*sample[:given], *self._end] for sample, given in samples])
+        targets, predicted = self._padded([sample[given:] for sample, given in samples])
+        # Padding follows what is predicted, where no token looks.
+        before = torch.cat([torch.full_like(targets[:, :1], first), targets[:, :-1]], dim=1)
+        with torch.autocast(
+            self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"
+        ):
+            logits = self._model(
+                input_ids=read, attention_mask=mask, decoder_input_ids=before, use_cache=False
+            ).logits
+        return torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1),
+            targets.masked_fill(predicted == 0, _IGNORED).flatten(),
+            ignore_index=_IGNORED,
+        )
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows as one tensor of token numbers, padding behind them; and a mask of what is none."""
+        tokens = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.long)
+        mask = torch.zeros_like(tokens)
+        for place, row in enumerate(rows):
+            tokens[place, : len(row)] = torch.tensor(row)
+            mask[place, : len(row)] = 1
+        return tokens.to(self._device), mask.to(self._device)
 
     def save(self, folder: Path, parameters: npt.NDArray[np.float32]) -> None:
         """Write a model folder that Transformers loads, adapters merged into the weights.
@@ -396,7 +439,7 @@ def _with_adapters(model: Any, spec: TrainableModel) -> Any:
         lora_alpha=spec.lora_alpha,
         lora_dropout=0.0,
         target_modules="all-linear",
-        task_type="CAUSAL_LM",
+        task_type="SEQ_2_SEQ_LM" if is_encoder_decoder(model) else "CAUSAL_LM",
     )
     with torch.random.fork_rng(), warnings.catch_warnings():
         # Where the broadcast brings the adapters, and the server makes them, this is all the
@@ -416,5 +459,6 @@ def _disable_dropout(model: torch.nn.Module) -> None:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):  # as in attention and LSTM layers
+            # As in attention and LSTM layers; BART also leaves out whole layers at random.
+            if ("dropout" in name or name == "layerdrop") and isinstance(value, float):
                 setattr(module, name, 0.0)

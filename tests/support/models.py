@@ -327,3 +327,55 @@ def lstm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = byte_level(template=False)
     config = LSTMConfig(vocab_size=len(tokenizer), embedding_size=8, hidden_size=12)
     return save(tmp_path_factory.mktemp("lstm"), LSTMForCausalLM(config), tokenizer)
+
+
+@pytest.fixture(scope="session")
+def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder-decoder with learned positions and a token that texts begin with."""
+    import torch
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    torch.manual_seed(6)
+    tokenizer = byte_level(template=True)
+    config = BartConfig(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+        init_std=0.3,
+        encoder_layerdrop=0.5,  # which is off in training here, as dropout is
+    )
+    return save(tmp_path_factory.mktemp("bart"), BartForConditionalGeneration(config), tokenizer)
+
+
+@pytest.fixture(scope="session")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder-decoder without a token that texts begin with, of any length."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(7)
+    tokenizer = byte_level(template=False)
+    tokenizer.bos_token = None
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        d_kv=16,
+        d_ff=64,
+        num_layers=1,
+        num_heads=2,
+        pad_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=0,
+        initializer_factor=2.0,
+    )
+    return save(tmp_path_factory.mktemp("t5"), T5ForConditionalGeneration(config), tokenizer)

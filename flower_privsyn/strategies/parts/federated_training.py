@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -160,6 +160,9 @@ class FederatedTraining(Method):
         config: the settings.
     """
 
+    #: Whether documents are trained on after something that an encoder could read.
+    has_conditions: ClassVar[bool] = False
+
     def __init__(self, config: FederatedTrainingConfig) -> None:
         self.training_config = config
         self._model: LocalModel | None = None
@@ -231,6 +234,11 @@ class FederatedTraining(Method):
             self._model = LocalModel(on_disk)
             if config.initial_model:
                 self._initial = self._loaded_initial(on_disk)
+        if self._model.encoder_decoder and not self.has_conditions:
+            raise ConfigError(
+                f"model = {config.model!r} is an encoder-decoder, of which only CTCL has something "
+                "for the encoder to read: name a causal language model"
+            )
         most = self._model.max_tokens
         if most is not None and config.max_tokens > most:
             raise ConfigError(

@@ -1,0 +1,141 @@
+"""Encoder-decoders: what the encoder reads, what the decoder learns and writes, and who refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flower_privsyn.errors import ConfigError, ModelError
+from flower_privsyn.generation import SamplingParameters, TransformersGenerator
+from flower_privsyn.models.pretrained import first_token, holds_encoder_decoder, load_pretrained
+from flower_privsyn.queries import TrainableModel
+from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
+from flower_privsyn.training.dp_adam import RecordModel
+from flower_privsyn.training.local import LocalModel
+
+CONDITIONS = ["Keywords: river, mountain\n", "Keywords: doctor\n", "Keywords: music, letter, tea\n"]
+DOCUMENTS = ["The river sings under the old street.", "A doctor reads.", "My sister waits today."]
+HOW: dict[str, Any] = {"learning_rate": 0.1, "epochs": 1, "batch_size": 3}
+
+
+@pytest.fixture(params=["bart", "t5"])
+def folder(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+def pairs(model: LocalModel) -> tuple[list[list[int]], list[int]]:
+    """The documents after their conditions, and how many tokens of each are given."""
+    before = model.encode(CONDITIONS)
+    rows = zip(before, model.encode(DOCUMENTS), strict=True)
+    return [model.after_condition(given, own) for given, own in rows], list(map(len, before))
+
+
+def library(folder: Path) -> tuple[Any, Any]:
+    return load_pretrained(folder, kind="causal or encoder-decoder", dtype="float32", device="cpu")
+
+
+class TestTraining:
+    def test_the_decoder_learns_documents_after_conditions_that_the_encoder_reads(
+        self, folder: Path
+    ) -> None:
+        """Of several in one batch, padded, against the library's loss of each by itself."""
+        model = LocalModel(TrainableModel(name=str(folder)))
+        rows, given = pairs(model)
+        network, tokenizer = library(folder)
+        total, tokens = 0.0, 0
+        for row, count in zip(rows, given, strict=True):
+            read, labels = torch.tensor([[*row[:count], 2]]), torch.tensor([row[count:]])
+            assert labels[0, -1] == 2  # the token that ends a text is learnt as well
+            before = torch.tensor([[first_token(network, tokenizer), *row[count:-1]]])
+            with torch.no_grad():
+                loss = network(input_ids=read, decoder_input_ids=before, labels=labels).loss
+            total, tokens = total + float(loss) * labels.shape[1], tokens + labels.shape[1]
+        found = float(model._loss(list(zip(rows, given, strict=True))).detach())
+        assert found == pytest.approx(total / tokens, rel=1e-4)
+
+    @pytest.mark.parametrize("trainable", ["full", "lora"])
+    def test_an_update_is_a_step_down_and_leaves_no_trace(
+        self, folder: Path, trainable: str
+    ) -> None:
+        model = LocalModel(TrainableModel(name=str(folder), trainable=trainable))  # type: ignore[arg-type]
+        rows, given = pairs(model)
+        first = model.update(rows, given=given, **HOW)
+        assert first is not None
+        assert first.any()
+        assert model.update(rows[:1], given=given[:1], **HOW) is not None
+        again = model.update(rows, given=given, **HOW)
+        assert np.array_equal(first, again)  # whole layers are left out of none of them
+        loss = float(model._loss(list(zip(rows, given, strict=True))).detach())
+        model._begin_anew()
+        assert loss < float(model._loss(list(zip(rows, given, strict=True))).detach())
+        # A condition that fills a row leaves nothing to predict.
+        assert model.update([rows[0]], given=[len(rows[0])], **HOW) is None
+
+    def test_what_was_trained_is_written_and_writes(self, folder: Path, tmp_path: Path) -> None:
+        model = LocalModel(TrainableModel(name=str(folder), trainable="lora"))
+        assert model.fingerprint == LocalModel(model.spec).fingerprint
+        rng = np.random.default_rng(0)
+        moved = model.parameters + rng.normal(0, 0.3, model.dimension).astype(np.float32)
+        model.save(tmp_path / "model", moved)
+        assert holds_encoder_decoder(tmp_path / "model")
+        sampling = SamplingParameters(seed=1, max_new_tokens=12)
+        before, after = (
+            TransformersGenerator(place, dtype="float32").generate(CONDITIONS, sampling=sampling)
+            for place in (folder, tmp_path / "model")
+        )
+        assert before != after
+
+
+class TestWriting:
+    def test_greedy_texts_equal_the_librarys(self, folder: Path) -> None:
+        network, tokenizer = library(folder)
+        first, found = first_token(network, tokenizer), []
+        other = [number for number in tokenizer.added_tokens_decoder if number != 2]
+        for prompt in CONDITIONS:
+            begin = [] if tokenizer.bos_token_id is None else [1]
+            read = [*begin, *tokenizer(prompt, add_special_tokens=False)["input_ids"], 2]
+            output = network.generate(
+                input_ids=torch.tensor([read]),
+                decoder_input_ids=torch.tensor([[first]]),
+                do_sample=False,
+                num_beams=1,
+                max_new_tokens=16,
+                suppress_tokens=other,
+                forced_eos_token_id=None,
+            )
+            found.append(tokenizer.decode(output[0, 1:], skip_special_tokens=True))
+        greedy = SamplingParameters(seed=0, max_new_tokens=16, temperature=0)
+        ours = TransformersGenerator(folder, dtype="float32").generate(CONDITIONS, sampling=greedy)
+        assert [text for (text,) in ours] == [text.rstrip("\ufffd") for text in found]
+
+    def test_samples_are_their_own_whoever_is_written_beside_them(self, folder: Path) -> None:
+        generator = TransformersGenerator(folder, dtype="float32")
+        sampling = SamplingParameters(seed=3, max_new_tokens=16, top_p=0.9, repetition_penalty=1.3)
+        together = generator.generate(CONDITIONS, num_samples=2, sampling=sampling)
+        assert len({text for texts in together for text in texts}) == 6
+        for prompt, texts in zip(CONDITIONS, together, strict=True):
+            assert generator.generate([prompt], num_samples=2, sampling=sampling) == [texts]
+
+
+class TestRefusals:
+    def test_who_asks_for_a_causal_model_gets_no_decoder_alone(self, folder: Path) -> None:
+        with pytest.raises(ModelError, match="it is an encoder-decoder, which only CTCL trains"):
+            load_pretrained(folder, kind="causal", dtype="float32", device="cpu")
+
+    def test_training_without_conditions(self, bart: Path, tmp_path: Path) -> None:
+        config = DPFedAvgConfig(
+            epsilon=1.0, model=str(bart), run_dir=str(tmp_path / "run"), num_nodes=1
+        )
+        strategy = DPFedAvg(config)
+        place: Any = None
+        with pytest.raises(ConfigError, match="is an encoder-decoder, of which only CTCL has some"):
+            strategy.method.prepare(place)
+
+    def test_records_in_one_place(self, bart: Path) -> None:
+        with pytest.raises(ModelError, match="records in one place train causal language models"):
+            RecordModel(TrainableModel(name=str(bart)))
