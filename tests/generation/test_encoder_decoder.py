@@ -101,7 +101,7 @@ class TestWriting:
             read = [*begin, *tokenizer(prompt, add_special_tokens=False)["input_ids"], 2]
             output = network.generate(
                 input_ids=torch.tensor([read]),
-                decoder_input_ids=torch.tensor([[first]]),
+                decoder_start_token_id=first,
                 do_sample=False,
                 num_beams=1,
                 max_new_tokens=16,
