@@ -19,7 +19,7 @@ from flower_privsyn.training.local import LocalModel
 
 CONDITIONS = ["Keywords: river, mountain\n", "Keywords: doctor\n", "Keywords: music, letter, tea\n"]
 DOCUMENTS = ["The river sings under the old street.", "A doctor reads.", "My sister waits today."]
-HOW: dict[str, Any] = {"learning_rate": 0.1, "epochs": 1, "batch_size": 3}
+HOW: dict[str, Any] = {"learning_rate": 0.002, "epochs": 1, "batch_size": 3}
 
 
 @pytest.fixture(params=["bart", "t5"])
