@@ -150,6 +150,17 @@ class TestEvaluateRun:
                 finished, held_out, embedder=HashEmbedder(), downstream=gpt2, work=tmp_path / "w"
             )
 
+    def test_an_encoder_decoder_has_texts_and_no_next_token(
+        self, finished: RunDirectory, bart: Path
+    ) -> None:
+        import shutil
+
+        shutil.copytree(bart, finished.path / "models" / "final")
+        _, held_out = split_users(finished, make_users(90))
+        found = evaluate_run(finished, held_out, embedder=HashEmbedder())
+        assert found.trained_model is None
+        assert found.texts is not None
+
     def test_users_who_took_part_are_not_held_out(self, finished: RunDirectory) -> None:
         private, _ = split_users(finished, make_users(90))
         with pytest.raises(ConfigError, match="must not have taken part"):
