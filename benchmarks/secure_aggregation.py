@@ -42,7 +42,7 @@ from flower_privsyn.secure_aggregation.keys import (
 )
 from flower_privsyn.secure_aggregation.masks import add_mask
 from flower_privsyn.secure_aggregation.node import letter_about, seed_commitment
-from flower_privsyn.secure_aggregation.roster import survivors_message
+from flower_privsyn.secure_aggregation.roster import answered_message, survivors_message
 
 SESSION = Session(run=1, round_number=1)
 QUESTION = bytes(32)
@@ -82,10 +82,10 @@ def node(federation: Federation, numbers: int) -> tuple[float, int, int]:
     letters = {}
     for name in around:
         about = letter_about(roster, sender=name, receiver=1)
-        key = Agreement(federation.states[name].seal_secret).key(
+        shared = Agreement(federation.states[name].seal_secret).key(
             roster.cards[1].seal_key, "seal", about
         )
-        letters[name] = seal(key, bytes(2 * KEY_BYTES), about=about)
+        letters[name] = seal(shared, bytes(2 * KEY_BYTES), about=about)
     values = np.zeros(numbers, dtype=np.uint64)
     is_signed.cache_clear()
     begun = time.process_time()
@@ -93,18 +93,24 @@ def node(federation: Federation, numbers: int) -> tuple[float, int, int]:
     allowed = {card.node_key for card in roster.cards.values()}
     state, sealed = share(federation.states[1], roster, allowed=allowed)
     ready = receive(state, active=everybody, letters=letters)
-    masked_state, masked = mask(ready, question=QUESTION, values=values)
-    agreed, signature = agree(masked_state, survivors=everybody, key=federation.keys[1])
+    key = federation.keys[1]
+    masked_state, masked, _ = mask(ready, question=QUESTION, values=values, key=key)
     spent = time.process_time() - begun
+    message = answered_message(masked_state.context)
+    answered = {name: federation.keys[name].sign(message) for name in around}
+    begun = time.process_time()
+    agreed, signature = agree(masked_state, survivors=everybody, answered=answered, key=key)
+    spent += time.process_time() - begun
     message = survivors_message(masked_state.context, everybody)
     needed = roster.terms.signatures(len(roster.cards))
     signatures = {name: federation.keys[name].sign(message) for name in sorted(everybody)[:needed]}
     begun = time.process_time()
     given = unmask(agreed, signatures=signatures)
     spent += time.process_time() - begun
-    up = 168 + sum(map(len, sealed.letters.values())) + masked.nbytes + len(signature)
+    up = 168 + sum(map(len, sealed.letters.values())) + masked.nbytes + 2 * len(signature)
     up += sum(map(len, given.seeds.values()))
     down = 168 * len(everybody) + sum(map(len, letters.values())) + 72 * len(signatures)
+    down += 72 * len(answered)
     return spent, up, down
 
 

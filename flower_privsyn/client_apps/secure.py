@@ -14,9 +14,17 @@ from flower_privsyn.client_apps.policy import guard_of
 from flower_privsyn.errors import ProtocolError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeGuard, RoundStore, in_simulation, key_file, read_node_key
+from flower_privsyn.node import (
+    NodeGuard,
+    RoundStore,
+    check_state_folder,
+    in_simulation,
+    key_file,
+    read_node_key,
+)
 from flower_privsyn.privacy import SecureRandom
 from flower_privsyn.privacy.grid import STEPS
+from flower_privsyn.privacy.rounded_normal import LARGEST_STD
 from flower_privsyn.secure_aggregation import (
     Advertised,
     Agreed,
@@ -66,19 +74,17 @@ class SecureRounds:
         """Refuse a run whose rounds this node would take no part in.
 
         Raises:
-            NotAllowedError: the node has no key, or its owner lists none.
+            NotAllowedError: the node has no key, or its owner lists none, or others than the owner
+                could change what it keeps of a round.
         """
         if not in_simulation():
-            guard.allowed_nodes(read_node_key(key_file(context.node_config)))
+            _own_key(context, guard)
 
     def show_keys(self, message: Message, context: Context) -> Message:
         """Fresh keys for a round, signed."""
         store, session = _store(context), _session(message, context)
         # Nodes of a simulation are one person's: there is nobody to know them by their keys.
-        own = NodeKey.generate() if in_simulation() else _key(context)
-        guard = guard_of(context)
-        if not in_simulation():
-            guard.allowed_nodes(own)
+        own = NodeKey.generate() if in_simulation() else _own_key(context, guard_of(context))
         state, card = advertise(session, context.node_id, own)
         with store.locked():
             store.begin(state, key=own if in_simulation() else None)
@@ -107,26 +113,30 @@ class SecureRounds:
             if ask.secure != state.roster.terms:
                 raise ProtocolError("the question is for other terms than the roster")
             deviation = noise_steps(ask)
+            key = store.key() or _key(context)
             ready = receive(state, active=mail.active, letters=mail.letters)
             # Nobody else knows the coins: who was drawn stays on this node.
             drawn = replace(ask, sampling_key=os.urandom(32))
             total = self._answer(drawn, message, context)[0].total
             noise = SecureRandom().rounded_normal(deviation, len(total))
             values: Vector = (total + noise).view(np.uint64)
-            kept, masked = mask(
-                ready, question=secure_wire.question_digest(message.content), values=values
+            kept, masked, signature = mask(
+                ready,
+                question=secure_wire.question_digest(message.content),
+                values=values,
+                key=key,
             )
             store.keep(kept)
-        return wire.reply(secure_wire.pack_masked(masked), message)
+        return wire.reply(secure_wire.pack_masked(masked, signature), message)
 
     def sign_survivors(self, message: Message, context: Context) -> Message:
         """A signature on the set of nodes that answered."""
         store, session = _store(context), _session(message, context)
-        survivors = secure_wire.unpack_survivors(message)
+        survivors, answered = secure_wire.unpack_survivors(message)
         with store.locked():
             state = _expect(Masked, store.state(session))
             key = store.key() or _key(context)
-            kept, signature = agree(state, survivors=survivors, key=key)
+            kept, signature = agree(state, survivors=survivors, answered=answered, key=key)
             store.keep(kept)
         return wire.reply(secure_wire.pack_signature(signature), message)
 
@@ -145,7 +155,8 @@ def noise_steps(ask: wire.Ask) -> float:
     """Standard deviation of one node's noise in steps of the grid.
 
     Raises:
-        WireError: the question names no terms, or too little noise to hide an answer.
+        WireError: the question names no terms, or too little noise to hide an answer, or more than
+            can be drawn.
     """
     if ask.secure is None:
         raise wire.WireError("the request names no terms of secure aggregation")
@@ -154,6 +165,11 @@ def noise_steps(ask: wire.Ask) -> float:
         raise wire.WireError(
             f"the request's noise multiplier {ask.mechanism.noise_multiplier:g} leaves each node "
             f"{deviation:.3g} steps of the grid, at least {LEAST_STEPS:g} are needed"
+        )
+    if deviation > LARGEST_STD:
+        raise wire.WireError(
+            f"the request's noise multiplier {ask.mechanism.noise_multiplier:g} asks each node for "
+            f"{deviation:.3g} steps of the grid, at most {LARGEST_STD:.3g} can be drawn"
         )
     return deviation
 
@@ -164,6 +180,18 @@ def _store(context: Context) -> RoundStore:
 
 def _session(message: Message, context: Context) -> Session:
     return Session(run=context.run_id, round_number=secure_wire.round_of(message))
+
+
+def _own_key(context: Context, guard: NodeGuard) -> NodeKey:
+    """The key of a node whose owner lists it, and lets nobody at what it keeps.
+
+    Raises:
+        NotAllowedError: there is none, or the owner does not.
+    """
+    own = _key(context)
+    guard.allowed_nodes(own)
+    check_state_folder()
+    return own
 
 
 def _key(context: Context) -> NodeKey:

@@ -2,14 +2,13 @@
 
 query.sa_keys     the round                               a node's keys, signed
 query.sa_shares   everybody's keys, the terms             shares for each neighbour, sealed
-query.sa_input    the question, the neighbours' shares    a masked vector
-query.sa_agree    who answered                            a signature on it
+query.sa_input    the question, the neighbours' shares    a masked vector, signed for
+query.sa_agree    who answered, neighbours' signatures    a signature on it
 query.sa_unmask   signatures                              shares of seeds and of lost keys
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,11 +32,11 @@ INPUT: Final = "query.sa_input"
 AGREE: Final = "query.sa_agree"
 UNMASK: Final = "query.sa_unmask"
 
-#: By step, the keys of what a node sends.
+#: By step, the keys of what a node sends, a masked vector beside it apart.
 REPLY_KEYS: Final[Mapping[str, frozenset[str]]] = {
     KEYS: frozenset({"run", "card"}),
     SHARES: frozenset({"commitment", "receivers", "letters"}),
-    INPUT: frozenset({"masked"}),
+    INPUT: frozenset({"signature"}),
     AGREE: frozenset({"signature"}),
     UNMASK: frozenset({"in-sum", "seeds", "lost", "mask-keys"}),
 }
@@ -106,12 +105,17 @@ def unpack_roster(message: Message) -> tuple[Terms, list[KeyCard]]:
     """
     record = _record(message)
     terms, cards = record.get("terms"), record.get("cards")
-    if not isinstance(terms, list) or len(terms) != 2 or not isinstance(cards, list):
+    if (
+        not isinstance(terms, list)
+        or len(terms) != 2
+        or not isinstance(cards, list)
+        or not all(isinstance(card, bytes) for card in cards)  # bytes(n) would be n zeros
+    ):
         raise WireError("the request holds no roster")
     try:
         least, colluding = terms
         return Terms(least_nodes=least, colluding=colluding), [  # type: ignore[arg-type]
-            KeyCard.from_bytes(bytes(card))  # type: ignore[arg-type]
+            KeyCard.from_bytes(card)  # type: ignore[arg-type]
             for card in cards
         ]
     except (ConfigError, ProtocolError, TypeError) as error:
@@ -196,29 +200,29 @@ def question_digest(content: Mapping[str, Any]) -> bytes:
         record = content[name]
         if name == _SECURE:
             continue
-        parts.append(name.encode())
         if isinstance(record, ArrayRecord):
-            parts += [key.encode() + b"\0" + content_digest(array) for key, array in record.items()]
+            arrays = ((key.encode(), content_digest(array)) for key, array in record.items())
+            held = digest("arrays", *(part for array in arrays for part in array))
         else:
-            values = repr(sorted((key, record[key]) for key in record))
-            parts.append(hashlib.sha256(values.encode()).digest())
+            held = digest("values", repr(sorted((key, record[key]) for key in record)).encode())
+        parts += [name.encode(), held]
     return digest("question", *parts)
 
 
-def pack_masked(masked: npt.NDArray[np.uint64]) -> RecordDict:
-    """A masked vector, 8 bytes a number."""
+def pack_masked(masked: npt.NDArray[np.uint64], signature: bytes) -> RecordDict:
+    """A masked vector, 8 bytes a number, and the node's signature on what it has answered."""
     arrays = ArrayRecord()
     arrays["masked"] = Array(masked.astype("<u8", copy=False))
-    return RecordDict({_MASKED: arrays})
+    return RecordDict({_MASKED: arrays, _SECURE: ConfigRecord({"signature": signature})})
 
 
-def unpack_masked(message: Message, *, length: int) -> npt.NDArray[np.uint64]:
-    """Read a masked vector.
+def unpack_masked(message: Message, *, length: int) -> tuple[npt.NDArray[np.uint64], bytes]:
+    """Read a masked vector and the signature with it.
 
     Raises:
         WireError: it has another form than agreed.
     """
-    _only(message, _MASKED)
+    signature = _bytes(_reply(message, INPUT, beside=_MASKED), "signature", length=64)
     arrays = message.content.array_records.get(_MASKED)
     if arrays is None or list(arrays) != ["masked"]:
         raise WireError("no answer")
@@ -230,25 +234,34 @@ def unpack_masked(message: Message, *, length: int) -> npt.NDArray[np.uint64]:
         raise WireError("wrong type")
     if masked.shape != (length,):
         raise WireError("wrong shape")
-    return masked
+    return masked, signature
 
 
 # ---- sa_agree and sa_unmask
 
 
-def pack_survivors(round_number: int, survivors: Iterable[int]) -> RecordDict:
-    """Tell a node who answered."""
-    values = {"round": round_number, "survivors": _names(sorted(survivors))}
+def pack_survivors(
+    round_number: int, survivors: Iterable[int], answered: Mapping[int, bytes]
+) -> RecordDict:
+    """Tell a node who answered, with what its neighbours among them have signed."""
+    values = {
+        "round": round_number,
+        "survivors": _names(sorted(survivors)),
+        "neighbours": _names(answered),
+        "signatures": list(answered.values()),
+    }
     return RecordDict({_SECURE: ConfigRecord(values)})  # type: ignore[arg-type]
 
 
-def unpack_survivors(message: Message) -> list[int]:
-    """Read who answered.
+def unpack_survivors(message: Message) -> tuple[list[int], dict[int, bytes]]:
+    """Read who answered, and what the neighbours among them have signed.
 
     Raises:
         WireError: it has another form than agreed.
     """
-    return _numbers(_record(message), "survivors")
+    record = _record(message)
+    answered = _by_name(record, "neighbours", "signatures", length=64)
+    return _numbers(record, "survivors"), answered
 
 
 def pack_signature(signature: bytes) -> RecordDict:
@@ -330,13 +343,13 @@ def traffic(ask: Ask, broadcast: ArrayRecord, *, nodes: int, degree: int) -> Tra
         pack_keys_request(ask.round_number),
         RecordDict({_SECURE: ConfigRecord({"cards": [card.to_bytes()] * nodes})}),
         pack_input(pack_ask(ask, broadcast), Mail(active=frozenset(range(nodes)), letters=letters)),
-        pack_survivors(ask.round_number, range(nodes)),
+        pack_survivors(ask.round_number, range(nodes), dict.fromkeys(range(degree), bytes(64))),
         pack_signatures(ask.round_number, dict.fromkeys(range(needed), bytes(64))),
     ]
     up = [
         pack_card(0, card),
         pack_sealed(Sealed(commitment=bytes(32), letters=letters)),
-        pack_masked(np.zeros(length, dtype=np.uint64)),
+        pack_masked(np.zeros(length, dtype=np.uint64), bytes(64)),
         pack_signature(bytes(64)),
         pack_unmasking(Unmasking(seeds=dict.fromkeys(range(degree), bytes(32)), mask_keys={})),
     ]
@@ -355,18 +368,14 @@ def _record(message: Message) -> ConfigRecord:
     return record
 
 
-def _reply(message: Message, step: str) -> ConfigRecord:
-    """The one record of a node's reply, with the agreed keys."""
-    _only(message, _SECURE)
+def _reply(message: Message, step: str, *, beside: str | None = None) -> ConfigRecord:
+    """The one record of a node's reply, beside one of numbers or none, with the agreed keys."""
+    if set(message.content) != {_SECURE} | ({beside} if beside else set()):
+        raise WireError("unexpected records")
     record = _record(message)
     if set(record) != REPLY_KEYS[step]:
         raise WireError(f"{_SECURE} holds other keys than agreed")
     return record
-
-
-def _only(message: Message, name: str) -> None:
-    if set(message.content) != {name}:
-        raise WireError("unexpected records")
 
 
 def _bytes(record: ConfigRecord, key: str, *, length: int | None = None) -> bytes:

@@ -5,7 +5,13 @@ from flower_privsyn.node.charge import Charge
 from flower_privsyn.node.guard import Announcement, NodeGuard, in_simulation, simulated
 from flower_privsyn.node.models import model_digest
 from flower_privsyn.node.policy import NodePolicy, find_policy, policy_file, policy_text
-from flower_privsyn.node.secure import RoundStore, key_file, make_node_key, read_node_key
+from flower_privsyn.node.secure import (
+    RoundStore,
+    check_state_folder,
+    key_file,
+    make_node_key,
+    read_node_key,
+)
 
 __all__ = [
     "Announcement",
@@ -15,6 +21,7 @@ __all__ = [
     "NodeLedger",
     "NodePolicy",
     "RoundStore",
+    "check_state_folder",
     "find_policy",
     "in_simulation",
     "key_file",

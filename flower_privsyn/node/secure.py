@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from flower_privsyn.environment import NODE_STATE
 from flower_privsyn.errors import ConfigError, NotAllowedError, ProtocolError
-from flower_privsyn.files import expanded, replacing, user_path
+from flower_privsyn.files import expanded, leftovers, replacing, user_path
 from flower_privsyn.secure_aggregation import (
     NodeKey,
     Session,
@@ -89,13 +89,37 @@ def read_node_key(path: Path) -> NodeKey:
         raise NotAllowedError(f"The node's key {path} is not 64 hexadecimal digits.") from None
 
 
+def check_state_folder(folder: Path | None = None) -> None:
+    """Refuse to keep secrets where others could change them.
+
+    Who can take away what a node has kept of a round can have it take a step twice.
+
+    Raises:
+        NotAllowedError: The folder is another user's, or others can write it.
+    """
+    folder = folder or state_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        # Its mode is left alone: the folder may be there for something else too.
+        raise NotAllowedError(
+            f"{folder} must belong to the user of this process and be writable by nobody else, to "
+            f"hold secrets of secure aggregation; it is user {status.st_uid}'s and has mode "
+            f"{status.st_mode & 0o7777:04o} (PRIVSYN_NODE_STATE names another)."
+        )
+
+
 class RoundStore:
     """A node's side of the rounds of one run on its disk: one file, mode 0600.
 
     Formal guarantee:
         No two rounds of a run have one number, and no step of a round is taken twice, also by two
         processes at once: what a step needs is replaced by what the next one needs, on the disk,
-        before anything leaves. After a round none of its secrets is left in the file.
+        before anything leaves. After a round none of its secrets is left in the file, nor in those
+        that killed processes left of it. What rounds left whose servers never came back is deleted
+        after seven days, when the next round of any run begins; with it goes the number that its
+        run had come to, so that a round begun again then is another round, with new secrets, and
+        charged again.
 
     Args:
         run: Flower's number of the run.
@@ -111,12 +135,17 @@ class RoundStore:
     def locked(self) -> Iterator[None]:
         """Keep other processes of this node waiting while a step is taken."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(self.path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+        path = self.path.with_suffix(".lock")
+        while True:
+            lock = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _is_file(lock, path):
+                    continue  # deleted as an old one meanwhile: another process could lock its heir
+                yield
+                return
+            finally:
+                os.close(lock)
 
     def begin(self, state: State, *, key: NodeKey | None) -> None:
         """Begin a round, later than all before it; what was kept of the one before is gone.
@@ -136,6 +165,7 @@ class RoundStore:
                 f"has come to round {last}"
             )
         self._sweep()
+        self._clear()
         self._write({"last": session.round_number}, state, key)
 
     def state(self, session: Session) -> State:
@@ -168,6 +198,7 @@ class RoundStore:
     def forget(self) -> None:
         """Keep nothing but which round this node has come to."""
         self._write({"last": self._read().get("last", 0)}, None, None)
+        self._clear()
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -189,10 +220,38 @@ class RoundStore:
         with replacing(self.path, for_the_owner=True) as temporary:
             temporary.write_text(json.dumps(values))
 
+    def _clear(self) -> None:
+        """Delete secrets that processes killed while they wrote have left of this file."""
+        for path in leftovers(self.path):
+            path.unlink(missing_ok=True)
+
     def _sweep(self) -> None:
         """Delete what rounds left whose server never came back."""
         oldest = time.time() - _FORGOTTEN_AFTER
-        for path in self._folder.glob("*-*.*"):
+        for lock in self._folder.glob("*-*.lock"):
+            kept = lock.with_suffix(".json")
             with contextlib.suppress(OSError):
-                if path.suffix in (".json", ".lock") and path.stat().st_mtime < oldest:
-                    path.unlink()
+                if (kept if kept.exists() else lock).stat().st_mtime < oldest:
+                    _delete_unless_held(lock, kept)
+
+
+def _delete_unless_held(lock: Path, kept: Path) -> None:
+    """Delete a file of secrets and its lock, where no process is taking a step with them."""
+    descriptor = os.open(lock, os.O_WRONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_file(descriptor, lock):
+            for path in (kept, *leftovers(kept), lock):
+                path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that a path leads to now."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    opened = os.fstat(descriptor)
+    return (opened.st_dev, opened.st_ino) == (found.st_dev, found.st_ino)

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from flower_privsyn.errors import ProtocolError
 
-VERSION: Final = b"flower-privsyn secure aggregation 1"
+VERSION: Final = b"flower-privsyn secure aggregation 2"
 
 KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
@@ -90,6 +90,15 @@ def new_agreement() -> tuple[bytes, bytes]:
 def public_of(secret: bytes) -> bytes:
     """The public half of an X25519 key."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def check_agreement_key(public: bytes) -> None:
+    """Refuse an X25519 key with which every agreement is the same.
+
+    Raises:
+        ProtocolError: It is one.
+    """
+    Agreement(new_agreement()[0]).key(public, "check", b"")
 
 
 class Agreement:

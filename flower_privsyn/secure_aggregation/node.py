@@ -3,7 +3,8 @@
     advertise   fresh keys, signed                                       sa_keys
     share       shares of both secrets, sealed for each neighbour        sa_shares
     receive     the neighbours' shares, opened                           sa_input
-    mask        the answer under all masks
+    mask        the answer under all masks, and a signature on what
+                it answers and with whom
     agree       a signature on the set of nodes that answered            sa_agree
     unmask      shares of self masks of those in, of keys of those out   sa_unmask
 
@@ -46,6 +47,7 @@ from flower_privsyn.secure_aggregation.roster import (
     KeyCard,
     Roster,
     Session,
+    answered_message,
     context_of,
     survivors_message,
 )
@@ -258,7 +260,9 @@ def receive(state: Shared, *, active: Collection[int], letters: Mapping[int, byt
     return Ready(before=state, active=nodes, shares=shares)
 
 
-def mask(ready: Ready, *, question: bytes, values: Vector) -> tuple[Masked, Vector]:
+def mask(
+    ready: Ready, *, question: bytes, values: Vector, key: NodeKey
+) -> tuple[Masked, Vector, bytes]:
     """Put an answer, with its noise, under the node's masks.
 
     Formal guarantee:
@@ -269,9 +273,11 @@ def mask(ready: Ready, *, question: bytes, values: Vector) -> tuple[Masked, Vect
         ready: With the neighbours' shares.
         question: Digest of the whole question, 32 bytes.
         values: (m,) uint64, the answer and its noise modulo 2^64.
+        key: Of the node.
 
     Returns:
-        What is kept, and (m,) uint64, which may leave once it is.
+        What is kept; (m,) uint64, which may leave once it is; and with it the node's signature on
+        what it has answered, without which its neighbours do not uncover its self mask.
     """
     state, roster = ready.before, ready.before.roster
     context = context_of(roster, ready.active, question, len(values))
@@ -279,8 +285,8 @@ def mask(ready: Ready, *, question: bytes, values: Vector) -> tuple[Masked, Vect
     add_mask(masked, derive(state.self_seed, "self", context))
     agreement = Agreement(state.mask_secret)
     for name in sorted(ready.shares):
-        key = agreement.key(roster.cards[name].mask_key, "pair", context)
-        add_mask(masked, key, subtract=state.name > name)
+        shared = agreement.key(roster.cards[name].mask_key, "pair", context)
+        add_mask(masked, shared, subtract=state.name > name)
     kept = Masked(
         name=state.name,
         roster=roster,
@@ -288,19 +294,32 @@ def mask(ready: Ready, *, question: bytes, values: Vector) -> tuple[Masked, Vect
         context=context,
         shares=ready.shares,
     )
-    return kept, masked
+    return kept, masked, key.sign(answered_message(context))
 
 
-def agree(state: Masked, *, survivors: Collection[int], key: NodeKey) -> tuple[Agreed, bytes]:
+def agree(
+    state: Masked,
+    *,
+    survivors: Collection[int],
+    answered: Mapping[int, bytes],
+    key: NodeKey,
+) -> tuple[Agreed, bytes]:
     """Sign the set of nodes whose answers are to be in the sum.
+
+    Formal guarantee:
+        Of no honest node this one gives away a share of the self mask's seed unless that node has
+        answered the same question among the same nodes. A server that had one node answer among
+        others than everybody else could leave out, on either side, all whose masks still hide it.
 
     Args:
         state: Of the step before.
         survivors: As the server says.
+        answered: By neighbour in the set, its signature on what it has answered.
         key: Of the node.
 
     Raises:
-        ProtocolError: They are too few, or not among those that were asked, or without this node.
+        ProtocolError: They are too few, or not among those that were asked, or without this node;
+            or a neighbour has answered something else, or among other nodes.
     """
     nodes = frozenset(survivors)
     if not nodes <= state.active:
@@ -308,6 +327,14 @@ def agree(state: Masked, *, survivors: Collection[int], key: NodeKey) -> tuple[A
     if state.name not in nodes:
         raise ProtocolError("this node is not among those said to have answered")
     state.roster.check_enough(nodes, what="answered")
+    if answered.keys() != state.shares.keys() & nodes:
+        raise ProtocolError("the signed answers are not those of this node's neighbours")
+    message = answered_message(state.context)
+    for name, signed in answered.items():
+        if not is_signed(message, signed, by=state.roster.cards[name].node_key):
+            raise ProtocolError(
+                f"node {name} has not signed that it answered this question among these nodes"
+            )
     signature = key.sign(survivors_message(state.context, nodes))
     return Agreed(masked=state, survivors=nodes), signature
 

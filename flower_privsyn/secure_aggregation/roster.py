@@ -13,6 +13,7 @@ from flower_privsyn.secure_aggregation.keys import (
     KEY_BYTES,
     SIGNATURE_BYTES,
     NodeKey,
+    check_agreement_key,
     digest,
     is_signed,
     whole,
@@ -87,6 +88,20 @@ class KeyCard:
                 f"the keys of node {self.name} are not signed by it for round "
                 f"{session.round_number} of this run"
             )
+
+    def check_keys(self, taken: Collection[bytes]) -> None:
+        """Refuse X25519 keys by which nothing could be agreed, or that another node has shown.
+
+        Args:
+            taken: The X25519 keys of other nodes.
+
+        Raises:
+            ProtocolError: They are.
+        """
+        for key in (self.seal_key, self.mask_key):
+            check_agreement_key(key)
+            if key in taken:
+                raise ProtocolError(f"node {self.name} shows a key of another node")
 
     def to_bytes(self) -> bytes:
         """168 bytes."""
@@ -198,6 +213,11 @@ class Roster:
 def set_digest(names: Iterable[int]) -> bytes:
     """A set of nodes, for digests."""
     return digest("set", whole(*sorted(names)))
+
+
+def answered_message(context: bytes) -> bytes:
+    """What a node signs with its answer: that it answered this very question with these nodes."""
+    return digest("answered", context)
 
 
 def survivors_message(context: bytes, survivors: Iterable[int]) -> bytes:

@@ -13,7 +13,12 @@ from flower_privsyn.secure_aggregation import shamir
 from flower_privsyn.secure_aggregation.keys import Agreement, derive, is_signed, public_of
 from flower_privsyn.secure_aggregation.masks import Vector, add_mask
 from flower_privsyn.secure_aggregation.node import Sealed, Unmasking, seed_commitment
-from flower_privsyn.secure_aggregation.roster import Roster, context_of, survivors_message
+from flower_privsyn.secure_aggregation.roster import (
+    Roster,
+    answered_message,
+    context_of,
+    survivors_message,
+)
 
 
 @dataclass
@@ -34,7 +39,7 @@ class ServerRound:
     question: bytes
     _sealed: dict[int, Sealed] = field(default_factory=dict)
     _active: frozenset[int] | None = None
-    _answered: set[int] = field(default_factory=set)
+    _answered: dict[int, bytes] = field(default_factory=dict)
     _survivors: frozenset[int] | None = None
     _signatures: dict[int, bytes] = field(default_factory=dict)
     _unmasked: set[int] = field(default_factory=set)
@@ -78,17 +83,21 @@ class ServerRound:
 
     # ---- answers
 
-    def add_answer(self, name: int, masked: Vector) -> None:
+    def add_answer(self, name: int, masked: Vector, signature: bytes) -> None:
         """Add a masked answer to the sum.
 
         Raises:
-            ProtocolError: It has another form than agreed, or came before or too late.
+            ProtocolError: It has another form than agreed, came before or too late, or its node has
+                not signed that it answers this question.
         """
         if name not in self.active or name in self._answered or self._survivors is not None:
             raise ProtocolError("a second time, too late, or not asked")
         if masked.dtype != np.uint64 or masked.shape != (self.length,):
             raise ProtocolError("another form than agreed")
-        self._answered.add(name)
+        message = answered_message(self._context)
+        if not is_signed(message, signature, by=self.roster.cards[name].node_key):
+            raise ProtocolError("an answer to another question")
+        self._answered[name] = signature
         self._total += masked
 
     @property
@@ -103,6 +112,11 @@ class ServerRound:
             self.roster.check_enough(found, what="answered")
             self._survivors = found
         return self._survivors
+
+    def answered_around(self, name: int) -> dict[int, bytes]:
+        """By neighbour of a node among the survivors, its signature on what it has answered."""
+        neighbours = self.survivors & frozenset(self.roster.neighbours(name))
+        return {other: self._answered[other] for other in sorted(neighbours)}
 
     # ---- agreement
 

@@ -44,6 +44,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{MALICIOUS}::TestAgreement",),
     ),
     Mutation(
+        name="a node that answered something else, or among others, is uncovered",
+        file=NODE,
+        function="agree",
+        before="        if not is_signed(message, signed, by=state.roster.cards[name].node_key):\n",
+        after="        if len(signed) != 64:\n",
+        tests=(f"{MALICIOUS}::TestQuestions", f"{PROTOCOL}::TestOnACircle"),
+    ),
+    Mutation(
+        name="a signature on an answer does not say among whom",
+        file=ROSTER,
+        function="answered_message",
+        before='return digest("answered", context)',
+        after='return digest("answered")',
+        tests=(f"{MALICIOUS}::TestQuestions", f"{PROTOCOL}::TestOnACircle"),
+    ),
+    Mutation(
         name="nodes that the server has invented count",
         file=NODE,
         function="share",
@@ -207,9 +223,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a node's head-count travels with its masked answer",
         file=CLIENT,
         function="SecureRounds.answer",
-        before="    return wire.reply(secure_wire.pack_masked(masked), message)\n",
+        before="    return wire.reply(secure_wire.pack_masked(masked, signature), message)\n",
         after=(
-            "    reply = wire.reply(secure_wire.pack_masked(masked), message)\n"
+            "    reply = wire.reply(secure_wire.pack_masked(masked, signature), message)\n"
             "    from flwr.app import ConfigRecord\n"
             '    reply.content["privsyn.cohort"] = ConfigRecord({"num_users": len(values)})\n'
             "    return reply\n"

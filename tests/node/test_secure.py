@@ -17,7 +17,14 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.errors import FederationError, NotAllowedError, ProtocolError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeLedger, NodePolicy, RoundStore, make_node_key, read_node_key
+from flower_privsyn.node import (
+    NodeLedger,
+    NodePolicy,
+    RoundStore,
+    check_state_folder,
+    make_node_key,
+    read_node_key,
+)
 from flower_privsyn.node.describe import describe
 from flower_privsyn.privacy import GaussianMechanism
 from flower_privsyn.secure_aggregation import Session, advertise
@@ -215,9 +222,31 @@ class TestMaliciousServers:
         )
         assert "noise multiplier 0 leaves each node 0 steps of the grid" in said
 
+    def test_noise_that_cannot_be_drawn(self, refused: Callable[..., str]) -> None:
+        """Before it is charged: the answer could not leave."""
+        much = GaussianMechanism(noise_multiplier=1e12, l2_sensitivity=1.0)
+        said = refused(
+            secure_wire.INPUT, lambda c: self.asked(c, mechanism=json.dumps(much.to_dict()))
+        )
+        assert "at most 2.88e+17 can be drawn" in said
+        assert not NodeLedger("people-0").path.exists()
+
+    def test_a_roster_of_numbers(self, refused: Callable[..., str]) -> None:
+        """A number for a card would be as many zeros."""
+        said = refused(secure_wire.SHARES, lambda c: self.secured(c, cards=[2**62] * NODES))
+        assert "the request holds no roster" in said
+
     def test_other_terms_than_the_rosters(self, refused: Callable[..., str]) -> None:
         said = refused(secure_wire.INPUT, lambda c: self.asked(c, secure=[4, 1]))
         assert "the question is for other terms than the roster" in said
+
+    def test_an_answer_that_nobody_has_signed_for(self, refused: Callable[..., str]) -> None:
+        def unsigned(content: RecordDict) -> RecordDict:
+            signatures = list(content["privsyn.secure"]["signatures"])
+            return self.secured(content, signatures=[bytes(64), *signatures[1:]])
+
+        said = refused(secure_wire.AGREE, unsigned)
+        assert "node 2 has not signed that it answered this question among these nodes" in said
 
     def test_one_node_alone_is_shown_other_survivors(
         self, refused: Callable[..., str], state: Path
@@ -225,8 +254,13 @@ class TestMaliciousServers:
         """Nobody else has signed them, so it gives out nothing and keeps what it has."""
 
         def three(content: RecordDict) -> RecordDict:
-            names = bytes(content["privsyn.secure"]["survivors"])
-            return self.secured(content, survivors=names[: 3 * 8])
+            record = content["privsyn.secure"]
+            return self.secured(
+                content,
+                survivors=bytes(record["survivors"])[: 3 * 8],
+                neighbours=bytes(record["neighbours"])[: 2 * 8],
+                signatures=list(record["signatures"])[:2],
+            )
 
         refused(secure_wire.AGREE, three)
         kept = {path.name: json.loads(path.read_text()) for path in state.glob("*.json")}
@@ -257,14 +291,58 @@ class TestStore:
     def test_secrets_of_a_server_that_never_came_back_are_forgotten(self, state: Path) -> None:
         import os
 
-        old, new = RoundStore(5, 1), RoundStore(6, 1)
+        old, held, new = RoundStore(5, 1), RoundStore(6, 1), RoundStore(7, 1)
+        killed = old.path.with_name(f".{old.path.name}.123.456")
+        for store, run in ((old, 5), (held, 6)):
+            kept, _ = advertise(Session(run=run, round_number=1), 1, node_key(1))
+            with store.locked():
+                store.begin(kept, key=None)
+            os.utime(store.path, (1e9, 1e9))
+        killed.write_text("secrets")
+        kept, _ = advertise(Session(run=7, round_number=1), 1, node_key(1))
+        with held.locked(), new.locked():
+            new.begin(kept, key=None)
+        # What a process is at work with stays, with its lock: else two could take one step.
+        left = {path.name for path in state.iterdir()}
+        assert left == {"6-1.json", "6-1.lock", "7-1.json", "7-1.lock"}
+
+    def test_what_a_killed_process_was_writing_is_forgotten_with_the_round(
+        self, state: Path
+    ) -> None:
+        store = RoundStore(5, 1)
         kept, _ = advertise(Session(run=5, round_number=1), 1, node_key(1))
-        old.begin(kept, key=None)
-        os.utime(old.path, (1e9, 1e9))
-        kept, _ = advertise(Session(run=6, round_number=1), 1, node_key(1))
-        new.begin(kept, key=None)
-        assert not old.path.exists()
-        assert new.path.exists()
+        store.begin(kept, key=None)
+        killed = store.path.with_name(f".{store.path.name}.123.456")
+        killed.write_text(store.path.read_text())
+        store.forget()
+        assert not killed.exists()
+
+    def test_a_lock_that_was_deleted_locks_nothing(
+        self, state: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between the opening of a lock and its taking it is swept away: another one is taken."""
+        import fcntl
+
+        store, taken = RoundStore(5, 1), []
+        lock, flock = store.path.with_suffix(".lock"), fcntl.flock
+
+        def late(descriptor: int, how: int) -> None:
+            flock(descriptor, how)
+            if not taken:
+                lock.unlink()
+            taken.append(descriptor)
+
+        monkeypatch.setattr("fcntl.flock", late)
+        with store.locked():
+            assert len(taken) == 2
+            assert lock.exists()
+
+    def test_others_must_not_write_where_secrets_are(self, state: Path) -> None:
+        check_state_folder()
+        assert state.stat().st_mode & 0o777 == 0o700
+        state.chmod(0o770)
+        with pytest.raises(NotAllowedError, match="has mode 0770 .*PRIVSYN_NODE_STATE"):
+            check_state_folder()
 
     def test_a_key_is_for_its_owners_eyes(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

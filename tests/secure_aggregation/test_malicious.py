@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from flower_privsyn.errors import ProtocolError
 from flower_privsyn.secure_aggregation import (
+    Agreed,
     KeyCard,
     Roster,
     Sealed,
@@ -132,25 +133,24 @@ class TestShares:
 
 
 class TestQuestions:
-    def test_two_broadcasts_give_noise(self, protocol: Protocol, server: ServerRound) -> None:
-        """Node 1 is shown another question: what is left of its masks hides everything."""
-        length = len(protocol.values[1])
+    def test_two_broadcasts(self, protocol: Protocol, server: ServerRound) -> None:
+        """Node 1 is shown another question: nobody helps to uncover its answer."""
+        ready = receive(protocol.states[1], active=server.active, letters=server.letters_for(1))
+        state, masked, signature = mask(
+            ready,
+            question=b"another question of one node    ",
+            values=protocol.values[1],
+            key=node_key(1),
+        )
+        protocol.keep(1, state)
+        with pytest.raises(ProtocolError, match="an answer to another question"):
+            server.add_answer(1, masked, signature)
+        protocol.answer(server, range(2, 7))
+        server._answered[1] = signature  # of a server that looks away
         for name in EVERYBODY:
-            ready = receive(
-                protocol.states[name], active=server.active, letters=server.letters_for(name)
-            )
-            question = b"another question of one node    " if name == 1 else QUESTION
-            state, masked = mask(ready, question=question, values=protocol.values[name])
-            protocol.keep(name, state)
-            server.add_answer(name, masked)
-        assert length == 5
-        protocol.sign(server, range(2, 7))
-        with pytest.raises(ProtocolError, match="no signature on the survivors"):
-            protocol.sign(server, [1])
-        protocol.uncover(server, range(2, 7))
-        total = server.total()
-        others = sum((protocol.values[n] for n in EVERYBODY), np.zeros(5, dtype=np.uint64))
-        assert not (total == others).any()
+            with pytest.raises(ProtocolError, match="not signed that it answered this question"):
+                protocol.sign(server, [name])
+        server._answered.pop(1)
 
     def test_other_thresholds_another_length_and_other_nodes_are_another_context(
         self, protocol: Protocol, server: ServerRound
@@ -164,8 +164,16 @@ class TestQuestions:
         ):
             letters = {k: v for k, v in server.letters_for(1).items() if k in active}
             ready = receive(protocol.states[1], active=active, letters=letters)
-            contexts.add(mask(ready, question=question, values=values)[0].context)
+            state, _, _ = mask(ready, question=question, values=values, key=node_key(1))
+            contexts.add(state.context)
         assert len(contexts) == 4
+
+
+def signing(protocol: Protocol, name: int, survivors: Iterable[int]) -> tuple[Agreed, bytes]:
+    """What a node says to a set of survivors, all of whom have answered."""
+    nodes = frozenset(survivors)
+    answered = {other: protocol.answered[other] for other in nodes - {name}}
+    return agree(protocol.states[name], survivors=nodes, answered=answered, key=node_key(name))
 
 
 class TestAgreement:
@@ -183,16 +191,18 @@ class TestAgreement:
             ((1, 2, 3, 4, 5, 8), "said to have answered that was not asked"),
         ):
             with pytest.raises(ProtocolError, match=says):
-                agree(protocol.states[1], survivors=survivors, key=node_key(1))
+                agree(
+                    protocol.states[1],
+                    survivors=survivors,
+                    answered=protocol.answered,
+                    key=node_key(1),
+                )
 
     def test_two_sets_of_survivors(self, protocol: Protocol, answered: ServerRound) -> None:
         """The two who collude sign both, honest nodes one; no node unmasks for either."""
         first, second = frozenset(range(1, 6)), frozenset(range(2, 7))
         for chosen, signers, honest in ((first, (1, 2, 3, 4), 1), (second, (2, 3, 5, 6), 6)):
-            signed = {
-                name: agree(protocol.states[name], survivors=chosen, key=node_key(name))
-                for name in signers
-            }
+            signed = {name: signing(protocol, name, chosen) for name in signers}
             signatures = {name: signature for name, (_, signature) in signed.items()}
             with pytest.raises(ProtocolError, match="4 nodes are said .*, 5 of them are needed"):
                 unmask(signed[honest][0], signatures=signatures)
@@ -201,14 +211,14 @@ class TestAgreement:
         other = range(1, 6)
         mixed = {}
         for name in range(1, 6):
-            mixed[name] = agree(protocol.states[name], survivors=other, key=node_key(name))[1]
-        state, _ = agree(protocol.states[1], survivors=EVERYBODY, key=node_key(1))
+            mixed[name] = signing(protocol, name, other)[1]
+        state, _ = signing(protocol, 1, EVERYBODY)
         with pytest.raises(ProtocolError, match="has not signed the set .* this node has signed"):
             unmask(state, signatures=mixed)
         with pytest.raises(ProtocolError, match="5 of them are needed"):
             unmask(state, signatures={})
         # Of a node that is not in the set, or on no roster.
-        state, _ = agree(protocol.states[1], survivors=other, key=node_key(1))
+        state, _ = signing(protocol, 1, other)
         with pytest.raises(ProtocolError, match="are needed"):
             unmask(state, signatures={**{n: mixed[n] for n in (1, 2, 3, 4)}, 6: mixed[5]})
 
@@ -234,19 +244,29 @@ class TestNodesThatLie:
             fresh.add_shares(1, Sealed(commitment=b"", letters={2: b""}))
         protocol.answer(server, [1])
         with pytest.raises(ProtocolError, match="a second time"):
-            server.add_answer(1, protocol.masked[1])
+            server.add_answer(1, protocol.masked[1], protocol.answered[1])
         with pytest.raises(ProtocolError, match="another form"):
-            server.add_answer(2, protocol.masked[1][:3])
+            server.add_answer(2, protocol.masked[1][:3], protocol.answered[1])
+        with pytest.raises(ProtocolError, match="an answer to another question"):
+            server.add_answer(2, protocol.masked[1], protocol.answered[1])
         protocol.answer(server, [2, 3, 4, 5])
         assert server.survivors == {1, 2, 3, 4, 5}
         with pytest.raises(ProtocolError, match="too late"):
-            server.add_answer(6, protocol.masked[1])
+            server.add_answer(6, protocol.masked[1], protocol.answered[1])
         protocol.sign(server, range(1, 6))
         with pytest.raises(ProtocolError, match="other nodes than agreed"):
             server.add_unmasking(1, Unmasking(seeds={}, mask_keys={}))
         with pytest.raises(ProtocolError, match="not asked"):
             server.add_unmasking(6, Unmasking(seeds={}, mask_keys={}))
         assert server.signers == {1, 2, 3, 4, 5}
+
+    def test_keys_that_would_end_the_round_for_all(self, protocol: Protocol) -> None:
+        good = protocol.cards[1]
+        good.check_keys({protocol.cards[2].mask_key})
+        with pytest.raises(ProtocolError, match="not one of X25519"):
+            replace(good, mask_key=bytes(32)).check_keys(())
+        with pytest.raises(ProtocolError, match="node 1 shows a key of another node"):
+            good.check_keys({good.seal_key})
 
     def test_a_card_of_another_round(self, protocol: Protocol) -> None:
         protocol.cards[1].check(SESSION)

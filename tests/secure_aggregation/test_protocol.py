@@ -20,7 +20,7 @@ from flower_privsyn.secure_aggregation import (
 )
 from flower_privsyn.secure_aggregation import roster as roster_module
 from flower_privsyn.secure_aggregation.terms import Graph
-from tests.support.secure import QUESTION, Protocol, answers, chi_square, run
+from tests.support.secure import QUESTION, Protocol, answers, chi_square, node_key, run
 
 STEPS: tuple[Step | None, ...] = (None, *Step)
 
@@ -190,6 +190,36 @@ class TestOnACircle:
             receive(protocol.states[name], active=kept, letters=letters)
         assert server.active == frozenset(values)
 
+    def test_a_node_that_answered_among_others_is_not_uncovered(self) -> None:
+        """Left out are, on either side, all honest neighbours that the other side counts.
+
+        Both sets bear every check alone. One node's masks hang on the one, the survivors are the
+        other: shares of its self mask and of the mask keys of those left out would show its answer.
+        """
+        terms, values = Terms(least_nodes=28, colluding=4), answers(40)
+        protocol = Protocol(values, terms)
+        protocol.show_keys(values)
+        server = protocol.give_shares(values)
+        roster, everybody = protocol.roster, frozenset(values)
+        around = [roster._names[i] for i in roster.graph.neighbours(roster._order, 0)]
+        victim = roster._names[roster._order[0]]
+        among, survivors = everybody - set(around[1::2]), everybody - set(around[::2])
+        for nodes in (among, survivors):
+            roster.check_enough(nodes, what="answered")
+        letters = {k: v for k, v in server.letters_for(victim).items() if k in among}
+        ready = receive(protocol.states[victim], active=among, letters=letters)
+        _, _, signature = mask(
+            ready, question=QUESTION, values=values[victim], key=node_key(victim)
+        )
+        protocol.answer(server, sorted(everybody - {victim}))
+        server._answered[victim] = signature
+        server._survivors = survivors
+        for name in sorted(survivors & set(around)):
+            with pytest.raises(ProtocolError, match=f"node {victim} has not signed that it answ"):
+                protocol.sign(server, [name])
+        # Those were all who hold a share of its secrets and answered.
+        assert len(survivors & set(around)) == 8
+
 
 class TestWhatTheServerSees:
     def test_a_masked_vector_is_uniform_and_no_two_are_alike(self) -> None:
@@ -214,9 +244,9 @@ class TestWhatTheServerSees:
         protocol.show_keys(values)
         server = protocol.give_shares(values)
         ready = receive(protocol.states[1], active=server.active, letters=server.letters_for(1))
-        _, whole = mask(ready, question=QUESTION, values=values[1])
+        _, whole, _ = mask(ready, question=QUESTION, values=values[1], key=node_key(1))
         one_left = {2: ready.shares[2]}
-        _, known = mask(
+        _, known, _ = mask(
             type(ready)(
                 before=ready.before,
                 active=ready.active,
@@ -224,6 +254,7 @@ class TestWhatTheServerSees:
             ),
             question=QUESTION,
             values=values[1],
+            key=node_key(1),
         )
         assert chi_square((whole - known).tobytes()) < 400
 

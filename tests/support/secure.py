@@ -73,6 +73,7 @@ class Protocol:
     cards: dict[int, Any] = field(default_factory=dict)
     sealed: dict[int, Any] = field(default_factory=dict)
     masked: dict[int, np.ndarray] = field(default_factory=dict)
+    answered: dict[int, bytes] = field(default_factory=dict)
     through_disk: bool = False
 
     def keep(self, name: int, state: Any) -> None:
@@ -102,14 +103,19 @@ class Protocol:
             ready = receive(
                 self.states[name], active=server.active, letters=server.letters_for(name)
             )
-            state, self.masked[name] = mask(ready, question=self.question, values=self.values[name])
+            state, self.masked[name], self.answered[name] = mask(
+                ready, question=self.question, values=self.values[name], key=node_key(name)
+            )
             self.keep(name, state)
-            server.add_answer(name, self.masked[name])
+            server.add_answer(name, self.masked[name], self.answered[name])
 
     def sign(self, server: ServerRound, names: Collection[int]) -> None:
         for name in names:
             state, signature = agree(
-                self.states[name], survivors=server.survivors, key=node_key(name)
+                self.states[name],
+                survivors=server.survivors,
+                answered=server.answered_around(name),
+                key=node_key(name),
             )
             self.keep(name, state)
             server.add_signature(name, signature)

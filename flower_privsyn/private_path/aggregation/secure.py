@@ -70,6 +70,8 @@ class Secure(Aggregation):
         # The same to the bit for everybody: every mask hangs on it, and the coins are the nodes'.
         asked = {node: replace(ask, sampling_key=bytes(32), sample_count=-1) for node, ask in asks}
         ask = next(iter(asked.values()))
+        if any(one.sampling != ask.sampling for one in asked.values()):
+            raise RuntimeError("under secure aggregation every node is asked the same")
         content = wire.pack_ask(ask, broadcast)
         try:
             protocol = self._set_up(ask, content, sorted(asked), _need(grid))
@@ -103,7 +105,7 @@ class Secure(Aggregation):
         self._take(
             first_replies(replies, asked=protocol.active, counts=counts),
             lambda node, reply: protocol.add_answer(
-                node, secure_wire.unpack_masked(reply, length=expected.length)
+                node, *secure_wire.unpack_masked(reply, length=expected.length)
             ),
             counts,
         )
@@ -114,7 +116,12 @@ class Secure(Aggregation):
             self._exchange(
                 _need(grid),
                 secure_wire.AGREE,
-                {node: secure_wire.pack_survivors(number, survivors) for node in survivors},
+                {
+                    node: secure_wire.pack_survivors(
+                        number, survivors, protocol.answered_around(node)
+                    )
+                    for node in survivors
+                },
                 lambda node, reply: protocol.add_signature(
                     node, secure_wire.unpack_signature(reply)
                 ),
@@ -155,10 +162,14 @@ class Secure(Aggregation):
         if terms is None:
             raise RuntimeError("a question without terms cannot be aggregated securely")
         shown: dict[int, tuple[int, KeyCard]] = {}
+        taken: set[bytes] = set()
 
         def take_card(node: int, reply: Message) -> None:
             run, card = secure_wire.unpack_card(reply)
             card.check(Session(run=run, round_number=number))
+            # A node that shows such keys would end the round for all: it counts as lost.
+            card.check_keys(taken)
+            taken.update((card.seal_key, card.mask_key))
             shown[node] = run, card
 
         request = secure_wire.pack_keys_request(number)
