@@ -24,7 +24,6 @@ from flower_privsyn.node import (
 )
 from flower_privsyn.privacy import SecureRandom
 from flower_privsyn.privacy.grid import STEPS
-from flower_privsyn.privacy.rounded_normal import LARGEST_STD
 from flower_privsyn.secure_aggregation import (
     Advertised,
     Agreed,
@@ -155,8 +154,7 @@ def noise_steps(ask: wire.Ask) -> float:
     """Standard deviation of one node's noise in steps of the grid.
 
     Raises:
-        WireError: the question names no terms, or too little noise to hide an answer, or more than
-            can be drawn.
+        WireError: the question names no terms, or too little noise to hide an answer.
     """
     if ask.secure is None:
         raise wire.WireError("the request names no terms of secure aggregation")
@@ -165,11 +163,6 @@ def noise_steps(ask: wire.Ask) -> float:
         raise wire.WireError(
             f"the request's noise multiplier {ask.mechanism.noise_multiplier:g} leaves each node "
             f"{deviation:.3g} steps of the grid, at least {LEAST_STEPS:g} are needed"
-        )
-    if deviation > LARGEST_STD:
-        raise wire.WireError(
-            f"the request's noise multiplier {ask.mechanism.noise_multiplier:g} asks each node for "
-            f"{deviation:.3g} steps of the grid, at most {LARGEST_STD:.3g} can be drawn"
         )
     return deviation
 

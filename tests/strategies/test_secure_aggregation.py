@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,16 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.messages import wire
 from flower_privsyn.strategies import (
+    CTCL,
+    AugPE,
+    AugPEConfig,
+    CTCLConfig,
     DPFedAvg,
     DPFedAvgConfig,
     FreD,
     FreDConfig,
+    JointSketch,
+    JointSketchConfig,
     KernelSketch,
     KernelSketchConfig,
     POPri,
@@ -37,6 +44,7 @@ from flower_privsyn.testing import (
 from tests.support.federation import WORDS, make_users
 from tests.support.run_files import release, releases
 from tests.support.runs import small
+from tests.support.topics import write_topics
 
 NODES, NOISE = 4, 1e-3
 
@@ -77,7 +85,26 @@ def fred(values: dict[str, Any]) -> Any:
     return FreD(FreDConfig(moment_dimensions=4, **values), embedder=HashEmbedder())
 
 
+def aug_pe(values: dict[str, Any]) -> Any:
+    config = AugPEConfig(
+        classes="law; river", num_rounds=1, num_candidates=12, num_variations=3, max_samples=2,
+        **values,
+    )  # fmt: skip
+    return AugPE(config, embedder=HashEmbedder(), generator=WordGenerator(WORDS))
+
+
+def joint_sketch(values: dict[str, Any]) -> Any:
+    config = JointSketchConfig(
+        num_bigrams=400, bigram_share=0.5, bigram_buckets=64, least_selected=1, select_share=0.2,
+        least_row_tokens=4, most_overlap=1.0, student_steps=1, student_batch_size=2, teacher="",
+        **values,
+    )  # fmt: skip
+    return JointSketch(config)
+
+
 STRATEGIES = {
+    "aug-pe": aug_pe,
+    "joint-sketch": joint_sketch,
     "private-evolution": private_evolution,
     "popri-span": popri("span"),
     "popri-candidates": popri("candidates"),
@@ -93,28 +120,44 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compared(
-    build: Callable[[dict[str, Any]], Any], values: dict[str, Any], tmp_path: Path, client: Any
+    build: Callable[[dict[str, Any]], Any],
+    values: dict[str, Any],
+    tmp_path: Path,
+    client: Any,
+    *,
+    alike: int = 1,
 ) -> None:
-    """Run it both ways, and hold the first releases against each other."""
+    """Run it both ways, and hold the first releases against each other.
+
+    Args:
+        build: a strategy from its settings.
+        values: the settings.
+        tmp_path: for the runs.
+        client: the app of the nodes.
+        alike: how many releases ask the same both ways, whatever the noise of those before.
+    """
     for name, more in (("central", {}), ("secure", {"secure_aggregation": True})):
         run = tmp_path / name
         grid = LoopbackGrid(client, num_nodes=NODES)
         strategy = build({**values, "run_dir": str(run), **more})
         strategy.start(grid)
         assert all(wire.unexpected_records(reply) == [] for reply in grid.replies)
-    number = releases(tmp_path / "secure")[0]["round"]
-    ours, theirs = (release(tmp_path / name, number) for name in ("secure", "central"))
-    deviation = NOISE * releases(tmp_path / "secure")[0]["l2_sensitivity"]
-    # Twice the noise in variance, and the central one's beside it.
-    assert 0 < np.abs(ours - theirs).max() < 6 * 3**0.5 * deviation
-    assert np.abs(theirs).max() > 20 * deviation
+    for line in releases(tmp_path / "secure")[:alike]:
+        ours, theirs = (release(tmp_path / name, line["round"]) for name in ("secure", "central"))
+        deviation = NOISE * line["l2_sensitivity"]
+        # Twice the noise in variance, and the central one's beside it.
+        assert 0 < np.abs(ours - theirs).max() < 6 * 3**0.5 * deviation
+        assert np.abs(theirs).max() > 20 * deviation
     assert len(releases(tmp_path / "secure")) == len(releases(tmp_path / "central"))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_of_embeddings(name: str, tmp_path: Path, public_file: Path) -> None:
+    users = make_users(12)
+    labels = [("law", "river")[number % 2] for number in range(len(users.texts))]
+
     def load(context: Context) -> Any:
-        return make_users(12).deal(
+        return replace(users, labels=labels if name == "aug-pe" else None).deal(
             partition_id=int(context.node_config["partition-id"]), num_partitions=NODES
         )
 
@@ -145,3 +188,29 @@ def test_training_on_the_nodes(lstm: Path, tmp_path: Path) -> None:
         "accept_noise": True,
     }  # fmt: skip
     compared(build, values, tmp_path, create_training_app(load, device="cpu"))
+
+
+def test_a_histogram_and_then_training_in_the_form_of_dp_fedavg(
+    llama: Path, tmp_path: Path
+) -> None:
+    """Both questions of CTCL; its rounds of correlated noise are refused (test_secure.py)."""
+
+    def load(context: Context) -> Any:
+        return make_users(8).deal(
+            partition_id=int(context.node_config["partition-id"]), num_partitions=NODES
+        )
+
+    def build(values: dict[str, Any]) -> Any:
+        return CTCL(CTCLConfig(**values), embedder=HashEmbedder())
+
+    values = {
+        "model": str(llama), "topics": str(write_topics(tmp_path)), "num_topics": 6,
+        "num_rounds": 2, "sampling": "full", "num_nodes": NODES, "local_learning_rate": 0.5,
+        "clip_norm": 0.05, "server_momentum": 0.0, "max_tokens": 32, "max_samples": 4,
+        "max_new_tokens": 8, "synthetic_samples": 6, "noise_multiplier": NOISE,
+        "histogram_noise_multiplier": NOISE, "node_timeout": 0.2, "accept_noise": True,
+    }  # fmt: skip
+    client = create_training_app(
+        load, embedder=hash_embedder, cache_directory=tmp_path / "cache", device="cpu"
+    )
+    compared(build, values, tmp_path, client, alike=2)
