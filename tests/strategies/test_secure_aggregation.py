@@ -32,6 +32,7 @@ from flower_privsyn.strategies import (
     PrivateEvolution,
     PrivateEvolutionConfig,
 )
+from flower_privsyn.strategies.joint_sketch import AskedOnce
 from flower_privsyn.testing import (
     EchoGenerator,
     HashEmbedder,
@@ -152,7 +153,12 @@ def compared(
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_strategy_of_embeddings(name: str, tmp_path: Path, public_file: Path) -> None:
+def test_a_strategy_of_embeddings_or_tokens(
+    name: str, tmp_path: Path, public_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What it makes of its one release takes long, and nobody is asked for it.
+    monkeypatch.setattr(AskedOnce, "finish", lambda self: {})
+
     users = make_users(12)
     labels = [("law", "river")[number % 2] for number in range(len(users.texts))]
 
