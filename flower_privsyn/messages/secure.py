@@ -195,7 +195,7 @@ def question_digest(content: Mapping[str, Any]) -> bytes:
     Args:
         content: the records of a message.
     """
-    parts = []
+    parts: list[bytes] = []
     for name in sorted(content):
         record = content[name]
         if name == _SECURE:
