@@ -76,6 +76,14 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_what_goes_on_in_a_list_after_a_blank_line_is_indented_by_four(page: str) -> None:
+    # GitHub takes less; on the site the list would end there.
+    lines = ["", *_FENCED.sub("", (ROOT / page).read_text("utf-8")).splitlines()]
+    pairs = zip(lines, lines[1:], strict=False)
+    assert [line for above, line in pairs if not above and re.match(r" {1,3}\S", line)] == []
+
+
 def test_the_list_of_pages_names_each_once() -> None:
     listed = [link for link in _LINK.findall(text_of(DOCS / "README.md")) if "/" not in link]
     assert sorted(listed) == sorted(

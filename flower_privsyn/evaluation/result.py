@@ -17,6 +17,7 @@ from typing import Any, final
 
 from flower_privsyn.files import plain, write_json
 
+#: What every figure that was computed from private text carries.
 STAMP = "evaluation, not private: computed from private text outside the privacy budget"
 
 #: What a subclass may not replace.

@@ -20,6 +20,7 @@ from flower_privsyn.models import gemma
 
 __all__ = ["BUNDLED_FOLDER", "BUNDLED_MODELS", "register_architecture", "resolve_model"]
 
+#: Short names of the models that come with the package.
 BUNDLED_MODELS: tuple[str, ...] = ("privsyn-lm", "privsyn-mlm", "privsyn-tiny", "privsyn-lstm")
 
 #: Where their folders are.

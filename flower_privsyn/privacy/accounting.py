@@ -32,6 +32,7 @@ from flower_privsyn.privacy.sampling import (
 
 LEAST_MULTIPLIER = 1e-3
 LARGEST_MULTIPLIER = 1e6
+#: Largest number of nodes that settings may say one user is on.
 MOST_NODES_PER_USER = 1000
 
 

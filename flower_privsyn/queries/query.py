@@ -26,10 +26,12 @@ IntArray = npt.NDArray[np.int64]
 
 #: What a record of a user can be.
 Reads = Literal["embeddings", "tokens", "text"]
+#: All of `Reads`.
 READS: Final[tuple[str, ...]] = get_args(Reads)
 
-#: What stands for a model's fingerprint, and for the numbers in a record, where records are text.
+#: What stands for a model's fingerprint where records are text.
 TEXT_FINGERPRINT: Final = "text"
+#: What stands for the numbers in a record there.
 TEXT_DIMENSION: Final = 1
 
 #: What the server sends to all users in a round: named arrays, public. Most queries are about

@@ -11,6 +11,7 @@ from flower_privsyn.secure_aggregation.node import Advertised, Agreed, Masked, S
 from flower_privsyn.secure_aggregation.roster import KeyCard, Roster, Session
 from flower_privsyn.secure_aggregation.terms import Terms
 
+#: What a node keeps between two messages of a round.
 State: TypeAlias = Advertised | Shared | Masked | Agreed
 
 

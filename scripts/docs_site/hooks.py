@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from mkdocs.exceptions import PluginError  # noqa: E402
 from mkdocs.structure.files import File, Files  # noqa: E402
 
-from scripts.docs_site import navigation, notebooks, reference, repository  # noqa: E402
+from scripts.docs_site import navigation, reference, repository  # noqa: E402
+
+#: What a browser fetches without being asked to, from another machine.
+_FETCHED = re.compile(
+    r"<(?:script|img|iframe|source|video)\b[^>]*\bsrc=[\"']?(?:https?:)?//"
+    r"|<link\b[^>]*\brel=[\"']?(?:stylesheet|preconnect|preload|icon)[^>]*"
+    r"\bhref=[\"']?(?:https?:)?//"
+    r"|url\([\"']?(?:https?:)?//|@import\s+[\"'](?:https?:)?//"
+)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -27,8 +37,6 @@ def on_files(files: Files, config: Any) -> Files:
         done.add(path)
         text = repository.shown(path, ROOT)
         wait += repository.linked(text, path, ROOT)
-        if path.endswith(".ipynb"):
-            text = notebooks.page(text)
         if path in repository.PLACES or not path.startswith("docs/"):
             uri = repository.page_of(path, ROOT)
             content = repository.for_site(text, path, ROOT)
@@ -61,3 +69,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.generated_by is not None:
         return markdown
     return repository.for_site(markdown, f"docs/{page.file.src_uri}", ROOT)
+
+
+def on_post_build(config: Any) -> None:
+    """Refuse a site whose pages fetch anything from elsewhere: scripts, styles, fonts, pictures.
+
+    Raises:
+        PluginError: a page does.
+    """
+    for file in sorted(Path(config.site_dir).rglob("*")):
+        if file.suffix in (".html", ".css"):
+            found = _FETCHED.search(file.read_text(encoding="utf-8"))
+            if found:
+                raise PluginError(f"{file} fetches from elsewhere: {found[0]}")

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from scripts.docs_site import notebooks
+
 #: Pages of docs/ and of the repository that the site has elsewhere, by path in the repository.
 PLACES = {"README.md": "index.md", "docs/README.md": "all_pages.md"}
 
@@ -28,6 +30,7 @@ def page_of(path: str, root: Path) -> str:
     Returns:
         The path of the page's Markdown from docs/.
     """
+    path = posixpath.normpath(path)
     if (root / path).is_dir():
         path = posixpath.join(path, "README.md")
     if path in PLACES:
@@ -104,5 +107,7 @@ def shown(path: str, root: Path) -> str:
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".md":
         return text
+    if file.suffix == ".ipynb":
+        return notebooks.page(text)
     language = {".py": "python", ".toml": "toml", ".yaml": "yaml"}.get(file.suffix, "text")
     return quiet + f"# {path}\n\n````{language}\n{text}````\n"

@@ -1,0 +1,109 @@
+"""The site of the documentation: navigation, links and the API reference, without building it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import flower_privsyn
+from scripts.docs_site import navigation, notebooks, reference, repository
+
+ROOT = Path(__file__).parents[2]
+LISTED = navigation.sections((ROOT / "docs" / "README.md").read_text("utf-8"))
+
+#: Modules with public names that load PyTorch, which a look at their names is not worth.
+_HEAVY = {"flower_privsyn.models.biased", "flower_privsyn.models.lstm"}
+
+
+@pytest.fixture(scope="module")
+def source() -> reference.Source:
+    return reference.Source(ROOT)
+
+
+def test_every_page_is_in_the_navigation_once_and_nothing_else() -> None:
+    links = [link for entries in LISTED.values() for _, link in entries]
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    notes = {f"../{note.relative_to(ROOT)}" for note in ROOT.glob("flower_privsyn/**/*.ipynb")}
+    assert len(links) == len(set(links))
+    assert pages | notes <= set(links)
+    assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
+
+
+def test_a_page_before_the_first_section_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a\.md stands before the first section"):
+        navigation.sections("# All\n- [A](a.md): a\n## One\n")
+    assert navigation.sections("## One\n- [A](a.md): a\n  [b](b.md)\n## Two\n") == {
+        "One": [("A", "a.md")],
+        "Two": [],
+    }
+
+
+def test_every_public_name_has_a_page(source: reference.Source) -> None:
+    exported = source.exports()
+    packages = [
+        f"flower_privsyn.{module.name}" for module in pkgutil.iter_modules(flower_privsyn.__path__)
+    ]
+    for name in {"flower_privsyn", *packages, *exported} - _HEAVY:
+        module = importlib.import_module(name)
+        assert exported.get(name, []) == list(getattr(module, "__all__", [])), name
+    pages = reference.pages(source)
+    listed = reference.public_names(source)
+    for module_name, names in exported.items():
+        index = pages[f"{reference.folder_of(module_name)}/index.md"]
+        for name in set(names) - {"__version__"}:
+            (entry,) = (n for n in listed if n.name == name and module_name in n.modules)
+            assert f"::: {entry.home}.{name}\n" in pages[entry.page]
+            assert f"[`{name}`](" in index
+    assert len(pages) == len({page.lower() for page in pages})  # also where case is ignored
+
+
+def test_pages_show_the_object_that_is_imported(source: reference.Source) -> None:
+    entries = {n.name: n for n in reference.public_names(source) if "flower_privsyn" in n.modules}
+    assert set(entries) | {"__version__"} == set(flower_privsyn.__all__)
+    for name, entry in entries.items():
+        offered = getattr(flower_privsyn, name)
+        assert getattr(importlib.import_module(entry.home), name) is offered
+        if isinstance(offered, type):
+            assert offered.__module__ == entry.home
+        assert entry.summary, f"{name} has no docstring"
+
+
+def test_links_lead_to_pages_of_the_site() -> None:
+    rest = "[c](speed.md) [d](https://x.org) `[e](f)`\n```\n[g](h)\n```\n[i](#j)"
+    assert repository.for_site(f"[a](../README.md#b) {rest}", "docs/scale.md", ROOT) == (
+        f"[a](index.md#b) {rest}"
+    )
+    assert repository.for_site("[a](docs/README.md) [b](baselines/popri)", "README.md", ROOT) == (
+        "[a](all_pages.md) [b](repository/baselines/popri/README.md)"
+    )
+    assert repository.for_site("[a](../../docs/fred.md)", "baselines/fred/README.md", ROOT) == (
+        "[a](../../../fred.md)"
+    )
+    assert repository.linked("[a](../baselines/popri) [b](fred.md)", "docs/x.md", ROOT) == {
+        "baselines/popri/README.md"
+    }
+
+
+def test_source_and_folders_become_pages() -> None:
+    shown = repository.shown("scripts/lines.py", ROOT)
+    assert "# scripts/lines.py" in shown
+    assert (ROOT / "scripts" / "lines.py").read_text("utf-8") in shown
+    assert "- `popri`" in repository.shown("baselines", ROOT)
+
+
+def test_a_notebook_becomes_text_code_and_what_it_printed() -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# A\n", "b"]},
+        {
+            "cell_type": "code",
+            "source": "c = 1\nc",
+            "outputs": [{"text": ["d\n"]}, {"data": {"text/plain": "1"}}, {"text": ""}],
+        },
+    ]
+    assert notebooks.page(json.dumps({"cells": cells})) == (
+        "# A\nb\n\n```python\nc = 1\nc\n```\n\n```text\nd\n```\n\n```text\n1\n```\n"
+    )
