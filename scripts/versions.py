@@ -2,9 +2,10 @@
 
     python -m scripts.versions > docs/versions.md
 
-asks the package index of pip, with the Python that runs it, which versions it has of every library
-below, and lets pip resolve the package with the oldest and the newest that the range allows, and
-with the newest of all. Nothing is installed; what resolves has not been tested by that.
+asks the package index, by pip, which versions it has of every library below, and lets uv (which
+comes with Flower) resolve what the package and an extra ask for with the oldest and the newest that
+the range allows, and with the newest of all. Nothing is installed; what resolves has not been
+tested by that.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ LIBRARIES = {
 }
 
 
+#: Versions of Python on which the workflow runs the tests.
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
 @dataclass(frozen=True)
 class Row:
     """A library of the table.
@@ -44,14 +49,14 @@ class Row:
         allowed: the range of pyproject.toml.
         tested: the version of constraints.txt, with which the tests run.
         found: versions that the index has, newest first.
-        resolves: by version, whether pip resolves the package with it.
+        resolves: by version, the Pythons for which everything resolves with it.
     """
 
     name: str
     allowed: SpecifierSet
     tested: str
     found: tuple[str, ...]
-    resolves: dict[str, bool]
+    resolves: dict[str, tuple[str, ...]]
 
     def cells(self) -> list[str]:
         """Its cells in the table."""
@@ -67,11 +72,10 @@ class Row:
         ]
 
     def _cell(self, version: str) -> str:
-        """A version and what pip said of it."""
+        """A version and the Pythons for which it resolves."""
         if not version:
             return "none"
-        said = {True: "resolves", False: "does not resolve", None: "not asked"}
-        return f"{version}: {said[self.resolves.get(version)]}"
+        return f"{version} ({', '.join(self.resolves[version]) or 'for no Python'})"
 
 
 def _readable(allowed: SpecifierSet) -> str:
@@ -96,26 +100,33 @@ def versions_in_use(root: Path = ROOT) -> dict[str, str]:
 
 def versions_of(name: str) -> tuple[str, ...]:
     """Versions that the index has for this Python, newest first, without pre-releases."""
-    done = _pip("index", "versions", name)
+    command = [sys.executable, "-m", "pip", "index", "versions", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     listed = re.search(r"^Available versions: (.+)$", done.stdout, re.MULTILINE)
     found = listed[1].split(", ") if listed else []
     return tuple(sorted((v for v in found if not Version(v).is_prerelease), key=Version)[::-1])
 
 
-def resolves(extra: str, pins: dict[str, str]) -> bool:
-    """Whether pip finds versions of all that an extra asks for, with some libraries given."""
-    needed = [f"{name}{allowed}" for name, allowed in declared((extra,) if extra else ()).items()]
-    given = [f"{name}=={version}" for name, version in pins.items()]
-    own = [line for line in needed if re.split(r"[<>=]", line)[0] not in ("flower-privsyn", *pins)]
-    command = ("install", "--dry-run", "--ignore-installed", "--only-binary", ":all:")
-    return _pip(*command, *own, *given).returncode == 0
+def resolves(extra: str, pin: str, python: str) -> bool:
+    """Whether there are wheels of all that an extra asks for, with one library given.
 
-
-def _pip(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
-    if words[0] == "index":
-        command.remove("--quiet")
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    Args:
+        extra: of pyproject.toml; "" for the package without any.
+        pin: a requirement in place of the declared one, "flwr==1.41.0".
+        python: "3.11".
+    """
+    given = Requirement(pin).name
+    needed = declared((extra,) if extra else ())
+    lines = [f"{n}{r}" for n, r in needed.items() if n not in (given, "flower-privsyn")]
+    command = ["uv", "pip", "compile", "--quiet", "--only-binary", ":all:"]
+    done = subprocess.run(
+        [*command, "--python-version", python, "-"],
+        input="\n".join([*lines, pin]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode == 0
 
 
 def rows() -> list[Row]:
@@ -126,12 +137,15 @@ def rows() -> list[Row]:
         found = versions_of(name)
         inside = [version for version in found if version in allowed]
         asked = dict.fromkeys([*inside[:1], *inside[-1:], *found[:1]])
-        answers = {version: resolves(extra, {name: version}) for version in asked}
+        answers = {
+            version: tuple(p for p in PYTHONS if resolves(extra, f"{name}=={version}", p))
+            for version in asked
+        }
         made.append(Row(name, allowed, versions_in_use().get(name, "-"), found, answers))
     return made
 
 
-def page(made: list[Row], python: str) -> str:
+def page(made: list[Row]) -> str:
     """docs/versions.md."""
     table = [
         "| library | range | tested | oldest inside | newest inside | newest of all |",
@@ -140,13 +154,13 @@ def page(made: list[Row], python: str) -> str:
     ]
     return f"""# Versions
 
-`python -m scripts.versions > docs/versions.md` wrote this page with Python {python}. *Tested* is
-the version that the tests run with (constraints.txt), and no other. *Resolves*: pip finds wheels of
-all that the extra asks for with this version; nothing was installed and nothing run.
+`python -m scripts.versions > docs/versions.md` wrote this page. *Tested* is the version that the
+tests run with (constraints.txt). In brackets the versions of Python for which there are wheels of
+all that the extra asks for with this version: nothing was installed, nothing run.
 
 {chr(10).join(table)}
 """
 
 
 if __name__ == "__main__":
-    print(page(rows(), f"{sys.version_info.major}.{sys.version_info.minor}"), end="")
+    print(page(rows()), end="")

@@ -7,6 +7,7 @@ import importlib
 import re
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 def test_what_goes_on_in_a_list_after_a_blank_line_is_indented_by_four(page: str) -> None:
     # GitHub takes less; on the site the list would end there.
     lines = ["", *_FENCED.sub("", (ROOT / page).read_text("utf-8")).splitlines()]
-    pairs = zip(lines, lines[1:], strict=False)
+    pairs = pairwise(lines)
     assert [line for above, line in pairs if not above and re.match(r" {1,3}\S", line)] == []
 
 

@@ -19,14 +19,15 @@ def test_the_page_has_the_ranges_and_the_tested_versions_of_today() -> None:
 
 
 def test_a_row_says_what_resolves_and_what_lies_outside() -> None:
-    asked = {"2.5": True, "2.0": False, "3.0": True}
+    asked = {"2.5": ("3.11", "3.13"), "2.0": (), "3.0": ("3.11",)}
     row = versions.Row("x", SpecifierSet(">=2,<3"), "2.1", ("3.0", "2.5", "2.0", "1.0"), asked)
     assert row.cells() == [
         "`x`",
         "`>=2,<3`",
         "2.1",
-        "2.0: does not resolve",
-        "2.5: resolves",
-        "3.0: resolves, outside",
+        "2.0 (for no Python)",
+        "2.5 (3.11, 3.13)",
+        "3.0 (3.11), outside",
     ]
-    assert versions.Row("x", SpecifierSet(">=2"), "-", ("2.1",), {}).cells()[-1] == "2.1"
+    within = versions.Row("x", SpecifierSet(">=2"), "-", ("2.1",), {"2.1": ("3.11",)})
+    assert within.cells()[-1] == "2.1"
