@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,7 @@ sys.path.insert(0, str(ROOT))
 from mkdocs.exceptions import PluginError  # noqa: E402
 from mkdocs.structure.files import File, Files  # noqa: E402
 
-from scripts.docs_site import navigation, reference, repository  # noqa: E402
-
-#: What a browser fetches without being asked to, from another machine.
-_FETCHED = re.compile(
-    r"<(?:script|img|iframe|source|video)\b[^>]*\bsrc=[\"']?(?:https?:)?//"
-    r"|<link\b[^>]*\brel=[\"']?(?:stylesheet|preconnect|preload|icon)[^>]*"
-    r"\bhref=[\"']?(?:https?:)?//"
-    r"|url\([\"']?(?:https?:)?//|@import\s+[\"'](?:https?:)?//"
-)
+from scripts.docs_site import navigation, offline, reference, repository  # noqa: E402
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -79,6 +70,5 @@ def on_post_build(config: Any) -> None:
     """
     for file in sorted(Path(config.site_dir).rglob("*")):
         if file.suffix in (".html", ".css"):
-            found = _FETCHED.search(file.read_text(encoding="utf-8"))
-            if found:
-                raise PluginError(f"{file} fetches from elsewhere: {found[0]}")
+            for found in offline.fetched(file.read_text(encoding="utf-8")):
+                raise PluginError(f"{file} fetches from elsewhere: {found}")
