@@ -34,7 +34,8 @@ def execute(notebook: Path, folder: Path) -> nbformat.NotebookNode:
     """
     # Programs of this environment are found first, as after its activation.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = os.environ | {"PATH": path, "NO_COLOR": "1", "COLUMNS": "100"}
+    plain = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "100"}  # progress is not drawn
+    environment = os.environ | {"PATH": path} | plain
     read = nbformat.read(notebook, as_version=4)
     client = NotebookClient(
         read, timeout=TIMEOUT, resources={"metadata": {"path": str(folder)}}, kernel_name="python3"
@@ -70,7 +71,7 @@ def _plain(outputs: list[nbformat.NotebookNode], folder: Path) -> list[nbformat.
         elif output.name == "stdout":
             streamed += output.text
     streamed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", streamed).replace("\r\n", "\n")
-    lines = (line.split("\r")[-1] for line in streamed.split("\n"))
+    lines = (line.split("\r")[-1].rstrip() for line in streamed.split("\n"))
     text = "\n".join(lines).replace(str(folder), "/home/me/notebook")
     return [nbformat.v4.new_output("stream", name="stdout", text=text), *kept] if text else kept
 

@@ -24,19 +24,11 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Libraries of the table, each with the extra that brings it; "" for the package itself.
-LIBRARIES = {
-    "flwr": "",
-    "transformers": "server",
-    "sentence-transformers": "server",
-    "torch": "server",
-    "trl": "training",
-    "peft": "training",
-    "accelerate": "training",
-    "opacus": "central",
-}
+LIBRARIES = {"flwr": "", "transformers": "server", "trl": "training", "peft": "training"}
 
 
-#: Versions of Python on which the workflow runs the tests.
+#: Versions of Python on which the workflow runs the tests; the ends of a range are asked for the
+#: first alone.
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
@@ -138,7 +130,11 @@ def rows() -> list[Row]:
         inside = [version for version in found if version in allowed]
         asked = dict.fromkeys([*inside[:1], *inside[-1:], *found[:1]])
         answers = {
-            version: tuple(p for p in PYTHONS if resolves(extra, f"{name}=={version}", p))
+            version: tuple(
+                python
+                for python in (PYTHONS if version in inside[:1] else PYTHONS[:1])
+                if resolves(extra, f"{name}=={version}", python)
+            )
             for version in asked
         }
         made.append(Row(name, allowed, versions_in_use().get(name, "-"), found, answers))
@@ -156,7 +152,8 @@ def page(made: list[Row]) -> str:
 
 `python -m scripts.versions > docs/versions.md` wrote this page. *Tested* is the version that the
 tests run with (constraints.txt). In brackets the versions of Python for which there are wheels of
-all that the extra asks for with this version: nothing was installed, nothing run.
+all that the package or its extra asks for with this version: nothing was installed, nothing run.
+The newest inside the range was asked for {", ".join(PYTHONS)}, the others for {PYTHONS[0]} alone.
 
 {chr(10).join(table)}
 """

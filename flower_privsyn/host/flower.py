@@ -139,6 +139,9 @@ class Flower:
             RESUME: "1" if self.resume else "0",
             RUN_MARK: self.mark,
         }
+        for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
+            # A notebook asks every program for colours; Flower's answers would have them inside.
+            environment.pop(name, None)
         for name in ("NO_PROXY", "no_proxy"):
             # The SuperLink is on this machine; a proxy from the environment cannot reach it.
             known = os.environ.get(name, "")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
+from pathlib import Path
+
+import pytest
 
 from flower_privsyn.host import flower
 
@@ -16,3 +20,17 @@ def test_settings_survive_the_way_to_flower() -> None:
         "whole": 2.0,
     }
     assert tomllib.loads(flower._to_toml(values)) == values
+
+
+def test_a_notebook_that_asks_for_colours_gets_none_in_flowers_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a Jupyter kernel sets for every command that a cell calls.
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
+        monkeypatch.setenv(name, "1")
+    started = flower.Flower(tmp_path / "run", {})
+    try:
+        answer = started._flwr("config", "list")
+    finally:
+        shutil.rmtree(started.temporary)
+    assert "error-message" not in answer, answer
