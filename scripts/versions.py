@@ -53,14 +53,15 @@ class Row:
     def cells(self) -> list[str]:
         """Its cells in the table."""
         inside = [version for version in self.found if version in self.allowed]
-        newest = self.found[0] if self.found else ""
+        newest = self.found[0] if self.found else "none"
+        outside = bool(self.found) and newest not in self.allowed
         return [
             f"`{self.name}`",
             f"`{_readable(self.allowed)}`",
             self.tested,
             self._cell(inside[-1] if inside else ""),
             self._cell(inside[0] if inside else ""),
-            newest if newest in self.allowed else f"{self._cell(newest)}, outside",
+            f"{self._cell(newest)}, outside" if outside else newest,
         ]
 
     def _cell(self, version: str) -> str:
