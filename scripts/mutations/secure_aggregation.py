@@ -196,6 +196,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{OWNERS}::TestStore",),
     ),
     Mutation(
+        name="a key that agrees with nobody is taken by the server",
+        file="flower_privsyn/private_path/aggregation/secure.py",
+        function="Secure._set_up.take_card",
+        before="    card.check_keys(taken)\n",
+        after="",
+        tests=(f"{PATH}::TestLosses::test_a_node_whose_key_agrees_with_nobody_is_lost_alone",),
+    ),
+    Mutation(
         name="a lock that a process holds is deleted as an old one",
         file=STORE,
         function="_delete_unless_held",

@@ -15,7 +15,7 @@ from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy.grid import STEPS
-from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.secure_aggregation import KeyCard, NodeKey, Session, Terms
 from tests.support.federation import make_users, silent_users
 from tests.support.probe import Killed, Probe
 from tests.support.run_files import lines, releases
@@ -215,6 +215,28 @@ class TestLosses:
         events = [line["event"] for line in lines(strategy.run.ledger_file)]
         assert ("discarded" in events) is not charged
         assert events.count("started") == 2  # and nothing is left open
+
+    def test_a_node_whose_key_agrees_with_nobody_is_lost_alone(
+        self, federation: Builder, probe: Builder
+    ) -> None:
+        """Else everybody would be asked and charged, and fail to mask an answer."""
+
+        def forge(request: Message, reply: Message) -> list[Message]:
+            asked = request.metadata.message_type
+            if (asked, reply.metadata.src_node_id) == (secure_wire.KEYS, 2):
+                run, card = secure_wire.unpack_card(reply)
+                forged = KeyCard.signed(
+                    Session(run=run, round_number=1), 2, key=NodeKey.generate(),
+                    seal_key=card.seal_key, mask_key=bytes(32),
+                )  # fmt: skip
+                reply.content = secure_wire.pack_card(run, forged)
+            return [reply]
+
+        strategy = probe(num_rounds=1)
+        strategy.start(federation(make_users(18), num_nodes=NODES, tamper=forge))
+        assert [released.num_users for released in strategy.released] == [15]
+        line = strategy.run.metrics()[-1]
+        assert line["sa_keys: rejected: breaks the protocol"] == 1
 
     def test_a_server_that_dies_in_a_round(
         self, federation: Builder, probe: Builder, tmp_path: Path
