@@ -18,7 +18,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-FOLDER = Path(__file__).resolve().parents[1] / "flower_privsyn" / "examples" / "notebooks"
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "flower_privsyn" / "examples" / "notebooks"
 TIMEOUT = 900
 
 
@@ -72,8 +73,13 @@ def _plain(outputs: list[nbformat.NotebookNode], folder: Path) -> list[nbformat.
             streamed += output.text
     streamed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", streamed).replace("\r\n", "\n")
     lines = (line.split("\r")[-1].rstrip() for line in streamed.split("\n"))
-    text = "\n".join(lines).replace(str(folder), "/home/me/notebook")
+    text = shortened("\n".join(lines).replace(str(folder), "/home/me/notebook"))
     return [nbformat.v4.new_output("stream", name="stdout", text=text), *kept] if text else kept
+
+
+def shortened(text: str) -> str:
+    """Text without the folders in which this machine keeps the package and its libraries."""
+    return re.sub(r"(?:/[\w.+-]+)+/site-packages/", ".../", text).replace(f"{ROOT}/", ".../")
 
 
 def _text(output: nbformat.NotebookNode) -> str:

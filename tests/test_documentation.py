@@ -80,9 +80,11 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_what_goes_on_in_a_list_after_a_blank_line_is_indented_by_four(page: str) -> None:
     # GitHub takes less; on the site the list would end there.
-    lines = ["", *_FENCED.sub("", (ROOT / page).read_text("utf-8")).splitlines()]
-    pairs = pairwise(lines)
+    text = _FENCED.sub("", (ROOT / page).read_text("utf-8"))
+    pairs = pairwise(["", *text.splitlines()])
     assert [line for above, line in pairs if not above and re.match(r" {1,3}\S", line)] == []
+    # And the next item stands after a blank line, or it becomes a part of that paragraph.
+    assert re.findall(r"\n\n {4}\S.*(?:\n {4}.*)*\n(?:\d+\.|[-*]) .*", text) == []
 
 
 def test_the_list_of_pages_names_each_once() -> None:

@@ -58,3 +58,11 @@ def test_a_kernel_executes_it(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "run" / "synthetic.jsonl").read_text("utf-8").count("\n") == 20
     else:
         assert len(counts(shown)) == 10
+
+
+@pytest.mark.parametrize("name", ["own_data", "write_a_method"])
+def test_what_is_kept_of_a_run_names_no_folder_of_a_machine(name: str) -> None:
+    text = (FOLDER / f"{name}.ipynb").read_text("utf-8")
+    assert '"outputs": [\n' in text  # executed
+    found = re.findall(r"(?<![\w.])/(?:home|root|tmp|work|usr|opt)/[\w./-]+", text)
+    assert [path for path in found if not path.startswith("/home/me/notebook")] == []
