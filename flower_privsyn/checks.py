@@ -308,7 +308,9 @@ class Settings:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Read what the class declares, and add it to its docstring."""
         super().__init_subclass__(**kwargs)
-        declared = dict(cls.declared)
+        declared: dict[str, Declaration] = {}
+        for above in reversed(cls.__mro__[1:]):  # as dataclasses take their fields over
+            declared |= above.__dict__.get("declared", {})
         for name, hint in _own_fields(cls).items():
             default = cls.__dict__.get(name, MISSING)
             if isinstance(default, dataclasses.Field):

@@ -33,6 +33,7 @@ COMMANDS: Final = {
         "compare",
         "run every method on the same users and compare what it gives and costs (not private)",
     ),
+    "advise": ("advise", "say which method was best at a measured size like yours"),
     "central": (
         "central",
         "CTCL and its baselines with all records in one place, at record level",

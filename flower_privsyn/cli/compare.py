@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flower_privsyn.checks import check_number
 from flower_privsyn.cli.options import Column, Partitioner, option
 from flower_privsyn.cli.output import FAILED, complain
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
@@ -57,6 +58,14 @@ _OpenSealed = Annotated[
         help="hold out the tenth of all users that is kept for one last table; stamps every output",
     ),
 ]
+_BudgetMinutes = Annotated[
+    float | None,
+    option(
+        "N",
+        "cheap cells first, and begin none that is not expected to end within N minutes; says what "
+        "it left out",
+    ),
+]
 _Output = Annotated[str, option("DIR", "where to write")]
 
 
@@ -80,6 +89,7 @@ def compare(
     config: _Config = "cpu",
     settings: _Settings = None,
     open_sealed: _OpenSealed = False,
+    budget_minutes: _BudgetMinutes = None,
     output: _Output = "comparison",
     client_column: Column = "client_id",
     text_column: Column = "text",
@@ -97,6 +107,8 @@ def compare(
     from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal_settings import CausalTraining
 
+    if budget_minutes is not None:
+        check_number("--budget-minutes", budget_minutes, gt=0)
     plan = make_plan(
         app=load_app(app or APP),
         data=data,
@@ -125,10 +137,10 @@ def compare(
         open_sealed=open_sealed,
     )
     typed = shlex.join(["privsyn", *context.obj])
-    return _follow(Comparison(plan, Path(output), command=typed))
+    return _follow(Comparison(plan, Path(output), command=typed), budget_minutes)
 
 
-def _follow(comparison: Comparison) -> int:
+def _follow(comparison: Comparison, budget_minutes: float | None) -> int:
     """Run what is left of a comparison, and show what it found."""
     from flower_privsyn.comparison.table import show
     from flower_privsyn.host.terminal import follower
@@ -142,7 +154,9 @@ def _follow(comparison: Comparison) -> int:
     try:
         with ended_by_signals():
             document = comparison.run(
-                follower=follower, say=lambda line: print(line, file=sys.stderr)
+                follower=follower,
+                say=lambda line: print(line, file=sys.stderr),
+                budget_minutes=budget_minutes,
             )
     except (KeyboardInterrupt, Stopped):
         sys.stderr.write("Continue with the same command; what is finished is kept.\n")
@@ -151,6 +165,13 @@ def _follow(comparison: Comparison) -> int:
     if comparison.page_file.is_file():
         print(f"Report: {comparison.page_file}")
     print(f"All figures: {comparison.document_file}")
+    left_out = sum(cell["status"] == "left out" for cell in document["cells"])
+    if left_out:
+        print(
+            f"{left_out} of {len(cells)} cells were left out for want of time; "
+            f"{comparison.folder / 'comparison.md'} lists them, and the same command goes on",
+            file=sys.stderr,
+        )
     failed = [cell for cell in document["cells"] if cell["status"] == "failed"]
     if failed:
         return complain(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn import environment
+from flower_privsyn.comparison.expected import Budget, Expected
 from flower_privsyn.comparison.measures import Job, Measures, costs, privacy
 from flower_privsyn.comparison.picture import Picture
 from flower_privsyn.comparison.plan import Cell, Plan, settings_of
@@ -91,6 +92,7 @@ class Comparison:
         self._refuse_other()
         self._measures = Measures(plan, self.folder)
         self._picture = Picture(self.folder / "picture.json")
+        self._left_out: dict[Cell, str] = {}
 
     # ------------------------------------------------------------------ files
 
@@ -128,12 +130,20 @@ class Comparison:
 
     # ------------------------------------------------------------------ running
 
-    def run(self, *, follower: Follower, say: Callable[[str], None]) -> dict[str, Any]:
+    def run(
+        self,
+        *,
+        follower: Follower,
+        say: Callable[[str], None],
+        budget_minutes: float | None = None,
+    ) -> dict[str, Any]:
         """Run every cell that is not finished, and write the report after each.
 
         Args:
             follower: opens a display of what is being done.
             say: told of every cell in a sentence.
+            budget_minutes: begin no cell that is expected to end later, the cheap ones first; one
+                that is begun is finished. None for any time.
 
         Returns:
             The document of `compare.json`.
@@ -152,13 +162,19 @@ class Comparison:
             cells = self.plan.cells()
             for cell in cells:
                 self._refuse_changed(cell, data)
+            self._left_out.clear()
             self._write(cells, running=None)
-            for number, cell in enumerate(cells, start=1):
+            budget = None
+            if budget_minutes is not None:
+                budget = Budget(60.0 * budget_minutes, Expected(self.plan, self._result))
+            for number, cell in enumerate(
+                cells if budget is None else budget.expected.cheap_first(cells), start=1
+            ):
                 if self._result(cell).get("status") == "finished":
                     continue
-                title = self.plan.method(cell).title
-                budget = "infinity" if cell.epsilon is None else f"{cell.epsilon:g}"
-                say(f"[{number}/{len(cells)}] {title}, epsilon {budget}, seed {cell.seed}")
+                if budget is not None and not budget.allows(cell):
+                    continue
+                say(f"[{number}/{len(cells)}] {self._called(cell)}")
                 self._write(cells, running=cell)
                 record = self._attempt(cell, data, follower)
                 write_json(self._cell_folder(cell) / "cell.json", record)
@@ -168,7 +184,14 @@ class Comparison:
                     accuracy = record["quality"]["next_token_accuracy"]
                     stamp = self.plan.stamp
                     say(f"    next-token accuracy {accuracy:.4f} on held-out users ({stamp})")
+            for cell, sentence in () if budget is None else budget.left_out:
+                self._left_out[cell] = sentence
+                say(f"left out: {self._called(cell)}: {sentence}")
             return self._write(cells, running=None)
+
+    def _called(self, cell: Cell) -> str:
+        budget = "infinity" if cell.epsilon is None else f"{cell.epsilon:g}"
+        return f"{self.plan.method(cell).title}, epsilon {budget}, seed {cell.seed}"
 
     def _tell_of_missing_libraries(self, say: Callable[[str], None]) -> None:
         """A comparison of hours must not fail because its page cannot be drawn."""
@@ -281,6 +304,8 @@ class Comparison:
             record = self._result(cell) or {**vars(cell), "status": "pending"}
             if cell == running:
                 record |= {"status": "running", "error": None}
+            elif cell in self._left_out:
+                record |= {"status": "left out", "error": self._left_out[cell]}
             records.append(record)
         document = document_of(
             self.plan,

@@ -84,16 +84,16 @@ def markdown(document: Mapping[str, Any]) -> str:
         texts = [titles[row["method"]] + _note(row), *(text(row) for _, text in columns)]
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
     lines += ["", caption(document), ""]
-    failed = [cell for cell in document["cells"] if cell["status"] == "failed"]
-    if failed:
-        lines += ["Failed:", ""]
-        for cell in failed:
+    for status, heading in (("failed", "Failed:"), ("left out", "Not run, for want of time:")):
+        found = [cell for cell in document["cells"] if cell["status"] == status]
+        lines += [heading, ""] if found else []
+        for cell in found:
             budget = epsilon_text(cell["epsilon"])
             sentence = " ".join(str(cell["error"]).split())
             lines.append(
                 f"- {titles[cell['method']]}, ε = {budget}, seed {cell['seed']}: {sentence}"
             )
-        lines.append("")
+        lines += [""] if found else []
     return "\n".join(lines)
 
 

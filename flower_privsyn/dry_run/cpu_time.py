@@ -21,6 +21,7 @@ from flower_privsyn.generation.generators import is_remote
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.strategies.ctcl import CTCLConfig
 from flower_privsyn.strategies.fred import FreDConfig
+from flower_privsyn.strategies.hybrid import HybridConfig
 from flower_privsyn.strategies.kernel_sketch import KernelSketchConfig
 from flower_privsyn.strategies.parts.candidate_text import candidate_names
 from flower_privsyn.strategies.parts.evolution import EvolutionConfig
@@ -28,7 +29,10 @@ from flower_privsyn.strategies.parts.federated_training import FederatedTraining
 from flower_privsyn.strategies.parts.moment_settings import SPACE_TEXTS
 from flower_privsyn.strategies.parts.preferences import PreferenceConfig
 from flower_privsyn.strategies.parts.public_side import NUM_EXAMPLES
-from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
+from flower_privsyn.strategies.parts.sketch_settings import (
+    JointSketchConfig,
+    SketchedStudentConfig,
+)
 from flower_privsyn.strategies.popri import POPriConfig
 from flower_privsyn.strategies.private_evolution import PrivateEvolutionConfig
 
@@ -228,14 +232,15 @@ def _topics(config: CTCLConfig, amount: Amount) -> list[Work]:
 
 @work_of.register
 def _counts(config: JointSketchConfig, amount: Amount) -> list[Work]:
-    rows = float(config.student_steps * config.student_batch_size)
-    server = 3.0 * amount.reading(config.model, rows, _length(config))
-    if config.teacher and config.teacher_weight:
-        server += amount.reading(config.teacher, rows, _length(config))
+    written = 0.0
     if config.synthesis == "written":
-        server += _written(config, amount, 2 * config.synthetic_samples)
-    seconds = amount.records * amount.tokens / _TOKENS_A_SECOND
-    return [Work(where="server", operations=server), Work(where="nodes", seconds=seconds)]
+        written = _written(config, amount, 2 * config.synthetic_samples)
+    return [Work(where="server", operations=written), *_student(config, amount)]
+
+
+@work_of.register
+def _counts_and_training(config: HybridConfig, amount: Amount) -> list[Work]:
+    return [*_student(config, amount), *_training(config, amount)]
 
 
 @work_of.register
@@ -243,6 +248,16 @@ def _moments(config: FreDConfig, amount: Amount) -> list[Work]:
     texts = SPACE_TEXTS + len(candidate_names(config.candidates)) * config.candidate_texts
     server = amount.embedding(config.embedding_model, float(texts), _length(config))
     return [Work(where="server", operations=server), _embedded(config, amount)]
+
+
+def _student(config: SketchedStudentConfig, amount: Amount) -> list[Work]:
+    """Tokens counted on the nodes, and a student trained on what was chosen."""
+    rows = float(config.student_steps * config.student_batch_size)
+    server = 3.0 * amount.reading(config.model, rows, _length(config))
+    if config.teacher and config.teacher_weight:
+        server += amount.reading(config.teacher, rows, _length(config))
+    seconds = amount.records * amount.tokens / _TOKENS_A_SECOND
+    return [Work(where="server", operations=server), Work(where="nodes", seconds=seconds)]
 
 
 def _length(config: PrivateSumConfig) -> float:

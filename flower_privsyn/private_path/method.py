@@ -62,7 +62,9 @@ class RecordSource:
         """Whether these records are what a question is about."""
         if query.conditioned != self.conditioned:
             return False
-        return query.trains if self.trains is not None else query.reads == self.reads
+        if query.trains != (self.trains is not None):
+            return False
+        return query.trains or query.reads == self.reads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
     from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
     from flower_privsyn.strategies.fred import FreD, FreDConfig
+    from flower_privsyn.strategies.hybrid import Hybrid, HybridConfig
     from flower_privsyn.strategies.joint_sketch import JointSketch
     from flower_privsyn.strategies.kernel_sketch import KernelSketch, KernelSketchConfig
     from flower_privsyn.strategies.parts.federated_training import (
@@ -55,6 +56,8 @@ _HOMES = {
     "FederatedTrainingConfig": "strategies.parts.federated_training",
     "FreD": "strategies.fred",
     "FreDConfig": "strategies.fred",
+    "Hybrid": "strategies.hybrid",
+    "HybridConfig": "strategies.hybrid",
     "JointSketch": "strategies.joint_sketch",
     "JointSketchConfig": "strategies.parts.sketch_settings",
     "KernelSketch": "strategies.kernel_sketch",
@@ -97,6 +100,8 @@ __all__ = [
     "FederatedTrainingConfig",
     "FreD",
     "FreDConfig",
+    "Hybrid",
+    "HybridConfig",
     "JointSketch",
     "JointSketchConfig",
     "KernelSketch",

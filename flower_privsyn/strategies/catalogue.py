@@ -344,6 +344,17 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         communication=f"{_COSTS}:federated_training_communication",
     ),
     CatalogueEntry(
+        name="hybrid",
+        title="hybrid",
+        kind="on-device training",
+        colour=6,
+        mark="diamond",
+        config=f"{_STRATEGIES}.hybrid:HybridConfig",
+        strategy=f"{_STRATEGIES}.hybrid:Hybrid",
+        queries=("joint_sketch", "model_delta"),
+        communication=f"{_COSTS}:federated_training_communication",
+    ),
+    CatalogueEntry(
         name="public-mid-training",
         title="public mid-training",
         kind="on-device training",

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
@@ -30,15 +29,7 @@ from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveFloat, 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, write_json
 from flower_privsyn.generation.topics import check_document_type
-from flower_privsyn.privacy import (
-    FullParticipation,
-    NeighboringRelation,
-    Phase,
-    Plan,
-    RandomSource,
-    Sampling,
-    participation_of,
-)
+from flower_privsyn.privacy import Phase, RandomSource, Sampling
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
@@ -54,6 +45,12 @@ from flower_privsyn.queries import (
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
 from flower_privsyn.strategies.parts.federated_training import FederatedTraining
+from flower_privsyn.strategies.parts.first_release import (
+    FIRST_ROUND,
+    check_stated_noise,
+    first_then_training,
+    multiplier_of_share,
+)
 from flower_privsyn.strategies.parts.topic_texts import (
     TopicsOfRun,
     TopicWriter,
@@ -67,9 +64,6 @@ if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
-
-#: The round that asks for the histogram; all others train.
-_HISTOGRAM: Final = 1
 
 #: What is made of the releases, of which no release knows.
 _USES: Final = frozenset(
@@ -178,11 +172,12 @@ class CTCLConfig(CorrelatedTrainingConfig):
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
         super().__post_init__()
-        if self.noise_multiplier is not None and self.histogram_noise_multiplier is None:
-            raise ConfigError(
-                f"noise-multiplier = {self.noise_multiplier:g} needs histogram-noise-multiplier "
-                "beside it (10 in the paper): without an epsilon there is nothing to share"
-            )
+        check_stated_noise(
+            self,
+            key="histogram-noise-multiplier",
+            stated=self.histogram_noise_multiplier,
+            example=" (10 in the paper)",
+        )
         if self.user_weight == "documents" and not self.max_samples:
             raise ConfigError(
                 'max-samples = 0 needs user-weight = "share", got "documents": the noise is scaled '
@@ -215,30 +210,12 @@ class CTCLConfig(CorrelatedTrainingConfig):
     def histogram_multiplier(self) -> float:
         """The noise multiplier of the histogram: as it is stated, or as it follows from its share.
 
-        A single Gaussian release that spends the whole budget has noise multiplier z. One of
-        z / sqrt(s) takes the part s of what a budget is made of, for Gaussian releases compose by
-        the sum of 1 / z^2: what is left for training is that of z / sqrt(1 - s).
-
         Raises:
             ConfigError: no noise keeps the budget.
         """
         if self.histogram_noise_multiplier is not None:
             return self.histogram_noise_multiplier
-        alone = Plan(
-            phases=(
-                Phase(
-                    name="the whole budget",
-                    rounds=1,
-                    sampling=FullParticipation(),
-                    asks=(self.histogram(),),
-                ),
-            ),
-            delta=self.delta,
-            relation=NeighboringRelation(self.relation),
-            accountant=self.accountant,
-            max_nodes_per_user=self.max_nodes_per_user,
-        )
-        return alone.calibrated_multiplier(self.epsilon or 0.0) / math.sqrt(self.histogram_share)
+        return multiplier_of_share(self, self.histogram(), share=self.histogram_share)
 
 
 @final
@@ -306,24 +283,15 @@ class TopicsAndTraining(FederatedTraining):
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         """One round for the histogram, and those that train."""
-        config = self.config
         histogram, updates = self.queries
-        training = replace(
-            config.phase(population, asks=(updates,)),
-            name="training",
-            rounds=config.num_rounds - 1,
-        )
-        if config.sampling == "cyclic":
-            participation = participation_of(training.sampling, rounds=training.rounds)
-            training = replace(training, factorisation=config.factorisation(participation))
-        topics = Phase(
+        return first_then_training(
+            self.config,
+            population,
             name="topics",
-            rounds=1,
-            sampling=FullParticipation(population=population),
-            asks=(histogram,),
-            noise_multiplier=config.histogram_multiplier(),
+            query=histogram,
+            multiplier=self.config.histogram_multiplier(),
+            updates=updates,
         )
-        return topics, training
 
     def needs(self) -> Needs:
         """The generator, and the embedding model that finds topics."""
@@ -349,7 +317,7 @@ class TopicsAndTraining(FederatedTraining):
         embeddings = RecordSource(fingerprint="", dimension=look.dimension(config.embedding_model))
         return Outline(
             sources=(embeddings, replace(source, conditioned=True)),
-            question=lambda number: voting if number == _HISTOGRAM else learning,
+            question=lambda number: voting if number == FIRST_ROUND else learning,
         )
 
     # ------------------------------------------------------------------ before the first round
@@ -419,7 +387,7 @@ class TopicsAndTraining(FederatedTraining):
     def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
         """The public parameters after the histogram; after every other round a step."""
         number = release.round_number
-        if number != _HISTOGRAM:
+        if number != FIRST_ROUND:
             return super().following(release, last=last)
         state = self._read(number - 1)
         self._write(state, number)
@@ -438,7 +406,7 @@ class TopicsAndTraining(FederatedTraining):
 
     def restore(self, round_number: int) -> Question:
         """What a round asks whose predecessor is over."""
-        return self._voting() if round_number == _HISTOGRAM else super().restore(round_number)
+        return self._voting() if round_number == FIRST_ROUND else super().restore(round_number)
 
     def _voting(self) -> Question:
         return Question(self.config.histogram(), {"candidates": self._need_topics().centres})
@@ -502,7 +470,7 @@ class TopicsAndTraining(FederatedTraining):
         Returns:
             (k,) weights, and figures that say which.
         """
-        release = self._need_place().released(_HISTOGRAM)
+        release = self._need_place().released(FIRST_ROUND)
         if release is not None and (release.values > 0).any():
             return np.maximum(release.values, 0.0), {"topics_by": "histogram"}
         reason = "the histogram was lost" if release is None else "no topic has a count above zero"

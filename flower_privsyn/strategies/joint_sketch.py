@@ -29,21 +29,14 @@ from flower_privsyn.queries import Query
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
+from flower_privsyn.strategies.parts.sketched_student import SketchedStudent, check_teacher
 from flower_privsyn.strategies.parts.sketched_text import SketchedText
-from flower_privsyn.strategies.parts.token_sketch import (
-    TokenSketch,
-    text_scorer,
-    what_is_lacking,
-)
+from flower_privsyn.strategies.parts.token_sketch import text_scorer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from flower_privsyn.generation import TextGenerator
-    from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.privacy import RandomSource
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.training.selection import Selection
 
 #: What is made of the release, of which no release knows.
 _USES = frozenset(
@@ -129,7 +122,7 @@ class AskedOnce(AskedAgain):
     @property
     def queries(self) -> tuple[Query, ...]:
         """The counts."""
-        return (self.config.question(),)
+        return (self.config.sketch_question(),)
 
     def needs(self) -> Needs:
         """The student, its teacher, public text; and what writes."""
@@ -146,7 +139,7 @@ class AskedOnce(AskedAgain):
         """The counts, in every round."""
         config = self.config
         return about_tokens(
-            config.question(), num_bigrams=config.num_bigrams, model=config.model, look=look
+            config.sketch_question(), num_bigrams=config.num_bigrams, model=config.model, look=look
         )
 
     def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
@@ -160,15 +153,12 @@ class AskedOnce(AskedAgain):
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load tokenizers, check models and read the public text."""
-        from flower_privsyn.training.distillation import check_same_tokens
-
         config, self._place = self.config, place
-        taught = config.distillation()
-        if taught is not None:
-            check_same_tokens(located(config.model), taught.teacher)
+        check_teacher(config)
         if config.synthesis == "written":
             self._load_generator()
         self._text = SketchedText(config, place)
+        self._text.refuse_short_rows()
         return (self._text.source,)
 
     def first(self) -> Question:
@@ -179,89 +169,35 @@ class AskedOnce(AskedAgain):
 
     def finish(self) -> dict[str, Any]:
         """Read the releases, choose public text, train the student and write the texts."""
-        text = self._need_text()
-        sketch = text.read(self.releases())
-        selection = text.select(sketch)
-        figures = {
-            "public_rows": selection.num_rows,
-            "selected_rows": len(selection.indices),
-            "overlapping_rows": selection.overlapping,
-            "least_score": float(selection.scores.min()),
-            "users": sketch.num_users,
-            "noise_std": sketch.noise_std,
-            "tokens_per_user": sketch.tokens_per_user,
-        }
-        texts = text.texts_of(selection)
-        figures |= self._train(texts, selection, sketch)
-        figures |= self._synthesise(texts, selection, sketch)
-        return figures
-
-    def _train(self, texts: list[str], selection: Selection, sketch: TokenSketch) -> dict[str, Any]:
-        from flower_privsyn.training.bias import save_biased
-        from flower_privsyn.training.causal import fine_tune
-
         config, models = self.config, self.run.path / "models"
-        models.mkdir(exist_ok=True)
-        with self.progress.stage("Train the student", config.student_steps) as stage:
-            training = fine_tune(
-                located(config.model),
-                texts,
-                settings=config.training(),
-                output=models / "plain",
-                seed=config.seed,
-                progress=stage.reach,
-                distillation=config.distillation(),
-            )
-        with self.progress.stage("Read what the student lacks", total=None):
-            lacking = self._lacking(models / "plain", selection, sketch)
-            save_biased(
-                models / "plain",
-                models / "final",
-                lacking.scaled(config.token_bias, config.bigram_bias),
-            )
-        return {
-            "model": "models/final",
-            "plain_model": "models/plain",
-            "student_steps": training.steps,
-            "student_epochs": training.epochs,
-        }
+        student = SketchedStudent(config, self._need_text(), self.releases())
+        figures = student.figures | {"model": "models/final", "plain_model": "models/plain"}
+        figures |= student.train(config.model, models / "plain")
+        student.add_bias(models / "plain", models / "final")
+        return figures | self._synthesise(student)
 
-    def _lacking(self, model: str | Path, selection: Selection, sketch: TokenSketch) -> LogitBias:
-        return what_is_lacking(
-            self.config.question(),
-            self.first().broadcast,
-            self.releases(),
-            model=model,
-            chosen=selection.tokens,
-            tokens_per_user=sketch.tokens_per_user,
-            seed=self.config.seed,
-        )
-
-    def _synthesise(
-        self, texts: list[str], selection: Selection, sketch: TokenSketch
-    ) -> dict[str, Any]:
+    def _synthesise(self, student: SketchedStudent) -> dict[str, Any]:
         """Write `synthetic.jsonl`: what was chosen, or what was written after it."""
-        config = self.config
+        config, texts = self.config, student.texts
         if config.synthesis == "written":
-            return self._written(texts, selection, sketch)
+            return self._written(student)
         count = min(config.synthetic_samples, len(texts))
+        chosen = student.selection.indices[:count].tolist()
         records = [
             {"text": text, "round": 1, "parent": [f"public:{index}"], "source": "selected"}
-            for text, index in zip(texts, selection.indices[:count].tolist(), strict=False)
+            for text, index in zip(texts, chosen, strict=False)
         ]
         return {"synthetic": self.run.write_synthetic(records)}
 
-    def _written(
-        self, texts: list[str], selection: Selection, sketch: TokenSketch
-    ) -> dict[str, Any]:
+    def _written(self, student: SketchedStudent) -> dict[str, Any]:
         from flower_privsyn.generation import SamplingParameters, load_prompt
         from flower_privsyn.strategies.parts.synthesis import write_after
 
         config = self.config
         records, dropped = write_after(
-            self._writer(selection, sketch),
-            texts[: config.synthetic_samples],
-            ids=[f"public:{index}" for index in selection.indices.tolist()],
+            self._writer(student),
+            student.texts[: config.synthetic_samples],
+            ids=[f"public:{index}" for index in student.selection.indices.tolist()],
             num_samples=config.synthetic_samples,
             prompt=load_prompt(located(config.prompt)),
             sampling=SamplingParameters(
@@ -270,13 +206,13 @@ class AskedOnce(AskedAgain):
                 temperature=config.temperature,
                 top_p=config.top_p,
             ),
-            score=text_scorer(config.scorer(sketch), self._need_text().tokenizer),
+            score=text_scorer(config.scorer(student.sketch), self._need_text().tokenizer),
             kept=self.run.path / "written.jsonl",
             progress=self.progress,
         )
         return {"synthetic": self.run.write_synthetic(records), "dropped": dropped}
 
-    def _writer(self, selection: Selection, sketch: TokenSketch) -> TextGenerator:
+    def _writer(self, student: SketchedStudent) -> TextGenerator:
         """The generator, with what it lacks in its logits where it has the sketch's tokens."""
         from flower_privsyn.generation import load_generator
         from flower_privsyn.strategies.parts.synthesis import biased_generator
@@ -288,7 +224,7 @@ class AskedOnce(AskedAgain):
                     located(config.generator),
                     tokens_of=located(config.model),
                     folder=self.run.path / "models" / "writer",
-                    lacking=lambda model: self._lacking(model, selection, sketch).scaled(
+                    lacking=lambda model: student.lacking(model).scaled(
                         config.generator_bias, config.generator_bias
                     ),
                 )

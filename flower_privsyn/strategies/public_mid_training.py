@@ -31,7 +31,7 @@ from flower_privsyn.private_path.needs import NeededModel, Needs
 from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
 from flower_privsyn.strategies.parts.federated_training import ServerState
 from flower_privsyn.strategies.parts.mid_training_settings import PublicMidTrainingConfig
-from flower_privsyn.strategies.parts.public_step import PublicStep
+from flower_privsyn.strategies.parts.public_step import AFTER, PublicStep
 
 if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel
@@ -127,7 +127,7 @@ class TrainingInHalves(CorrelatedTraining):
         if before is None or number <= before:
             return super().base_of(number)
         if self._taught is None:
-            self._taught = self._need_step().taken()
+            self._taught = self.loaded(self.run.path / "models" / AFTER)
         return self._taught
 
     def describe(self, plan: Plan) -> list[str]:
@@ -175,7 +175,7 @@ class TrainingInHalves(CorrelatedTraining):
         """Where the public text stands here, the model it makes, and an optimiser that begins."""
         if number != self.mid_config.rounds_before:
             return state
-        self._taught = self._need_step().take(state.parameters)
+        self._taught = self.loaded(self._need_step().take(state.parameters))
         return replace(
             state,
             parameters=self._taught.parameters,
@@ -185,7 +185,7 @@ class TrainingInHalves(CorrelatedTraining):
     def trained(self, state: ServerState) -> tuple[LocalModel, npt.NDArray[np.float32]]:
         """The last model, on the base that public text made; or what public text makes of it."""
         if self.mid_config.position == "after":
-            model = self._need_step().take(state.parameters)
+            model = self.loaded(self._need_step().take(state.parameters))
             return model, model.parameters
         return super().trained(state)
 

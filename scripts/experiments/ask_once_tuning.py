@@ -168,7 +168,7 @@ class Split:
         self, config: JointSketchConfig, *, epsilon: float
     ) -> tuple[Broadcast, list[tuple[npt.NDArray[np.float64], float, float]]]:
         """The question and the release of the users."""
-        query, size, most = config.question(), self.public.vocabulary, config.num_bigrams
+        query, size, most = config.sketch_question(), self.public.vocabulary, config.num_bigrams
         rows = map(self.public.row, range(len(self.public)))
         bigrams = frequent_bigrams(rows, vocabulary=size, most=most) if most else None
         broadcast = query.broadcast(size, bigrams)
@@ -187,7 +187,7 @@ class Split:
         """A student of one setting, and the weights of its bias."""
         broadcast, releases = self.asked(config, epsilon=epsilon)
         documents = list(self.public.documents(most_tokens=PUBLIC_TOKENS))
-        sketch = TokenSketch.of(config.question(), broadcast, releases, documents=documents)
+        sketch = TokenSketch.of(config.sketch_question(), broadcast, releases, documents=documents)
         assert sketch is not None
         chunks = (Rows(tokens=chunk) for chunk in self.public.chunks())
         chosen = config.choose(chunks, sketch, num_rows=len(self.public))
@@ -203,7 +203,7 @@ class Split:
             )
             found = evaluate_language_model(output, self.held_out, resamples=1)
             lacking = what_is_lacking(
-                config.question(),
+                config.sketch_question(),
                 broadcast,
                 releases,
                 model=output,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-CTCL = "flower_privsyn/strategies/ctcl.py"
+FIRST = "flower_privsyn/strategies/parts/first_release.py"
 CTCL_TESTS = "tests/strategies/test_ctcl.py"
 VOTES = "flower_privsyn/queries/nearest_neighbor.py"
 VOTES_TESTS = "tests/queries/test_nearest_neighbor.py"
@@ -64,24 +64,24 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the histogram has the noise of the whole budget",
-        file=CTCL,
-        function="CTCLConfig.histogram_multiplier",
-        before=" / math.sqrt(self.histogram_share)",
+        file=FIRST,
+        function="multiplier_of_share",
+        before=" / math.sqrt(share)",
         after="",
         tests=(f"{CTCL_TESTS}::TestTheBudget",),
     ),
     Mutation(
         name="a share of the budget is a share of the noise",
-        file=CTCL,
-        function="CTCLConfig.histogram_multiplier",
-        before="math.sqrt(self.histogram_share)",
-        after="self.histogram_share",
+        file=FIRST,
+        function="multiplier_of_share",
+        before="math.sqrt(share)",
+        after="share",
         tests=(f"{CTCL_TESTS}::TestTheBudget",),
     ),
     Mutation(
         name="users of one turn alone vote, and everybody is accounted for",
-        file=CTCL,
-        function="TopicsAndTraining.phases",
+        file=FIRST,
+        function="first_then_training",
         before="sampling=FullParticipation(population=population)",
         after="sampling=config.sampling_of(population)",
         tests=(f"{CTCL_TESTS}::TestTheBudget",),

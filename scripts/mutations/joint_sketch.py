@@ -70,10 +70,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the bias is told from all public text and not from what was chosen",
-        file="flower_privsyn/strategies/joint_sketch.py",
-        function="AskedOnce._lacking",
-        before="chosen=selection.tokens,",
-        after="chosen=list(self._need_public().documents(most_tokens=PUBLIC_TOKENS)),",
+        file="flower_privsyn/strategies/parts/sketched_student.py",
+        function="SketchedStudent.lacking",
+        before="chosen=self.selection.tokens,",
+        after="chosen=list(self._text.public.documents(most_tokens=4_000_000)),",
         tests=("tests/strategies/test_joint_sketch.py",),
     ),
     Mutation(

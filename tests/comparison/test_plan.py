@@ -23,7 +23,7 @@ from flower_privsyn.strategies.catalogue import entries
 METHODS = [
     *("public-only", "expand-only", "random-public", "distill-public"),
     *("pre-text", "aug-pe", "pe-sft", "popri", "kernel-sketch", "joint-sketch"),
-    *("ctcl", "dp-fedavg", "dp-ftrl", "finetune-private"),
+    *("ctcl", "dp-fedavg", "dp-ftrl", "hybrid", "finetune-private"),
 ]
 
 
@@ -90,7 +90,7 @@ class TestApp:
         plan = plan_of(data)
         assert [method.name for method in plan.methods] == METHODS
         asked = [cell for cell in plan.cells() if cell.seed == 0 and cell.epsilon == 1.0]
-        assert len(asked) == 9
+        assert len(asked) == 10
         for cell in asked:
             config = configuration_of(plan.values(cell, Path("users.jsonl")))
             assert config.epsilon == 1.0
@@ -122,7 +122,7 @@ class TestApp:
 
     def test_a_size_that_is_not_there_is_named(self, data: str) -> None:
         with pytest.raises(
-            ConfigError, match=r"no settings 'huge'; it has ask-once, cpu, mid-training"
+            ConfigError, match=r"no settings 'huge'; it has ask-once, cpu, hybrid, mid-training"
         ):
             plan_of(data, config="huge")
 

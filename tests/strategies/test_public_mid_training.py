@@ -429,7 +429,7 @@ class TestPublicText:
         step.check()
         moved = LocalModel(settings.trained_model()).parameters.copy()
         moved[:64] += 0.5
-        step.take(moved)
+        taught = step.take(moved)
         before = tmp_path / "run" / "models" / public_step.BEFORE
         public = PublicRows.of(
             str(public_file),
@@ -451,7 +451,7 @@ class TestPublicText:
             seed=0,
         )
         assert again.steps == 3
-        assert np.array_equal(model_of(tmp_path / "again").parameters, step.taken().parameters)
+        assert np.array_equal(model_of(tmp_path / "again").parameters, model_of(taught).parameters)
 
     def test_the_second_half_goes_on_from_there(self, config: Builder, people: Users) -> None:
         """Also its momentum begins anew."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -195,7 +196,8 @@ class FederatedTraining(Method):
             fingerprint="", dimension=look.parameters(spec), reads="tokens", trains=spec
         )
         zeros = np.zeros(source.dimension, dtype=np.float32)
-        alone = Question(self.queries[0], {"parameters": zeros})
+        updates = self.training_config.question(self.training_config.clip_norm)
+        alone = Question(updates, {"parameters": zeros})
         if spec.trainable == "full":
             return Outline(sources=(source,), question=lambda _: alone)
         count = look.parameters(replace(spec, trainable="full", layers=""))
@@ -275,6 +277,16 @@ class FederatedTraining(Method):
                 f'tokens than model = "{config.model}": it must be the same model, trained further'
             )
         return found
+
+    def loaded(self, folder: Path) -> LocalModel:
+        """The model that is trained, with the values of one that was trained from it.
+
+        Args:
+            folder: of the other one.
+        """
+        from flower_privsyn.training.local import LocalModel
+
+        return LocalModel(replace(self.training_config.trained_model(), name=str(folder)))
 
     def base_of(self, number: int) -> LocalModel:  # noqa: ARG002 - for methods that move it later
         """The model whose values a round has where nodes train nothing.
@@ -403,16 +415,27 @@ class FederatedTraining(Method):
                 if RoundFiles(self.run.round_path(n)).model.exists()
             )
         )
-        folder = self.run.path / "models" / "final"
         model, parameters = self.trained(state)
-        with self._need_place().progress.stage("Write the model", total=None):
-            folder.parent.mkdir(exist_ok=True)
-            model.save(folder, parameters)
+        (self.run.path / "models").mkdir(exist_ok=True)
         return {
-            "model": str(folder.relative_to(self.run.path)),
+            **self.written(model, parameters),
             "trained_parameters": self.model.dimension,
             "clip_norm": state.clip_norm,
         }
+
+    def written(self, model: LocalModel, parameters: npt.NDArray[np.float32]) -> dict[str, Any]:
+        """Write the result to `models/final`.
+
+        Args:
+            model: that was trained.
+            parameters: what was trained of it.
+
+        Returns:
+            Which folders the models are in, for the end of the run.
+        """
+        with self._need_place().progress.stage("Write the model", total=None):
+            model.save(self.run.path / "models" / "final", parameters)
+        return {"model": "models/final"}
 
     def trained(self, state: ServerState) -> tuple[LocalModel, npt.NDArray[np.float32]]:
         """The result: a model, and what its trained parameters are; here those of the last round.

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from flower_privsyn.host.progress import Progress
     from flower_privsyn.strategies.parts.mid_training_settings import PublicMidTrainingConfig
     from flower_privsyn.training.distribution_matching import Matched
-    from flower_privsyn.training.local import LocalModel
 
 #: Folders of a run's models: before the public text, after it.
 BEFORE: Final = "before-public-text"
@@ -130,7 +129,7 @@ class PublicStep:
 
     # ------------------------------------------------------------------ the step
 
-    def take(self, parameters: npt.NDArray[np.float32]) -> LocalModel:
+    def take(self, parameters: npt.NDArray[np.float32]) -> Path:
         """Train the model of the rounds so far on the public text that suits it.
 
         All of its parameters are trained, whichever the nodes train.
@@ -139,7 +138,7 @@ class PublicStep:
             parameters: (dimension,) of that model; of the public one where there were no rounds.
 
         Returns:
-            The model that was made, which is in `<run>/models/after-public-text`.
+            The folder of the model that was made, `<run>/models/after-public-text`.
 
         Raises:
             ConfigError: fewer rows are left than a batch.
@@ -177,7 +176,7 @@ class PublicStep:
                 "loss": training.loss,
             },
         )
-        return self.taken()
+        return after
 
     def _keep(self, folder: Path, parameters: npt.NDArray[np.float32]) -> None:
         """Write the model of the rounds so far, once: what is made of it goes by its files."""
@@ -192,13 +191,6 @@ class PublicStep:
         LocalModel(start).save(folder, parameters)
         with replacing(note) as temporary:
             temporary.write_text(digest, encoding="ascii")
-
-    def taken(self) -> LocalModel:
-        """The model that `take` made."""
-        from flower_privsyn.training.local import LocalModel
-
-        spec = self._config.trained_model()
-        return LocalModel(replace(spec, name=str(self._run / "models" / AFTER)))
 
     def _choose(self, private: Path) -> Matched:
         """The rows to train on, best first."""

@@ -16,7 +16,7 @@ from flower_privsyn.files import append_json_lines, read_json_lines, replacing
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
-from flower_privsyn.queries import Query
+from flower_privsyn.queries import JointSketch
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.outlines import about_tokens
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
@@ -97,9 +97,9 @@ class SelectedText:
         self._text: SketchedText | None = None
 
     @property
-    def query(self) -> Query:
+    def query(self) -> JointSketch:
         """The counts that are asked for first."""
-        return self._settings.question()
+        return self._settings.sketch_question()
 
     def needs_with(self, needs: Needs) -> Needs:
         """What the method needs, and the tokenizer whose tokens are counted.
@@ -124,7 +124,7 @@ class SelectedText:
         """
         settings = self._settings
         asked = about_tokens(
-            settings.question(), num_bigrams=settings.num_bigrams, model=settings.model, look=look
+            self.query, num_bigrams=settings.num_bigrams, model=settings.model, look=look
         )
         return Outline(
             sources=(*asked.sources, *outline.sources),

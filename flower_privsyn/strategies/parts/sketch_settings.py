@@ -25,16 +25,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointSketchConfig(PrivateSumConfig):
-    """Settings of `JointSketch`.
-
-    `num_rounds` counts releases: one by default, with the whole budget. What is made of the
-    release is tuned on public text alone, by `scripts/experiments/ask_once_tuning.py`; the weights
-    of the bias are cautious until it has been run for a corpus.
-    """
+class SketchedStudentConfig(PrivateSumConfig):
+    """Settings of what is asked, of the public text that is chosen, and of the student."""
 
     delta: float = 3e-6
-    num_rounds: int = 1
     max_samples: int = 64
     model: Annotated[
         str,
@@ -130,35 +124,10 @@ class JointSketchConfig(PrivateSumConfig):
         "write each token to how often the student does.",
     ] = 1.0
     bigram_bias: Annotated[float, Ge(0), "the same of the bigrams' log-ratios."] = 1.0
-    synthesis: Annotated[
-        Literal["selected", "written"],
-        "what synthetic.jsonl holds: the best of the chosen public rows, or text that `generator` "
-        "wrote after them, of which the better half by the same score is kept.",
-    ] = "selected"
-    synthetic_samples: Annotated[int, Ge(1), "texts of synthetic.jsonl."] = 2000
-    generator: Annotated[
-        str,
-        'causal language model that writes, for synthesis = "written": a name, a folder, '
-        '"gguf:FILE", or "http://host:port/v1#model".',
-    ] = "privsyn-lm"
-    generator_bias: Annotated[
-        float,
-        Ge(0),
-        "what is added to the generator's logits, times this, where its tokens are the student's: "
-        "how much more often users write each token than it does.",
-    ] = 1.0
-    generator_api_key_env: Annotated[
-        str, "environment variable of the ServerApp that holds the generation server's key."
-    ] = API_KEY_VARIABLE
-    prompt: Annotated[str, "the generator's prompt, a bundled name or a JSON file."] = "pre-text"
-    temperature: Annotated[float, Gt(0), "sampling temperature of the generator."] = 1.0
-    top_p: Annotated[float, Gt(0), Le(1), "nucleus of the generator."] = 1.0
-    max_new_tokens: Annotated[int, Ge(1), "tokens of the generator per text."] = 85
 
     def __post_init__(self) -> None:
         """Check the values against one another."""
         super().__post_init__()
-        check_generator(self.generator, self.generator_api_key_env)
         if bool(self.num_bigrams) != (self.bigram_share > 0):
             raise ConfigError(
                 "num-bigrams and bigram-share go together: both 0 for tokens alone; got num-bigrams"
@@ -168,9 +137,9 @@ class JointSketchConfig(PrivateSumConfig):
             raise ConfigError(
                 f"bigram-buckets = {self.bigram_buckets} needs num-bigrams above 0, got 0"
             )
-        self.question()
+        self.sketch_question()
 
-    def question(self) -> JointSketchQuery:
+    def sketch_question(self) -> JointSketchQuery:
         """The query these settings ask."""
         return JointSketchQuery(
             bigram_share=self.bigram_share,
@@ -237,3 +206,44 @@ class JointSketchConfig(PrivateSumConfig):
             return np.where(short, -np.inf, scorer(rows))
 
         return select(chunks, wanted, rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointSketchConfig(SketchedStudentConfig):
+    """Settings of `JointSketch`.
+
+    `num_rounds` counts releases: one by default, with the whole budget. What is made of the
+    release is tuned on public text alone, by `scripts/experiments/ask_once_tuning.py`; the weights
+    of the bias are cautious until it has been run for a corpus.
+    """
+
+    num_rounds: int = 1
+    synthesis: Annotated[
+        Literal["selected", "written"],
+        "what synthetic.jsonl holds: the best of the chosen public rows, or text that `generator` "
+        "wrote after them, of which the better half by the same score is kept.",
+    ] = "selected"
+    synthetic_samples: Annotated[int, Ge(1), "texts of synthetic.jsonl."] = 2000
+    generator: Annotated[
+        str,
+        'causal language model that writes, for synthesis = "written": a name, a folder, '
+        '"gguf:FILE", or "http://host:port/v1#model".',
+    ] = "privsyn-lm"
+    generator_bias: Annotated[
+        float,
+        Ge(0),
+        "what is added to the generator's logits, times this, where its tokens are the student's: "
+        "how much more often users write each token than it does.",
+    ] = 1.0
+    generator_api_key_env: Annotated[
+        str, "environment variable of the ServerApp that holds the generation server's key."
+    ] = API_KEY_VARIABLE
+    prompt: Annotated[str, "the generator's prompt, a bundled name or a JSON file."] = "pre-text"
+    temperature: Annotated[float, Gt(0), "sampling temperature of the generator."] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), "nucleus of the generator."] = 1.0
+    max_new_tokens: Annotated[int, Ge(1), "tokens of the generator per text."] = 85
+
+    def __post_init__(self) -> None:
+        """Check the values against one another."""
+        super().__post_init__()
+        check_generator(self.generator, self.generator_api_key_env)

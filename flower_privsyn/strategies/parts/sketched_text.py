@@ -19,7 +19,7 @@ from flower_privsyn.strategies.parts.token_sketch import (
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.private_path.release import SumOfUsers
-    from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
+    from flower_privsyn.strategies.parts.sketch_settings import SketchedStudentConfig
     from flower_privsyn.training.selection import Rows, Selection
 
 
@@ -41,7 +41,7 @@ class SketchedText:
         PrivsynError: the model or the public text is missing or unusable.
     """
 
-    def __init__(self, config: JointSketchConfig, place: Workplace) -> None:
+    def __init__(self, config: SketchedStudentConfig, place: Workplace) -> None:
         from flower_privsyn.data.public_rows import PublicRows
         from flower_privsyn.embedding import load_tokenizer
 
@@ -54,13 +54,26 @@ class SketchedText:
                 max_tokens=config.max_tokens,
                 setting="public-text",
             )
-            self.question = Question(config.question(), self._broadcast())
+            self.question = Question(config.sketch_question(), self._broadcast())
         self.source = RecordSource(
             fingerprint=fingerprint,
             dimension=self.public.vocabulary,
             reads="tokens",
             model=config.model,
         )
+
+    def refuse_short_rows(self) -> None:
+        """Refuse public text of which nothing could be chosen, before anybody is asked.
+
+        Raises:
+            ConfigError: no row is long enough.
+        """
+        config = self._config
+        if self.public.lengths.max() < config.least_row_tokens:
+            raise ConfigError(
+                f'public-text = "{config.public_text}" has no row of least-row-tokens = '
+                f"{config.least_row_tokens} tokens"
+            )
 
     def _broadcast(self) -> dict[str, Any]:
         from flower_privsyn.queries.joint_sketch import frequent_bigrams
@@ -77,7 +90,7 @@ class SketchedText:
                     )
                     np.save(opened, found)
             bigrams = np.load(file)
-        return config.question().broadcast(public.vocabulary, bigrams)
+        return config.sketch_question().broadcast(public.vocabulary, bigrams)
 
     def read(self, releases: Sequence[SumOfUsers]) -> TokenSketch:
         """What the releases say together; also written to `sketch.parquet`.
@@ -90,7 +103,7 @@ class SketchedText:
         with self.place.progress.stage("Read the release", total=None):
             documents = list(self.public.documents(most_tokens=PUBLIC_TOKENS))
             sketch = TokenSketch.of(
-                self._config.question(),
+                self._config.sketch_question(),
                 self.question.broadcast,
                 releases,
                 documents=documents,
@@ -102,11 +115,7 @@ class SketchedText:
         return sketch
 
     def select(self, sketch: TokenSketch) -> Selection:
-        """The rows of public text that are most like the users' text, best first.
-
-        Raises:
-            ConfigError: no row is long enough to be chosen.
-        """
+        """The rows of public text that are most like the users' text, best first."""
         from flower_privsyn.training.selection import Rows
 
         config, public = self._config, self.public
@@ -117,13 +126,7 @@ class SketchedText:
                 report.update(len(chunk))
 
         with self.place.progress.stage("Choose public text", len(public)) as report:
-            selection = config.choose(chunks(report), sketch, num_rows=len(public))
-        if not len(selection.indices):
-            raise ConfigError(
-                f'public-text = "{config.public_text}" has no row of least-row-tokens = '
-                f"{config.least_row_tokens} tokens"
-            )
-        return selection
+            return config.choose(chunks(report), sketch, num_rows=len(public))
 
     def texts_of(self, selection: Selection) -> list[str]:
         """The rows as text."""

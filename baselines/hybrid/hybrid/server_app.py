@@ -1,0 +1,14 @@
+"""The server: a sketch, a student made of it, and training on the nodes, configured by the run."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from flower_privsyn import Hybrid, HybridConfig
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Ask once, make a student of the answer, and train it on the users' own text."""
+    Hybrid(HybridConfig.from_run_config(context.run_config)).start(grid)

@@ -1,0 +1,149 @@
+"""What `privsyn advise` prints, and the page that is made of the whole table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from flower_privsyn.advice.judge import Advice, Judgement
+from flower_privsyn.advice.measured import MeasuredCell, MeasuredTable
+from flower_privsyn.report.numbers import bytes_text
+from flower_privsyn.strategies.catalogue import compared
+
+_HEAD = """\
+# What was measured, by users and epsilon
+
+Made by `privsyn advise --page` from the cells that were measured; what was not run is empty. For
+one number of users and one epsilon:
+
+    privsyn advise --users 5000 --epsilon 1 --upload 1MB
+
+> evaluation, not private: computed from private text outside the privacy budget
+"""
+
+
+def advice_lines(advice: Advice) -> Iterator[str]:
+    """What was measured near to what somebody has, in words.
+
+    Args:
+        advice: of them.
+    """
+    need = advice.need
+    limit = "" if need.upload is None else f", {bytes_text(need.upload)} up at most"
+    yield f"{need.users:,} users, epsilon {need.epsilon:g}{limit}:"
+    compared_on = [one.data for one in advice.judgements if one.is_comparison]
+    if not advice.best:
+        yield "  nothing that was measured nearby sends so little."
+    elif not compared_on:
+        yield f"  {' or '.join(advice.best)} alone was measured nearby, and compared with nothing."
+    elif len(advice.best) == 1:
+        yield f"  {advice.best[0]}: first where it had rivals, on {', '.join(compared_on)}."
+    else:
+        yield f"  {' or '.join(advice.best)}: which one depends on the text."
+    for judgement in advice.judgements:
+        yield ""
+        yield from _judgement_lines(judgement)
+    if advice.unmeasured:
+        yield ""
+        yield f"Not measured in these places: {', '.join(advice.unmeasured)}."
+    yield "Measured with one model and one public text; run `privsyn compare` on your own."
+
+
+def _judgement_lines(judgement: Judgement) -> Iterator[str]:
+    users, epsilon = judgement.place
+    yield f"On {judgement.data}, by {users:,} users at epsilon {epsilon:g}:"
+    for cell in judgement.ranked:
+        yield f"  {cell.method:<20} {figures(cell)}, {_cost(cell)}"
+    for cell in judgement.too_large:
+        yield f"  {cell.method:<20} sends too much: {_cost(cell)} ({figures(cell)})"
+    if judgement.unseparated:
+        yield "  The first two are too near to each other to be told apart."
+    if not judgement.is_comparison:
+        yield "  No other method was measured there: this is no comparison."
+    for sentence in judgement.differs:
+        yield f"  {'Extrapolated' if judgement.outside else 'Not this place'}: {sentence}."
+
+
+def figures(cell: MeasuredCell) -> str:
+    """What a method gives: points above the public model, and how much of the gap that is."""
+    points = f"{100 * cell.gain:+.2f} points"
+    if cell.accuracy_error is not None:
+        points += f" \N{PLUS-MINUS SIGN} {100 * cell.accuracy_error:.2f}"
+    gap = cell.gap_closed
+    closed = "" if gap is None else f", {100 * gap:.0f} % of the gap"
+    return f"{points}{closed}, {cell.seeds} seed{'s' if cell.seeds > 1 else ''}"
+
+
+def _cost(cell: MeasuredCell) -> str:
+    return f"{bytes_text(cell.bytes_up)} up"
+
+
+def page(table: MeasuredTable) -> str:
+    """`docs/measured_cells.md`: the best method of every place, then every cell.
+
+    Args:
+        table: of measured cells.
+    """
+    lines = [_HEAD]
+    for data in table.kinds:
+        lines += [f"## {data[:1].upper()}{data[1:]}", "", *_regions(table.private(data)), ""]
+    lines += ["## Every cell", "", *(f"- {sentence}" for sentence in table.setup), ""]
+    lines += _every_cell(table.cells)
+    return "\n".join(lines) + "\n"
+
+
+def _regions(cells: Sequence[MeasuredCell]) -> Iterator[str]:
+    """A grid of users by epsilon with the best method in each place that was measured."""
+    epsilons = sorted({cell.epsilon for cell in cells})
+    yield "| users | " + " | ".join(f"\u03b5 = {epsilon:g}" for epsilon in epsilons) + " |"
+    yield "|---:|" + "---|" * len(epsilons)
+    for users in sorted({cell.users for cell in cells}):
+        texts = []
+        for epsilon in epsilons:
+            here = [cell for cell in cells if (cell.users, cell.epsilon) == (users, epsilon)]
+            texts.append(_best(here))
+        yield f"| {users:,} | " + " | ".join(texts) + " |"
+
+
+def _best(here: Sequence[MeasuredCell]) -> str:
+    if not here:
+        return ""
+    best = max(here, key=lambda cell: cell.gain)
+    gap = best.gap_closed
+    closed = f"{100 * best.gain:+.1f} points" if gap is None else f"{100 * gap:.0f} % of the gap"
+    others = f"of {len(here)} methods" if len(here) > 1 else "no other method was run"
+    return f"**{best.method}**, {closed}, {_cost(best)}; {others}"
+
+
+def _every_cell(cells: Sequence[MeasuredCell]) -> Iterator[str]:
+    columns = [
+        "text",
+        "users",
+        "\u03b5",
+        "method",
+        "seeds",
+        "accuracy, %",
+        "above the floor",
+        "gap closed, %",
+        "bits per byte",
+        "up per user",
+    ]
+    yield "| " + " | ".join(columns) + " |"
+    yield "|---|---:|---:|---|" + "---:|" * (len(columns) - 4)
+    for cell in cells:
+        error = cell.accuracy_error
+        accuracy = f"{100 * cell.accuracy:.2f}"
+        accuracy += "" if error is None else f" \N{PLUS-MINUS SIGN} {100 * error:.2f}"
+        gap = cell.gap_closed
+        row = (
+            cell.data,
+            f"{cell.users:,}",
+            f"{cell.epsilon:g}",
+            compared()[cell.method].title if cell.method in compared() else cell.method,
+            str(cell.seeds),
+            accuracy,
+            f"{100 * cell.gain:+.2f}",
+            "-" if gap is None else f"{100 * gap:.0f}",
+            f"{cell.bits_per_byte:.4f}",
+            bytes_text(cell.bytes_up) if cell.is_private else "-",
+        )
+        yield "| " + " | ".join(text.replace("|", "\\|") for text in row) + " |"

@@ -1,0 +1,130 @@
+"""A student of a released joint sketch: what was chosen, what is learnt of it, what is lacking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flower_privsyn.files import located
+from flower_privsyn.strategies.parts.sketched_text import SketchedText
+from flower_privsyn.strategies.parts.token_sketch import what_is_lacking
+
+if TYPE_CHECKING:
+    from flower_privsyn.models.bias import LogitBias
+    from flower_privsyn.private_path.release import SumOfUsers
+    from flower_privsyn.strategies.parts.sketch_settings import SketchedStudentConfig
+
+
+def check_teacher(config: SketchedStudentConfig) -> None:
+    """Refuse a teacher that has other tokens than the student.
+
+    Args:
+        config: the settings.
+
+    Raises:
+        ConfigError: it has.
+        ModelError: one of them is not on this machine.
+    """
+    from flower_privsyn.training.distillation import check_same_tokens
+
+    taught = config.distillation()
+    if taught is not None:
+        check_same_tokens(located(config.model), taught.teacher)
+
+
+class SketchedStudent:
+    """What is made of such a release, all of it post-processing of it and of public text.
+
+    Made again from the same releases it chooses the same rows, and trains the same weights.
+
+    Args:
+        config: the settings.
+        text: what was asked, and the public text.
+        releases: at least one.
+
+    Attributes:
+        sketch: what was released.
+        selection: the rows that were chosen.
+        texts: of these rows, best first.
+    """
+
+    def __init__(
+        self, config: SketchedStudentConfig, text: SketchedText, releases: Sequence[SumOfUsers]
+    ) -> None:
+        self._config, self._text, self._releases = config, text, releases
+        self.sketch = text.read(releases)
+        self.selection = text.select(self.sketch)
+        self.texts = text.texts_of(self.selection)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What was released and chosen, for the end of the run."""
+        return {
+            "public_rows": self.selection.num_rows,
+            "selected_rows": len(self.selection.indices),
+            "overlapping_rows": self.selection.overlapping,
+            "least_score": float(self.selection.scores.min()),
+            "users": self.sketch.num_users,
+            "noise_std": self.sketch.noise_std,
+            "tokens_per_user": self.sketch.tokens_per_user,
+        }
+
+    def train(self, model: str, output: Path) -> dict[str, Any]:
+        """Train a model on what was chosen, taught by the teacher; free where it was done before.
+
+        Args:
+            model: that begins.
+            output: the folder of the one that it becomes.
+
+        Returns:
+            Figures for the end of the run.
+
+        Raises:
+            TrainingError: the loss is no longer finite.
+        """
+        from flower_privsyn.training.causal import fine_tune
+
+        config = self._config
+        output.parent.mkdir(exist_ok=True)
+        with self._text.place.progress.stage("Train the student", config.student_steps) as stage:
+            training = fine_tune(
+                located(model),
+                self.texts,
+                settings=config.training(),
+                output=output,
+                seed=config.seed,
+                progress=stage.reach,
+                distillation=config.distillation(),
+            )
+        return {"student_steps": training.steps, "student_epochs": training.epochs}
+
+    def add_bias(self, plain: Path, output: Path) -> None:
+        """Write a model with what it lacks in its logits, as much of it as the settings say.
+
+        Args:
+            plain: folder of the model, trained on what was chosen and on whatever else.
+            output: folder of the one with the bias inside.
+        """
+        from flower_privsyn.training.bias import save_biased
+
+        config = self._config
+        with self._text.place.progress.stage("Read what the student lacks", total=None):
+            bias = self.lacking(plain).scaled(config.token_bias, config.bigram_bias)
+            save_biased(plain, output, bias)
+
+    def lacking(self, model: str | Path) -> LogitBias:
+        """What a model must say more often to say each token as often as users do.
+
+        Args:
+            model: a bundled short name, a folder or a hub name, of the sketch's tokens.
+        """
+        return what_is_lacking(
+            self._config.sketch_question(),
+            self._text.question.broadcast,
+            self._releases,
+            model=model,
+            chosen=self.selection.tokens,
+            tokens_per_user=self.sketch.tokens_per_user,
+            seed=self._config.seed,
+        )

@@ -1,0 +1,233 @@
+"""Measured cells: how they are collected, which of them judge, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.advice.judge import Need, advise
+from flower_privsyn.advice.measured import MeasuredTable, collect, document
+from flower_privsyn.advice.page import advice_lines, page
+from flower_privsyn.cli import main
+from flower_privsyn.cli.advise import bytes_of
+from flower_privsyn.errors import ConfigError
+from scripts import measured_cells
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def record(
+    method: str, epsilon: float | None, accuracy: float, *, seed: int = 0, up: int = 0
+) -> dict[str, Any]:
+    return {
+        "method": method,
+        "epsilon": epsilon,
+        "seed": seed,
+        "status": "finished",
+        "quality": {"next_token_accuracy": accuracy, "bits_per_byte": 2.0 - accuracy},
+        "costs": {"bytes_up": up, "bytes_down": 10, "client_cpu_seconds": 0.5},
+    }
+
+
+def place(users: int, *records: Mapping[str, Any]) -> list[tuple[str, int, Mapping[str, Any]]]:
+    return [("letters", users, one) for one in records]
+
+
+FLOOR = record("public-only", 0.0, 0.2)
+
+
+@pytest.fixture
+def table() -> MeasuredTable:
+    """DP-FTRL wins at 10,000 users and loses at 1,000, where there is a ceiling."""
+    cells = collect(
+        place(
+            1_000,
+            FLOOR,
+            record("finetune-private", None, 0.3),
+            record("joint-sketch", 1.0, 0.23, up=98_000),
+            record("joint-sketch", 1.0, 0.25, seed=1, up=98_000),
+            record("dp-ftrl", 1.0, 0.21, up=1_300_000),
+        )
+        + place(
+            10_000,
+            record("joint-sketch", 1.0, 0.25, up=98_000),
+            record("dp-ftrl", 1.0, 0.28, up=1_300_000),
+        )
+        + place(1_000, record("joint-sketch", 0.1, 0.22, up=98_000))
+    )
+    return MeasuredTable(cells=tuple(cells), setup=("One model.",))
+
+
+class TestCollecting:
+    def test_a_line_is_a_method_over_its_seeds_beside_floor_and_ceiling(
+        self, table: MeasuredTable
+    ) -> None:
+        assert [(one.users, one.epsilon, one.method) for one in table.cells] == [
+            (1_000, 0.1, "joint-sketch"),
+            (1_000, 1.0, "joint-sketch"),
+            (1_000, 1.0, "dp-ftrl"),
+            (10_000, 1.0, "joint-sketch"),
+            (10_000, 1.0, "dp-ftrl"),
+        ]
+        sketch = table.cells[1]
+        assert (sketch.seeds, sketch.accuracy) == (2, pytest.approx(0.24))
+        assert sketch.accuracy_error == pytest.approx(0.01)
+        assert (sketch.floor, sketch.ceiling) == (0.2, 0.3)
+        assert sketch.gap_closed == pytest.approx(0.4)
+        # The floor is of everybody's text, the ceiling of these users alone.
+        assert (table.cells[3].floor, table.cells[3].ceiling) == (0.2, None)
+        assert table.cells[3].gap_closed is None
+
+    def test_what_is_no_method_or_not_finished_or_without_a_floor_is_left_out(self) -> None:
+        lost = record("dp-ftrl", 1.0, 0.2) | {"status": "failed"}
+        assert collect(place(5, FLOOR, record("without-pairs", 1.0, 0.3), lost)) == []
+        assert collect(place(5, record("dp-ftrl", 1.0, 0.3))) == []
+        # The first of two cells of one seed counts.
+        (only,) = collect(place(5, FLOOR, record("popri", 1, 0.3), record("popri", 1, 0.9)))
+        assert (only.accuracy, only.seeds) == (0.3, 1)
+
+    def test_it_is_read_as_it_was_written(self, table: MeasuredTable, tmp_path: Path) -> None:
+        file = tmp_path / "measured.json"
+        file.write_text(json.dumps(document(table.cells, setup=table.setup)))
+        assert MeasuredTable.read(file) == table
+        for text in ("", "[]", '{"version": 2}', '{"version": 1, "setup": [], "cells": []}'):
+            file.write_text(text)
+            with pytest.raises(ConfigError, match=r"measured\.json"):
+                MeasuredTable.read(file)
+
+
+class TestJudging:
+    def test_methods_are_compared_where_both_were_measured(self, table: MeasuredTable) -> None:
+        for users, best in ((1_000, "joint-sketch"), (3_000, "joint-sketch"), (5_000, "dp-ftrl")):
+            advice = advise(table, Need(users=users, epsilon=1.0))
+            assert advice.best == (best,), users
+            (judgement,) = advice.judgements
+            assert len(judgement.ranked) == 2
+            assert "popri" in advice.unmeasured
+            assert "fred" not in advice.unmeasured
+
+    def test_what_sends_too_much_does_not_win(self, table: MeasuredTable) -> None:
+        advice = advise(table, Need(users=10_000, epsilon=1.0, upload=10**6))
+        assert advice.best == ("joint-sketch",)
+        (judgement,) = advice.judgements
+        assert [cell.method for cell in judgement.too_large] == ["dp-ftrl"]
+        assert "sends too much: 1.3 MB up" in "\n".join(advice_lines(advice))
+        nothing = advise(table, Need(users=10_000, epsilon=1.0, upload=9))
+        assert nothing.best == ()
+        assert "nothing that was measured nearby" in "\n".join(advice_lines(nothing))
+
+    def test_it_says_how_far_off_it_judges(self, table: MeasuredTable) -> None:
+        (very,) = advise(table, Need(users=1_000, epsilon=1.0)).judgements
+        assert (very.differs, very.outside) == ((), False)
+        (between,) = advise(table, Need(users=3_000, epsilon=1.0)).judgements
+        assert between.differs == (
+            "users 3,000 is between those measured, 1,000 to 10,000; judged by 1,000",
+        )
+        assert not between.outside
+        far = advise(table, Need(users=90_000, epsilon=0.01))
+        (outside,) = far.judgements
+        assert outside.outside
+        assert outside.differs == (
+            "users 90,000 is above the most measured, 10,000; judged by 10,000",
+            "epsilon 0.01 is below the least measured, 0.1; judged by 1",
+        )
+        assert "Extrapolated: epsilon 0.01 is below" in "\n".join(advice_lines(far))
+        alone = advise(table, Need(users=1_000, epsilon=0.1))
+        assert "this is no comparison" in "\n".join(advice_lines(alone))
+
+    def test_two_that_are_too_near_are_not_told_apart(self, table: MeasuredTable) -> None:
+        near = [
+            replace(cell, accuracy=0.239, accuracy_error=0.001)
+            if (cell.method, cell.users) == ("dp-ftrl", 1_000)
+            else cell
+            for cell in table.cells
+        ]
+        (judgement,) = advise(
+            replace(table, cells=tuple(near)), Need(users=1_000, epsilon=1.0)
+        ).judgements
+        assert judgement.unseparated
+        (clear,) = advise(table, Need(users=1_000, epsilon=1.0)).judgements
+        assert not clear.unseparated
+
+    @pytest.mark.parametrize("need", [{"users": 0}, {"epsilon": 0.0}, {"upload": 0}])
+    def test_bad_needs_are_named(self, need: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=f"--{next(iter(need))} must be"):
+            Need(**{"users": 10, "epsilon": 1.0, **need})
+
+
+class TestTheCommand:
+    def test_it_answers_from_the_table_of_the_package(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["advise", "--users", "5000", "--epsilon", "1", "--upload", "1MB"]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("5,000 users, epsilon 1, 1 MB up at most:\n")
+        assert "users 5,000 is between those measured" in said
+        assert "Not measured in these places: " in said
+        words = ["advise", "--users", "5000", "--epsilon", "1", "--json"]
+        assert main(words) == 0
+        read = json.loads(capsys.readouterr().out)
+        assert read["need"] == {"users": 5000, "epsilon": 1.0, "upload": None}
+        assert len(read["judgements"]) == len(MeasuredTable.read().kinds)
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            (["--users", "5"], "give --users and --epsilon, or --page"),
+            (["--users", "5", "--epsilon", "1", "--upload", "much"], "--upload must be an amount"),
+            (["--page", "--table", "nowhere.json"], "nowhere.json is no table"),
+        ],
+    )
+    def test_bad_words_are_named(
+        self, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["advise", *words]) == 2
+        assert sentence in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("size", "expected"), [("", None), ("12", 12), ("1MB", 10**6), ("0.5 kb", 500)]
+    )
+    def test_sizes(self, size: str, expected: int | None) -> None:
+        assert bytes_of(size) == expected
+
+
+class TestThePage:
+    def test_it_is_of_the_package_s_table(self) -> None:
+        written = (DOCS / "measured_cells.md").read_text(encoding="utf-8")
+        assert written == page(MeasuredTable.read())
+
+    def test_a_place_where_nothing_was_run_is_empty(self, table: MeasuredTable) -> None:
+        rows = [line for line in page(table).splitlines() if line.startswith("| 10,000 |")]
+        assert rows == ["| 10,000 |  | **dp-ftrl**, +8.0 points, 1.3 MB up; of 2 methods |"]
+
+    def test_the_package_s_table_is_of_the_cells_that_the_pages_have(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        setup = [word for line in MeasuredTable.read().setup for word in ("--setup", line)]
+        words = ["measured_cells", str(DOCS / "joint_sketch.jsonl"), *setup]
+        monkeypatch.setattr("sys.argv", words)
+        assert measured_cells.main() == 0
+        made = json.loads(capsys.readouterr().out)
+        assert made == document(MeasuredTable.read().cells, setup=MeasuredTable.read().setup)
+
+    def test_comparisons_of_other_models_are_not_put_together(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        sources = []
+        for number, model in enumerate(("privsyn-tiny", "privsyn-lm")):
+            file = tmp_path / f"{number}.json"
+            fixed = {"downstream": model, "training": {"max_steps": 200}}
+            data = {"private_users": 10}
+            file.write_text(json.dumps({"fixed": fixed, "data": data, "cells": [FLOOR]}))
+            sources.append(f"letters={file}")
+        monkeypatch.setattr("sys.argv", ["measured_cells", *sources])
+        assert measured_cells.main() == 2
+        assert "are of other downstream models" in capsys.readouterr().err

@@ -1,0 +1,335 @@
+"""The hybrid: what both phases cost together, the student between them, and kills in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import wire
+from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.privacy import PrivacyLedger
+from flower_privsyn.queries import TrainableModel
+from flower_privsyn.strategies import DPFTRL, DPFTRLConfig, Hybrid, HybridConfig
+from flower_privsyn.strategies.hybrid import SketchThenTraining
+from flower_privsyn.training import causal
+from flower_privsyn.training.local import LocalModel
+from tests.support.federation import asked, rounds_asked, silent, training_nodes
+from tests.support.probe import Killed
+from tests.support.run_files import lines, release, releases
+from tests.support.traffic import check_planned
+
+Builder = Callable[..., Any]
+
+DELTA = 1e-5
+
+
+@pytest.fixture
+def config(
+    lstm: Path, gpt2: Path, public_file: Path, tmp_path: Path
+) -> Callable[..., HybridConfig]:
+    """Settings of a small run; keyword arguments replace them."""
+
+    def build(**changes: Any) -> HybridConfig:
+        values: dict[str, Any] = {
+            "model": str(lstm),
+            "teacher": str(gpt2),
+            "public_text": str(public_file),
+            "num_bigrams": 40,
+            "select_share": 0.5,
+            "least_selected": 1,
+            "least_row_tokens": 5,
+            "most_overlap": 1.0,
+            "student_steps": 3,
+            "student_batch_size": 4,
+            "num_rounds": 5,
+            "min_separation": 2,
+            "delta": DELTA,
+            "local_learning_rate": 0.5,
+            "clip_norm": 0.05,
+            "max_tokens": 32,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "accept_noise": True,
+            **changes,
+        }
+        if "epsilon" not in values:
+            values.setdefault("noise_multiplier", 0.0)
+            values.setdefault("sketch_noise_multiplier", 0.0)
+        return HybridConfig(**values)
+
+    return build
+
+
+@pytest.fixture
+def people(texts: list[str]) -> Users:
+    rows = [(f"user-{i}", texts[2 * i + k]) for i in range(16) for k in range(1 + i % 2)]
+    return Users.from_rows(rows)
+
+
+def model_of(folder: Path) -> LocalModel:
+    return LocalModel(TrainableModel(name=str(folder)))
+
+
+def by_dp_accounting(*multipliers: float) -> float:
+    accountant = PLDAccountant()
+    for multiplier in multipliers:
+        accountant.compose(GaussianDpEvent(multiplier))
+    return float(accountant.get_epsilon(DELTA))
+
+
+def charged(run: Path) -> list[tuple[int, str]]:
+    return [(line["round"], line["query"]) for line in releases(run)]
+
+
+class TestTheBudget:
+    @pytest.mark.parametrize("share", [0.05, 0.4])
+    def test_ledger_of_both_phases_costs_what_dp_accounting_says(
+        self, config: Builder, people: Users, share: float
+    ) -> None:
+        """From the lines alone, with the dense matrix of the correlation."""
+        strategy = Hybrid(config(epsilon=2.0, sketch_share=share))
+        strategy.start(training_nodes(people))
+        run = strategy.run.path
+        assert charged(run) == [(1, "joint_sketch"), *((n, "model_delta") for n in (2, 3, 4, 5))]
+        ledger = PrivacyLedger.read(run / "ledger.jsonl")
+        ((correlation, fresh),) = ledger.correlations.items()
+        matrix = correlation.factorisation.strategy_matrix()
+        norms = [
+            float(np.linalg.norm(matrix[:, list(turn)].sum(axis=1)))
+            for turn in correlation.participation.patterns()
+        ]
+        sketch, together = releases(run)[0]["noise_multiplier"], fresh / max(norms)
+        assert correlation.first_round == 2
+        assert by_dp_accounting(sketch, together) == pytest.approx(2.0, rel=1e-3)
+        assert ledger.epsilon_release == pytest.approx(2.0, rel=1e-3)
+        assert ledger.epsilon_known_cohorts == ledger.epsilon_release
+        assert ledger.epsilon_release <= 2.0
+        # The sketch has its share of 1 / z^2, and no more.
+        parts = np.array([sketch, together]) ** -2.0
+        assert parts[0] / parts.sum() == pytest.approx(share, rel=2e-3)
+        # Everybody is asked for the sketch, and a group of them in every round that trains.
+        asked_of = [line["num_users"] for line in lines(run / "metrics.jsonl")]
+        assert asked_of[0] == 16
+        assert asked_of[1] + asked_of[2] == asked_of[3] + asked_of[4] == 16
+        check_planned(strategy, size=model_of(run / "models" / "plain").dimension)
+
+    def test_every_sketch_is_noised_for_every_node_of_a_user(self, config: Builder) -> None:
+        once, twice = (
+            config(epsilon=1.0, max_nodes_per_user=nodes).sketch_multiplier() for nodes in (1, 2)
+        )
+        # Of the noise over the clip norm times the nodes, so it is the same.
+        assert once == pytest.approx(twice)
+        assert by_dp_accounting(once * np.sqrt(0.4)) == pytest.approx(1.0, rel=1e-3)
+
+
+class TestTheStudent:
+    def test_rounds_go_on_from_what_the_release_made(self, config: Builder, people: Users) -> None:
+        strategy = Hybrid(config(num_rounds=2, min_separation=1))
+        strategy.start(training_nodes(people))
+        run = strategy.run.path
+        start, student, plain = (
+            model_of(Path(name)).parameters
+            for name in (
+                strategy.config.model,
+                run / "models" / "student",
+                run / "models" / "plain",
+            )
+        )
+        assert not np.array_equal(start, student)
+        query = strategy.config.question(strategy.config.clip_norm)
+        moved = query.mean_update(release(run, 2), 16)
+        assert np.abs(moved).max() > 1e-6
+        assert plain == pytest.approx(student + moved, abs=1e-6)
+        # What is left of the release is in the logits of the final model, and nowhere else.
+        final, _ = load_pretrained(
+            run / "models" / "final", kind="causal", dtype="float32", device="cpu"
+        )
+        inside = {name: value.numpy() for name, value in final.base.state_dict().items()}
+        trained = model_of(run / "models" / "plain")
+        for name, value in trained.named(plain).items():
+            assert np.array_equal(inside[name], value), name
+        assert float(final.token_bias.abs().max()) > 0
+        assert strategy.run.state["summary"]["model"] == "models/final"
+
+    def test_adapters_are_trained_on_the_student(
+        self, config: Builder, people: Users, llama: Path, gpt2: Path
+    ) -> None:
+        settings = config(
+            model=str(gpt2), teacher=str(llama), trainable="lora", lora_rank=2, num_rounds=3
+        )
+        strategy = Hybrid(settings)
+        grid = training_nodes(people)
+        strategy.start(grid)
+        run = strategy.run.path
+        student = run / "models" / "student"
+        base = LocalModel(replace(settings.trained_model(), name=str(student))).base
+        for message in asked(grid):
+            arrays = wire.read_broadcast(message.content["privsyn.broadcast"])
+            if message.content["privsyn.request"]["round"] == 1:
+                assert set(arrays) == {"vocabulary", "bigrams"}
+            else:
+                assert np.array_equal(arrays["base"], base)
+        before, after = model_of(student), model_of(run / "models" / "plain")
+        named, moved = before.named(before.parameters), after.named(after.parameters)
+        same = {name for name in named if np.array_equal(named[name], moved[name])}
+        assert 0 < len(same) < len(named)
+        whole = model_of(gpt2).dimension
+        check_planned(strategy, size=strategy.method.model.dimension, whole=whole)
+
+    def test_without_a_sketch_the_rounds_are_dp_ftrl_s(
+        self, config: Builder, people: Users, tmp_path: Path
+    ) -> None:
+        """Nobody answered it: nothing of it is charged, and the rest of the budget trains."""
+        hybrid = Hybrid(config(min_users=1))
+        hybrid.start(training_nodes(people, tamper=silent(1)))
+        run = hybrid.run.path
+        assert charged(run) == [(number, "model_delta") for number in (2, 3, 4, 5)]
+        assert not (run / "models" / "student").exists()
+        # Their turns are counted from the first round of the run, so the first one is everybody's.
+        values = {name: getattr(hybrid.config, name) for name in DPFTRLConfig.declared}
+        values |= {"run_dir": str(tmp_path / "plain")}
+        DPFTRL(DPFTRLConfig(**values)).start(training_nodes(people, tamper=silent(1)))
+        ours, theirs = (
+            model_of(path / "models" / "final").parameters for path in (run, tmp_path / "plain")
+        )
+        assert np.array_equal(ours, theirs)
+
+
+class TestKilled:
+    def test_in_every_phase(
+        self, config: Builder, people: Users, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After the release, in the student's training, in a round, and while the bias is read."""
+
+        def run(folder: str, *, resume: bool = False) -> Path:
+            settings = config(run_dir=str(tmp_path / folder), resume=resume)
+            Hybrid(settings).start(training_nodes(people))
+            return tmp_path / folder
+
+        whole = run("whole")
+        killed_at = 0
+        for target, name, times in (
+            (SketchThenTraining, "_student", 1),  # the release is on the disk, and not yet read
+            (causal, "_take_steps", 1),
+            (SketchThenTraining, "_forget_until", 2),  # in a round that trains
+            (LocalModel, "save", 1),  # of the result
+            ("flower_privsyn.training.bias", "save_biased", 1),
+        ):
+            module = __import__(target, fromlist=["x"]) if isinstance(target, str) else target
+            original, left = getattr(module, name), [times]
+
+            def die(*args: Any, _of: Any = original, _left: list[int] = left, **kw: Any) -> Any:
+                _left[0] -= 1
+                if _left[0] == 0:
+                    raise Killed
+                return _of(*args, **kw)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(module, name, die)
+                try:
+                    run("pieces", resume=killed_at > 0)
+                except Killed:
+                    killed_at += 1
+        assert killed_at == 5
+        pieces = run("pieces", resume=True)
+        for number in range(1, 6):
+            assert np.array_equal(release(whole, number), release(pieces, number))
+        for model in ("student", "plain"):
+            expected = model_of(whole / "models" / model).parameters
+            assert np.array_equal(model_of(pieces / "models" / model).parameters, expected), model
+        finals = [path / "models" / "final" / "model.safetensors" for path in (whole, pieces)]
+        assert finals[0].read_bytes() == finals[1].read_bytes()
+        assert charged(whole) == charged(pieces)
+
+    def test_a_sketch_that_was_asked_for_is_charged_and_not_asked_again(
+        self, config: Builder, people: Users
+    ) -> None:
+        """Whatever became of it: the rounds that train fit into what is left."""
+
+        def dying(request: Any, reply: Any) -> list[Any]:
+            if request.content["privsyn.request"].get("round") == 1:
+                raise Killed
+            return [reply]
+
+        with pytest.raises(Killed):
+            Hybrid(config(epsilon=2.0)).start(training_nodes(people, tamper=dying))
+        strategy, grid = Hybrid(config(epsilon=2.0, resume=True)), training_nodes(people)
+        strategy.start(grid)
+        assert rounds_asked(grid) == [2, 3, 4, 5]
+        ledger = PrivacyLedger.read(strategy.run.ledger_file)
+        assert next(line["interrupted"] for line in releases(strategy.run.path))
+        assert 1.99 < ledger.epsilon_release <= 2.0
+
+    def test_a_bias_may_be_changed_once_all_is_released(
+        self, config: Builder, people: Users, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def die(*args: Any, **kw: Any) -> None:
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalModel, "save", die)
+            with pytest.raises(Killed):
+                Hybrid(config()).start(training_nodes(people))
+        with pytest.raises(ConfigError, match="select-share"):
+            Hybrid(config(resume=True, select_share=0.4)).start(training_nodes(people))
+        strategy = Hybrid(config(resume=True, token_bias=0.0, bigram_bias=0.0))
+        strategy.start(training_nodes(people))
+        final, _ = load_pretrained(
+            strategy.run.path / "models" / "final", kind="causal", dtype="float32", device="cpu"
+        )
+        assert not final.token_bias.any()
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"num_rounds": 1}, "num-rounds must be a whole number of at least 2, got 1"),
+            ({"epsilon": 1.0, "sketch_share": 1.0}, "sketch-share must be a number"),
+            ({"epsilon": 1.0, "sketch_share": 0.0}, "sketch-share must be a number"),
+            (
+                {"noise_multiplier": 3.0, "sketch_noise_multiplier": None},
+                "noise-multiplier = 3 needs sketch-noise-multiplier beside it: without an epsilon",
+            ),
+            ({"num_bigrams": 0}, "num-bigrams and bigram-share go together"),
+            ({"sampling": "full"}, 'sampling must be one of "cyclic"'),
+        ],
+    )
+    def test_settings(self, config: Builder, changes: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(ConfigError, match=sentence):
+            config(**changes)
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"least_row_tokens": 33}, "has no row of least-row-tokens = 33 tokens"),
+            ({"teacher": "privsyn-lm"}, "teacher must have the tokens of"),
+            ({"public_text": "nowhere.jsonl"}, "nowhere.jsonl"),
+            (
+                {"epsilon": 1.0, "noise_multiplier": None, "sketch_noise_multiplier": 0.1},
+                "epsilon 1 is spent by the releases whose noise",
+            ),
+        ],
+    )
+    def test_before_anybody_is_asked(
+        self,
+        config: Builder,
+        people: Users,
+        tmp_path: Path,
+        changes: dict[str, Any],
+        sentence: str,
+    ) -> None:
+        grid = training_nodes(people)
+        with pytest.raises(Exception, match=sentence):
+            Hybrid(config(**changes)).start(grid)
+        assert asked(grid) == []
+        assert not (tmp_path / "run" / "ledger.jsonl").exists()
