@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -40,7 +40,7 @@ from flower_privsyn.private_path.asked import (
     refuse_off_the_grid,
     refuse_other_question,
 )
-from flower_privsyn.private_path.method import Method, Question
+from flower_privsyn.private_path.method import Method, Question, need
 from flower_privsyn.private_path.outline import ask_of, shown, spending_of, traffic_of
 from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr.privsyn")
 
-T = TypeVar("T")
 
 #: The memory of correlated noise, in the run directory while there are rounds to come. Secret: with
 #: the releases it gives sums away.
@@ -125,12 +124,12 @@ class PrivateSumStrategy(Strategy):
     @property
     def run(self) -> RunDirectory:
         """The run directory; available from `start` on."""
-        return _need(self._run)
+        return need(self._run)
 
     @property
     def plan(self) -> Plan:
         """The phases of the run with their noise; available from the meeting with the nodes on."""
-        return _need(self._federation).settled.plan
+        return need(self._federation).settled.plan
 
     def start(
         self,
@@ -234,7 +233,7 @@ class PrivateSumStrategy(Strategy):
         if self._next is None:
             # Flower's loop goes on to the number of rounds it was given; nobody is asked in them.
             return []
-        settings, federation = self.config, _need(self._federation)
+        settings, federation = self.config, need(self._federation)
         number = self._behind + server_round
         phase = federation.settled.plan.at(number)
         # As nodes see it after the journey.
@@ -254,7 +253,7 @@ class PrivateSumStrategy(Strategy):
             phase.sampling, always=always, random=self._random
         )
         correlation = self._open_noise(number)
-        _need(self._ledger).begin(
+        need(self._ledger).begin(
             round=number,
             query=question.query.name,
             mechanism=mechanism,
@@ -309,7 +308,11 @@ class PrivateSumStrategy(Strategy):
         """Release the noisy sum of a round and hand it to the method."""
         if self._next is None:
             return None, None
-        federation, asked, rounds = _need(self._federation), _need(self._asked), _need(self._rounds)
+        federation, asked, rounds = (
+            need(self._federation),
+            need(self._asked),
+            need(self._rounds),
+        )
         released, counts = self._release(asked, replies)
         if self._grid is not None and (late := self._grid.take_late()):
             counts["rejected: late reply"] = late
@@ -371,7 +374,7 @@ class PrivateSumStrategy(Strategy):
             The release, or None when too few users answered for it to be made; and how many
             replies were used, and why others were not.
         """
-        ledger, query = _need(self._ledger), asked.question.query
+        ledger, query = need(self._ledger), asked.question.query
         expected = Expected(
             query=query,
             length=query.answer_length(asked.question.broadcast),
@@ -420,8 +423,8 @@ class PrivateSumStrategy(Strategy):
 
     def _leave_out(self, asked: AskedRound, reason: str, *, num_users: int, charged: bool) -> None:
         """Close a round without a release; it is charged where nodes have charged it, too."""
-        ledger = _need(self._ledger)
-        _need(self._federation).attendance.lost(asked.number, reason)
+        ledger = need(self._ledger)
+        need(self._federation).attendance.lost(asked.number, reason)
         if charged or asked.sampling.hides_cohort:
             ledger.charge(round=asked.number, num_users=num_users)
         else:
@@ -430,7 +433,7 @@ class PrivateSumStrategy(Strategy):
 
     def _note_attendance(self, asked: AskedRound, answering: frozenset[int]) -> None:
         """Note who answered a round that is released, and tell the server's owner of silence."""
-        attendance = _need(self._federation).attendance
+        attendance = need(self._federation).attendance
         if not asked.sampling.hides_cohort or answering & asked.always_asked:
             attendance.answered()
         else:
@@ -452,7 +455,7 @@ class PrivateSumStrategy(Strategy):
 
     def _open_noise(self, number: int) -> Correlation | None:
         """Begin the stream of a phase's correlated noise, or go on with it."""
-        settled = _need(self._federation).settled
+        settled = need(self._federation).settled
         correlation = settled.correlation_at(number)
         if number == settled.plan.first_round(settled.plan.at(number)):
             # That of the phase before, which no round takes up, also of a process that is gone.
@@ -461,7 +464,7 @@ class PrivateSumStrategy(Strategy):
             return correlation
         path = self.run.path / NOISE_FILE
         self._noise = CorrelatedNoise(correlation, random=self._random, path=path)
-        released = _need(self._ledger).last_released(correlation)
+        released = need(self._ledger).last_released(correlation)
         if released is not None and released > self._noise.last_round:
             raise LedgerError(
                 f"{path} does not reach round {released}, which was released: the noise of the "
@@ -522,7 +525,7 @@ class PrivateSumStrategy(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
     ) -> Result:
         """Ask every round that is left, in Flower's own loop."""
-        rounds, federation = _need(self._rounds), self._federation
+        rounds, federation = need(self._rounds), self._federation
         if resume:
             plan = None if federation is None else federation.settled.plan
             following = rounds.go_on(ledger, plan)
@@ -533,7 +536,7 @@ class PrivateSumStrategy(Strategy):
         result = Result()
         if self._next is not None:
             result = super().start(
-                _need(self._grid),
+                need(self._grid),
                 initial_arrays=self._packed(self._next),
                 num_rounds=self.config.num_rounds - self._behind,
                 timeout=timeout,
@@ -566,7 +569,7 @@ class PrivateSumStrategy(Strategy):
         return {} if self.method.stamp is None else {"stamp": self.method.stamp}
 
     def _spent(self) -> dict[str, float | None]:
-        ledger = _need(self._ledger)
+        ledger = need(self._ledger)
         return {
             "epsilon_release": ledger.epsilon_release,
             "epsilon_known_cohorts": ledger.epsilon_known_cohorts,
@@ -590,9 +593,3 @@ _PRIVATE_PATH = frozenset(PrivateSumStrategy.__dict__) - {
     "__firstlineno__",
     "__static_attributes__",
 }
-
-
-def _need(value: T | None) -> T:
-    if value is None:
-        raise RuntimeError("the strategy has not been started")
-    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from flower_privsyn.privacy import Phase, Plan
 from flower_privsyn.private_path.needs import Look, Needs
@@ -16,6 +16,8 @@ from flower_privsyn.queries.query import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
 if TYPE_CHECKING:
     from flower_privsyn.host.progress import Progress
     from flower_privsyn.runs import RunDirectory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,3 +227,14 @@ class Method(ABC):
             plan: its phases, with their noise settled.
         """
         return ()
+
+
+def need(value: T | None) -> T:
+    """What `prepare` has set.
+
+    Raises:
+        RuntimeError: it has not been called.
+    """
+    if value is None:
+        raise RuntimeError("the strategy has not been started")
+    return value

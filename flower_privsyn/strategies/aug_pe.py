@@ -30,12 +30,12 @@ from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import located
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.method import need
 from flower_privsyn.private_path.needs import Needs
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.strategies.parts.evolution import (
     Evolution,
     EvolutionConfig,
-    need,
     survivor_records,
 )
 from flower_privsyn.strategies.parts.population import Population, survivors

@@ -31,7 +31,7 @@ from flower_privsyn.files import located, write_json
 from flower_privsyn.generation.topics import check_document_type
 from flower_privsyn.privacy import Phase, RandomSource, Sampling
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -489,6 +489,4 @@ class TopicsAndTraining(FederatedTraining):
         return found
 
     def _need_topics(self) -> Topics:
-        if self._topics is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._topics
+        return need(self._topics)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, final
 
 from flower_privsyn.checks import check_choice
@@ -190,9 +190,7 @@ class CorrelatedTraining(FederatedTraining):
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         """All rounds under the matrix of the settings."""
-        phase = self.config.phase(population, asks=self.queries)
-        participation = participation_of(phase.sampling, rounds=phase.rounds)
-        return (replace(phase, factorisation=self.config.factorisation(participation)),)
+        return (self.config.correlated(self.config.phase(population, asks=self.queries)),)
 
     def describe(self, plan: Plan) -> list[str]:
         """What the correlation does."""

@@ -38,7 +38,7 @@ from flower_privsyn.privacy import (
     release_epsilon,
 )
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -504,6 +504,4 @@ class ReleasedMoments(AskedAgain):
         return self.run.path / "moments_shift.npy"
 
     def _need_space(self) -> MomentSpace:
-        if self._space is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._space
+        return need(self._space)

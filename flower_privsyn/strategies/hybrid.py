@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from flower_privsyn.files import write_json
 from flower_privsyn.privacy import Phase, Plan, RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Query
@@ -290,6 +290,4 @@ class SketchThenTraining(CorrelatedTraining):
         return self._made
 
     def _need_text(self) -> SketchedText:
-        if self._text is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._text
+        return need(self._text)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from flower_privsyn.files import located
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.queries import Query
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
@@ -240,6 +240,4 @@ class AskedOnce(AskedAgain):
         return self._generator
 
     def _need_text(self) -> SketchedText:
-        if self._text is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._text
+        return need(self._text)

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import NonNegativeInt, PositiveInt
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.queries import Query
 from flower_privsyn.runs import RESEARCH_STAMP
@@ -231,9 +231,7 @@ class SketchRefinement(AskedAgain):
     @property
     def rounds(self) -> PreferenceRounds:
         """Candidates and adapters of the refinement; available from `start` on."""
-        if self._rounds is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._rounds
+        return need(self._rounds)
 
     def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
         """With the releases made, the refinement is free to be another until it has begun."""
@@ -429,9 +427,7 @@ class SketchRefinement(AskedAgain):
             return embedder.embed(texts, progress=stage.update)
 
     def _need_public(self) -> PublicSide:
-        if self._public is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._public
+        return need(self._public)
 
 
 class SketchEvolution:

@@ -29,7 +29,14 @@ import numpy.typing as npt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Method, Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import (
+    Method,
+    Outline,
+    Question,
+    RecordSource,
+    Workplace,
+    need,
+)
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import (
@@ -387,9 +394,7 @@ class PreferencesByScores(Method):
     @property
     def rounds(self) -> PreferenceRounds:
         """Candidates and adapters; available from `start` on."""
-        if self._rounds is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._rounds
+        return need(self._rounds)
 
     # ------------------------------------------------------------------ before the first round
 
@@ -566,11 +571,7 @@ class PreferencesByScores(Method):
         }
 
     def _need_place(self) -> Workplace:
-        if self._place is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._place
+        return need(self._place)
 
     def _need_public(self) -> PublicSide:
-        if self._public is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._public
+        return need(self._public)

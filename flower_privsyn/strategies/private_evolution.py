@@ -33,7 +33,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import write_json
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Query
@@ -41,7 +41,6 @@ from flower_privsyn.strategies.more_text import MoreText
 from flower_privsyn.strategies.parts.evolution import (
     Evolution,
     EvolutionConfig,
-    need,
     survivor_records,
 )
 from flower_privsyn.strategies.parts.judge import MomentsJudge, best, stops

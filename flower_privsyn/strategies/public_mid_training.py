@@ -23,10 +23,9 @@ from flower_privsyn.privacy import (
     Phase,
     Plan,
     RandomSource,
-    participation_of,
 )
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import RecordSource, Workplace
+from flower_privsyn.private_path.method import RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import NeededModel, Needs
 from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
 from flower_privsyn.strategies.parts.federated_training import ServerState
@@ -103,18 +102,15 @@ class TrainingInHalves(CorrelatedTraining):
         if not config.in_halves:
             return super().phases(population)
         whole = config.phase(population, asks=self.queries)
-        found = []
-        for name, rounds, sampling in zip(
-            ("first half", "second half"),
-            config.rounds_of_halves,
-            config.samplings_of_halves(population),
-            strict=True,
-        ):
-            matrix = config.factorisation(participation_of(sampling, rounds=rounds))
-            found.append(
-                replace(whole, name=name, rounds=rounds, sampling=sampling, factorisation=matrix)
+        return tuple(
+            config.correlated(replace(whole, name=name, rounds=rounds, sampling=sampling))
+            for name, rounds, sampling in zip(
+                ("first half", "second half"),
+                config.rounds_of_halves,
+                config.samplings_of_halves(population),
+                strict=True,
             )
-        return tuple(found)
+        )
 
     def base_moved(self, number: int) -> bool:
         """Whether nodes train on a base of public text in a round, or began with another one."""
@@ -190,6 +186,4 @@ class TrainingInHalves(CorrelatedTraining):
         return super().trained(state)
 
     def _need_step(self) -> PublicStep:
-        if self._step is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._step
+        return need(self._step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import Phase, participation_of
+from flower_privsyn.privacy import Phase
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.strategies import (
     DPFTRLConfig,
@@ -108,9 +107,7 @@ class CorrelatedProbeMethod(ProbeMethod):
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         assert isinstance(self.config, DPFTRLConfig)
-        phase = self.config.phase(population, asks=self.queries)
-        participation = participation_of(phase.sampling, rounds=phase.rounds)
-        return (replace(phase, factorisation=self.config.factorisation(participation)),)
+        return (self.config.correlated(self.config.phase(population, asks=self.queries)),)
 
 
 class CorrelatedProbe(Probe):

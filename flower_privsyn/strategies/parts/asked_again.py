@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from typing import TYPE_CHECKING
 
-from flower_privsyn.private_path.method import Method, Question, Workplace
+from flower_privsyn.private_path.method import Method, Question, Workplace, need
 from flower_privsyn.private_path.release import ReleasedSum, SumOfUsers
 
 if TYPE_CHECKING:
@@ -53,6 +53,4 @@ class AskedAgain(Method, ABC):
         return [one.of_users for one in found if one is not None]
 
     def _need_place(self) -> Workplace:
-        if self._place is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._place
+        return need(self._place)

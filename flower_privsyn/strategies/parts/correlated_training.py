@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Le
@@ -21,8 +21,10 @@ from flower_privsyn.privacy import (
     CyclicSampling,
     Factorisation,
     Participation,
+    Phase,
     Sampling,
     TreeAggregation,
+    participation_of,
 )
 from flower_privsyn.strategies.parts.federated_training import FederatedTrainingConfig
 
@@ -153,6 +155,11 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
     def salt(self) -> str:
         """By which users are dealt to groups, public."""
         return hashlib.blake2b(f"turns {self.seed}".encode(), digest_size=16).hexdigest()
+
+    def correlated(self, phase: Phase) -> Phase:
+        """A phase of these settings with the matrix for how often it asks a user."""
+        participation = participation_of(phase.sampling, rounds=phase.rounds)
+        return replace(phase, factorisation=self.factorisation(participation))
 
     def factorisation(self, participation: Participation) -> Factorisation:
         """The matrix that correlates the noise, for the momentum of the server.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,14 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
 from flower_privsyn.generation.variation import vary
-from flower_privsyn.private_path.method import Method, Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import (
+    Method,
+    Outline,
+    Question,
+    RecordSource,
+    Workplace,
+    need,
+)
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -64,7 +71,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr.privsyn")
 
-T = TypeVar("T")
 
 IntArray = npt.NDArray[np.int64]
 
@@ -471,17 +477,6 @@ class Evolution(Method):
         """A seed of public randomness, different for every round and purpose."""
         sequence = np.random.SeedSequence([self._settings.seed, 3, round_number, *purpose])
         return int(sequence.generate_state(1, dtype=np.uint64)[0])
-
-
-def need(value: T | None) -> T:
-    """What `prepare` has set.
-
-    Raises:
-        RuntimeError: it has not been called.
-    """
-    if value is None:
-        raise RuntimeError("the strategy has not been started")
-    return value
 
 
 def survivor_records(survivors: Population) -> list[dict[str, Any]]:

@@ -24,7 +24,14 @@ from annotated_types import Ge, Le
 from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
-from flower_privsyn.private_path.method import Method, Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import (
+    Method,
+    Outline,
+    Question,
+    RecordSource,
+    Workplace,
+    need,
+)
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -260,9 +267,7 @@ class FederatedTraining(Method):
     @property
     def model(self) -> LocalModel:
         """The model at the server; available from `prepare` on."""
-        if self._model is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._model
+        return need(self._model)
 
     def _loaded_initial(self, spec: TrainableModel) -> LocalModel:
         from flower_privsyn.training.local import LocalModel
@@ -399,9 +404,7 @@ class FederatedTraining(Method):
         return {"base": self.base_of(number).base}
 
     def _need_place(self) -> Workplace:
-        if self._place is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._place
+        return need(self._place)
 
     # ------------------------------------------------------------------ the result
 

@@ -15,7 +15,6 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     Phase,
     Plan,
-    participation_of,
 )
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import Query
@@ -98,8 +97,7 @@ def first_then_training(
         config.phase(population, asks=(updates,)), name="training", rounds=config.num_rounds - 1
     )
     if config.sampling == "cyclic":
-        participation = participation_of(training.sampling, rounds=training.rounds)
-        training = replace(training, factorisation=config.factorisation(participation))
+        training = config.correlated(training)
     first = Phase(
         name=name,
         rounds=1,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import located
-from flower_privsyn.private_path.method import Question, Workplace
+from flower_privsyn.private_path.method import Question, Workplace, need
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import KernelMean, Moments, Query, mean_features
 from flower_privsyn.strategies.parts.moment_settings import (
@@ -27,9 +27,6 @@ from flower_privsyn.strategies.parts.sketch import Sketch, kernel_of, sketch_que
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.host.progress import Progress
-
-
-T = TypeVar("T")
 
 
 class Judge(Protocol):
@@ -122,11 +119,11 @@ class KernelJudge(ReleasedJudge):
         """Write `sketch.npy`."""
         sketch = Sketch.combine(self._kernel, [release.of_users])
         if sketch is not None:
-            sketch.save(_need(self._place).run.path)
+            sketch.save(need(self._place).run.path)
 
     def judge(self) -> Sketch | None:
         """The sketch."""
-        folder = _need(self._place).run.path
+        folder = need(self._place).run.path
         return Sketch.load(folder) if (folder / "sketch.json").exists() else None
 
 
@@ -182,18 +179,18 @@ class MomentsJudge(ReleasedJudge):
     def question(self) -> Question:
         """The coordinates, which are public."""
         asked = self.query
-        return Question(asked, _need(self._space).broadcast(asked))
+        return Question(asked, need(self._space).broadcast(asked))
 
     def keep(self, release: ReleasedSum) -> None:
         """Write `moments.npz`."""
-        sketch = MomentSketch.of_joint(_need(self._space), self.query, [release.of_users])
+        sketch = MomentSketch.of_joint(need(self._space), self.query, [release.of_users])
         if sketch is not None:
             sketch.warn()
-            sketch.save(_need(self._place).run.path)
+            sketch.save(need(self._place).run.path)
 
     def judge(self) -> MomentSketch | None:
         """The moments."""
-        folder = _need(self._place).run.path
+        folder = need(self._place).run.path
         return MomentSketch.load(folder) if (folder / "moments.json").exists() else None
 
 
@@ -250,9 +247,3 @@ def validation_sketch(
         num_users=1.0,
         noise_std=0.0,
     )
-
-
-def _need(value: T | None) -> T:
-    if value is None:
-        raise RuntimeError("the strategy has not been started")
-    return value

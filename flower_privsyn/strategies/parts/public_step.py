@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
+from flower_privsyn.private_path.method import need
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
@@ -263,6 +264,4 @@ class PublicStep:
             )
 
     def _need_public(self) -> PublicRows:
-        if self._public is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._public
+        return need(self._public)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import append_json_lines, read_json_lines, replacing
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import JointSketch
@@ -208,6 +208,4 @@ class SelectedText:
         return RoundFiles(self._need_text().place.run.round_dir(number)).selected
 
     def _need_text(self) -> SketchedText:
-        if self._text is None:
-            raise RuntimeError("the strategy has not been started")
-        return self._text
+        return need(self._text)
