@@ -59,22 +59,15 @@ def match(
     from flower_privsyn.checks import check_whole
     from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.embedding import load_tokenizer
-    from flower_privsyn.training.distillation import check_same_tokens
     from flower_privsyn.training.distribution_matching import TokenShare, keep_share
 
     rule = TokenShare(share=share, least_rows=least_rows)
     check_whole("--max-tokens", max_tokens, ge=1)
     check_whole("--least-row-tokens", least_row_tokens, ge=1, le=max_tokens)
-    if public is not None and against is not None:
-        raise ConfigError("give either --public or --against")
     file = user_path(output)
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ConfigError(f"--output must be a file in a folder that is there, got {output}")
-    models = {"private": located(private)}
-    for name, model in (("public", public), ("against", against)):
-        if model is not None:
-            models[name] = located(model)
-            check_same_tokens(models["private"], models[name], setting=f"--{name}")
+    models = _models(private, public=public, against=against)
     rows = PublicRows.of(
         text,
         tokenizer=load_tokenizer(models["private"])[0],
@@ -99,6 +92,20 @@ def match(
         f"{kept.duplicates:,} duplicates passed over"
     )
     return 0
+
+
+def _models(private: str, *, public: str | None, against: str | None) -> dict[str, str]:
+    """The models that score rows, by what they are, once they have the same tokens."""
+    from flower_privsyn.training.distillation import check_same_tokens
+
+    if public is not None and against is not None:
+        raise ConfigError("give either --public or --against")
+    models = {"private": located(private)}
+    for name, model in (("public", public), ("against", against)):
+        if model is not None:
+            models[name] = located(model)
+            check_same_tokens(models["private"], models[name], setting=f"--{name}")
+    return models
 
 
 def _scores(
