@@ -59,14 +59,10 @@ def central(
     out is private at RECORD level and stands on no axis with a run, whose unit is a user. Every
     method spends an epsilon of its own: who publishes several spends the sum.
     """
-    from flower_privsyn.comparison.central import CENTRAL_METHODS, CentralBaseline
+    from flower_privsyn.comparison.central import CentralBaseline
     from flower_privsyn.data import load_users
-    from flower_privsyn.errors import ConfigError
     from flower_privsyn.training.dp_adam import DPAdam
 
-    names = methods or list(CENTRAL_METHODS)
-    if len(set(names)) < len(names):
-        raise ConfigError(f"--methods must name each method once, got {' '.join(names)}")
     optimiser = DPAdam(
         steps=steps,
         batch_size=batch_size,
@@ -89,7 +85,7 @@ def central(
             seed=seed,
             optimiser=optimiser,
         )
-        for name in names
+        for name in _named(methods)
     ]
     columns: dict[str, Any] = {
         "client_column": client_column,
@@ -102,6 +98,17 @@ def central(
     rows = _rows(baselines, people, others, downstream=downstream, output=output)
     _show(rows, records=len(people.texts))
     return 0
+
+
+def _named(methods: list[str] | None) -> list[str]:
+    """The methods, each named once; all of them where none is named."""
+    from flower_privsyn.comparison.central import CENTRAL_METHODS
+    from flower_privsyn.errors import ConfigError
+
+    names = methods or list(CENTRAL_METHODS)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--methods must name each method once, got {' '.join(names)}")
+    return names
 
 
 def _rows(
