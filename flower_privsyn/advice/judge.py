@@ -125,12 +125,17 @@ def _judged(cells: Sequence[MeasuredCell], need: Need) -> Judgement:
         place=(nearest.users, nearest.epsilon),
         ranked=tuple(fits),
         too_large=tuple(cell for cell in here if cell not in fits),
-        unseparated=_unseparated(fits),
+        unseparated=unseparated(fits),
         **_differences(cells, nearest, need),
     )
 
 
-def _unseparated(ranked: Sequence[MeasuredCell]) -> bool:
+def unseparated(ranked: Sequence[MeasuredCell]) -> bool:
+    """Whether the first two are less than two standard errors apart, or nobody knows.
+
+    Args:
+        ranked: methods of one place, best first.
+    """
     if len(ranked) < 2:
         return False
     first, second = ranked[:2]

@@ -82,23 +82,27 @@ class MeasuredCell:
         return self.gain / (self.ceiling - self.floor)
 
 
-def collect(sources: Iterable[tuple[str, int, Mapping[str, Any]]]) -> list[MeasuredCell]:
+def collect(
+    sources: Iterable[tuple[str, int, Mapping[str, Any]]], *, own: Sequence[str] = ()
+) -> list[MeasuredCell]:
     """Put the cells of comparisons together.
 
     A floor is of the public model on the same kind of text, whoever took part; a ceiling is of the
-    same users. Methods that the catalogue does not have, as a comparison's own variants, are left
-    out, and so are cells that are not finished and those without a floor.
+    same users. Methods that neither the catalogue nor `own` has, as a comparison's variants, are
+    left out, and so are cells that are not finished and those without a floor.
 
     Args:
         sources: of each cell what its text is, how many users took part, and its record of
             `compare.json`. Of two records of one seed the first counts.
+        own: further methods, in their order.
 
     Returns:
         In the order of text, users, epsilon, and the catalogue.
     """
+    order = list(dict.fromkeys([*compared(), *own]))
     records: dict[tuple[str, int, str, float | None, int], Mapping[str, Any]] = {}
     for data, users, cell in sources:
-        if cell.get("status", "finished") == "finished" and cell["method"] in compared():
+        if cell.get("status", "finished") == "finished" and cell["method"] in order:
             key = (data, users, str(cell["method"]), cell["epsilon"], int(cell["seed"]))
             records.setdefault(key, cell)
     groups: dict[tuple[str, int, str, float | None], list[Mapping[str, Any]]] = {}
@@ -112,7 +116,6 @@ def collect(sources: Iterable[tuple[str, int, Mapping[str, Any]]]) -> list[Measu
         for (data, users, name, _), cells in groups.items()
         if name == _CEILING
     }
-    order = list(compared())
     found = [
         _cell(data, users, method, epsilon, cells, floors[data], ceilings.get((data, users)))
         for (data, users, method, epsilon), cells in groups.items()

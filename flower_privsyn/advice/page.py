@@ -12,10 +12,10 @@ from flower_privsyn.strategies.catalogue import compared
 _HEAD = """\
 # What was measured, by users and epsilon
 
-Made by `privsyn advise --page` from the cells that were measured; what was not run is empty. For
+Made by {made_by} from the cells that were measured; what was not run is empty. For
 one number of users and one epsilon:
 
-    privsyn advise --users 5000 --epsilon 1 --upload 1MB
+    privsyn advise --users 5000 --epsilon 1 --upload 1MB{table}
 
 > evaluation, not private: computed from private text outside the privacy budget
 """
@@ -77,13 +77,15 @@ def _cost(cell: MeasuredCell) -> str:
     return f"{bytes_text(cell.bytes_up)} up"
 
 
-def page(table: MeasuredTable) -> str:
+def page(table: MeasuredTable, *, made_by: str = "`privsyn advise --page`", file: str = "") -> str:
     """`docs/measured_cells.md`: the best method of every place, then every cell.
 
     Args:
         table: of measured cells.
+        made_by: what the page says it was made by.
+        file: of the table, where it is not the package's.
     """
-    lines = [_HEAD]
+    lines = [_HEAD.format(made_by=made_by, table=f" --table {file}" if file else "")]
     for data in table.kinds:
         lines += [f"## {data[:1].upper()}{data[1:]}", "", *_regions(table.private(data)), ""]
     lines += ["## Every cell", "", *(f"- {sentence}" for sentence in table.setup), ""]
@@ -108,10 +110,14 @@ def _best(here: Sequence[MeasuredCell]) -> str:
     if not here:
         return ""
     best = max(here, key=lambda cell: cell.gain)
-    gap = best.gap_closed
-    closed = f"{100 * best.gain:+.1f} points" if gap is None else f"{100 * gap:.0f} % of the gap"
     others = f"of {len(here)} methods" if len(here) > 1 else "no other method was run"
-    return f"**{best.method}**, {closed}, {_cost(best)}; {others}"
+    return f"**{best.method}**, {gained(best)}, {_cost(best)}; {others}"
+
+
+def gained(cell: MeasuredCell) -> str:
+    """What a method gives, in one figure: the share of the gap, or points where there is none."""
+    gap = cell.gap_closed
+    return f"{100 * cell.gain:+.1f} points" if gap is None else f"{100 * gap:.0f} % of the gap"
 
 
 def _every_cell(cells: Sequence[MeasuredCell]) -> Iterator[str]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flower_privsyn.checks import check_number
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.cli.options import Column, Partitioner, option
 from flower_privsyn.cli.output import FAILED, complain
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
+from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
     from flower_privsyn.comparison import Comparison
@@ -22,6 +25,10 @@ _Epsilon = Annotated[list[float], option("E ...")]
 _Methods = Annotated[list[str] | None, option("NAME ...", "which of the app's (default: all)")]
 _Seeds = Annotated[int, option("N", "repetitions of every cell")]
 _Users = Annotated[int, option("N", "users that take part (default: all)", show_default=False)]
+_Grid = Annotated[
+    list[int] | None,
+    option("N ...", "numbers of users: a comparison of each, and one table and picture of all"),
+]
 _HeldOutUsers = Annotated[
     int | None,
     option(
@@ -76,6 +83,7 @@ def compare(
     methods: _Methods = None,
     seeds: _Seeds = 3,
     users: _Users = 0,
+    grid: _Grid = None,
     held_out_users: _HeldOutUsers = None,
     held_out: _HeldOut = None,
     delta: _Delta = None,
@@ -103,13 +111,18 @@ def compare(
     The figures are computed from private text without noise: they are for choosing a method. The
     same command continues what was interrupted.
     """
-    from flower_privsyn.comparison import APP, Comparison, make_plan
+    from flower_privsyn.comparison import APP, Comparison, Grid, make_plan
     from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal_settings import CausalTraining
 
     if budget_minutes is not None:
         check_number("--budget-minutes", budget_minutes, gt=0)
-    plan = make_plan(
+    if grid and users:
+        raise ConfigError("give either --users or --grid, not both")
+    for size in grid or ():
+        check_whole("--grid", size, ge=2)
+    plan_of = partial(
+        make_plan,
         app=load_app(app or APP),
         data=data,
         epsilons=epsilon,
@@ -118,7 +131,6 @@ def compare(
         config=config,
         held_out=held_out,
         held_out_users=held_out_users,
-        users=users,
         delta=delta,
         newer_than=newer_than,
         downstream=downstream,
@@ -137,23 +149,33 @@ def compare(
         open_sealed=open_sealed,
     )
     typed = shlex.join(["privsyn", *context.obj])
-    return _follow(Comparison(plan, Path(output), command=typed), budget_minutes)
+    if not grid:
+        comparison = Comparison(plan_of(users=users), Path(output), command=typed)
+        return _follow([comparison], lambda **how: [comparison.run(**how)], budget_minutes)
+    every = Grid([plan_of(users=size) for size in grid], Path(output), command=typed)
+    status = _follow(every.comparisons, every.run, budget_minutes)
+    print(f"All of them: {every.table_file}, grid.md and grid.svg beside it")
+    return status
 
 
-def _follow(comparison: Comparison, budget_minutes: float | None) -> int:
-    """Run what is left of a comparison, and show what it found."""
-    from flower_privsyn.comparison.table import show
+def _follow(
+    comparisons: Sequence[Comparison],
+    run: Callable[..., list[dict[str, Any]]],
+    budget_minutes: float | None,
+) -> int:
+    """Run what is left of comparisons, and show what they found."""
     from flower_privsyn.host.terminal import follower
 
-    plan = comparison.plan
-    cells = plan.cells()
-    sys.stderr.write(
-        f"Comparing {len(plan.methods)} methods in {len(cells)} cells, {len(plan.private):,} users "
-        f"and {len(plan.held_out):,} held out, in {comparison.folder}\n"
-    )
+    for comparison in comparisons:
+        plan = comparison.plan
+        sys.stderr.write(
+            f"Comparing {len(plan.methods)} methods in {len(plan.cells())} cells, "
+            f"{len(plan.private):,} users and {len(plan.held_out):,} held out, in "
+            f"{comparison.folder}\n"
+        )
     try:
         with ended_by_signals():
-            document = comparison.run(
+            found = run(
                 follower=follower,
                 say=lambda line: print(line, file=sys.stderr),
                 budget_minutes=budget_minutes,
@@ -161,18 +183,26 @@ def _follow(comparison: Comparison, budget_minutes: float | None) -> int:
     except (KeyboardInterrupt, Stopped):
         sys.stderr.write("Continue with the same command; what is finished is kept.\n")
         raise
+    return max(_show(*pair) for pair in zip(comparisons, found, strict=True))
+
+
+def _show(comparison: Comparison, document: dict[str, Any]) -> int:
+    """Show what a comparison found; 0, or the status of one of whose cells some failed."""
+    from flower_privsyn.comparison.table import show
+
     show(document)
     if comparison.page_file.is_file():
         print(f"Report: {comparison.page_file}")
     print(f"All figures: {comparison.document_file}")
-    left_out = sum(cell["status"] == "left out" for cell in document["cells"])
+    cells = document["cells"]
+    left_out = sum(cell["status"] == "left out" for cell in cells)
     if left_out:
         print(
             f"{left_out} of {len(cells)} cells were left out for want of time; "
             f"{comparison.folder / 'comparison.md'} lists them, and the same command goes on",
             file=sys.stderr,
         )
-    failed = [cell for cell in document["cells"] if cell["status"] == "failed"]
+    failed = [cell for cell in cells if cell["status"] == "failed"]
     if failed:
         return complain(
             f"{len(failed)} of {len(cells)} cells failed; {comparison.folder / 'comparison.md'} "

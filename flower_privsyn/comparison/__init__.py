@@ -4,6 +4,7 @@ Every method runs on the same users through Flower, and one downstream model is 
 who took no part. All figures are computed from private text without noise, and stamped so.
 """
 
+from flower_privsyn.comparison.grid import Grid
 from flower_privsyn.comparison.plan import APP, Cell, Plan, make_plan, methods_of
 from flower_privsyn.comparison.run import Comparison
 
@@ -11,6 +12,7 @@ __all__ = [
     "APP",
     "Cell",
     "Comparison",
+    "Grid",
     "Plan",
     "make_plan",
     "methods_of",

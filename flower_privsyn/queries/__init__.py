@@ -1,12 +1,13 @@
 """What one user answers, one file per question. Pure numpy, no noise, no input or output."""
 
+from flower_privsyn.queries.bigrams import frequent_bigrams
 from flower_privsyn.queries.conditional_delta import (
     ConditionalDelta,
     conditioned_fingerprint,
     pack_conditions,
     unpack_conditions,
 )
-from flower_privsyn.queries.joint_sketch import JointSketch, frequent_bigrams
+from flower_privsyn.queries.joint_sketch import JointSketch
 from flower_privsyn.queries.kernel_mean import (
     KernelMean,
     features,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from annotated_types import Ge, Le, Lt
 
 from flower_privsyn.privacy.grid import GRID
+from flower_privsyn.queries.bigrams import find_bigrams
 from flower_privsyn.queries.once_per_array import once_per_array
 from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, IntArray, Query, Reads
 
@@ -393,59 +394,6 @@ class _Text:
         pairs = self.tokens[second - 1] * vocabulary + self.tokens[second]
         places, known = find_bigrams(block.keys, pairs)
         return self.owners[second[known]], places[known]
-
-
-def frequent_bigrams(rows: Iterable[npt.NDArray[Any]], *, vocabulary: int, most: int) -> IntArray:
-    """The bigrams that public text has most of.
-
-    Args:
-        rows: public texts, the tokens of each in `range(vocabulary)`.
-        vocabulary: V.
-        most: K, how many at most, >= 1.
-
-    Returns:
-        (K,) keys first * V + second, increasing. Of bigrams that are as frequent as one another
-        those with the smaller keys are kept.
-    """
-    keys = np.zeros(0, dtype=np.int64)
-    counts = np.zeros(0, dtype=np.int64)
-    waiting: list[IntArray] = []
-    held = 0
-
-    def taken_in() -> tuple[IntArray, IntArray]:
-        together = np.concatenate((keys, *waiting))
-        ones = np.ones(len(together) - len(keys), dtype=np.int64)
-        found, places = np.unique(together, return_inverse=True)
-        sums = np.bincount(places, weights=np.concatenate((counts, ones)), minlength=len(found))
-        return found, sums.astype(np.int64)
-
-    for row in rows:
-        tokens = np.asarray(row, dtype=np.int64)
-        if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary):
-            raise ValueError(f"tokens must be in range({vocabulary})")
-        waiting.append(tokens[:-1] * vocabulary + tokens[1:])
-        held += len(tokens)
-        if held >= 16 * _BATCH_TOKENS:
-            keys, counts = taken_in()
-            waiting, held = [], 0
-    keys, counts = taken_in()
-    chosen = np.lexsort((keys, -counts))[:most]
-    return np.sort(keys[chosen])
-
-
-def find_bigrams(keys: IntArray, pairs: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """Look pairs of tokens up in a table.
-
-    Args:
-        keys: (K,) first * vocabulary + second, increasing, K >= 1.
-        pairs: (n,) the same, of what is looked for.
-
-    Returns:
-        (n,) places in the table, and (n,) whether a pair is there.
-    """
-    places = np.searchsorted(keys, pairs)
-    np.minimum(places, len(keys) - 1, out=places)
-    return places, keys[places] == pairs
 
 
 def pack_bigrams(keys: IntArray) -> npt.NDArray[np.uint8]:

@@ -208,10 +208,10 @@ def clouds(shown: Sequence[Cloud], identifier: str) -> list[Markup]:
     x, y = sides
     drawn = []
     for place, cloud in enumerate(shown):
-        figure, axes = _axes(PANEL, 270, cloud.axes)
+        figure, axes = axes_of(PANEL, 270, cloud.axes)
         axes.set(xlim=x, ylim=y)
         axes.locator_params(nbins=5)
-        _settle(figure)
+        settle(figure)
         # One unit is as long in both directions: the shorter side is widened.
         box = axes.get_window_extent()
         unit = max((x[1] - x[0]) / box.width, (y[1] - y[0]) / box.height) / 2
@@ -289,7 +289,7 @@ class _Names:
 def _chart(
     chart: Chart, limits: tuple[_Point, _Point], width: int, height: int, identifier: str
 ) -> Markup:
-    figure, axes = _axes(width, height, (chart.x_title, chart.y_title))
+    figure, axes = axes_of(width, height, (chart.x_title, chart.y_title))
     axes.set(xlim=limits[0], ylim=limits[1])
     axes.yaxis.grid()
     axes.spines["left"].set_visible(False)
@@ -299,7 +299,7 @@ def _chart(
     if handles:
         names = _Names(chart, width)
         figure.legend(handles, names.texts, loc="outside lower left", ncols=names.columns)
-    _settle(figure)
+    settle(figure)
     tips: dict[str, str] = {}
     for n, level in enumerate(chart.levels):
         if level.error:
@@ -423,7 +423,7 @@ def _marked(look: Look, size: float = _MARK) -> dict[str, Any]:
     }
 
 
-def _axes(width: int, height: int, titles: tuple[str, str]) -> tuple[Figure, Axes]:
+def axes_of(width: int, height: int, titles: tuple[str, str]) -> tuple[Figure, Axes]:
     """An empty figure, with the titles of its axes at the left, where no rotation is needed."""
     from matplotlib.figure import Figure
 
@@ -437,7 +437,7 @@ def _axes(width: int, height: int, titles: tuple[str, str]) -> tuple[Figure, Axe
     return figure, axes
 
 
-def _settle(figure: Figure) -> None:
+def settle(figure: Figure) -> None:
     """Give the axes what their texts leave of the figure, once and for all."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")

@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from flower_privsyn.advice.judge import Need, advise
 from flower_privsyn.advice.measured import MeasuredTable, collect, document
 from flower_privsyn.advice.page import advice_lines, page
+from flower_privsyn.advice.picture import picture
 from flower_privsyn.cli import main
 from flower_privsyn.cli.advise import bytes_of
 from flower_privsyn.errors import ConfigError
 from scripts import measured_cells
 
+SVG = "{http://www.w3.org/2000/svg}"
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -231,3 +234,31 @@ class TestThePage:
         monkeypatch.setattr("sys.argv", ["measured_cells", *sources])
         assert measured_cells.main() == 2
         assert "are of other downstream models" in capsys.readouterr().err
+
+
+class TestPicture:
+    def test_a_rectangle_for_each_place_and_a_line_where_the_upload_grows(
+        self, table: MeasuredTable
+    ) -> None:
+        root = ElementTree.fromstring(picture(table, "letters"))
+        tips = [node.text for node in root.iter(f"{SVG}title") if node.get("id") is None]
+        assert len(tips) == 3
+        assert tips[2] is not None
+        assert tips[2].startswith("DP-FTRL: +8.00 points, 1 seed, 1.3 MB up; joint sketch: +5.00")
+        # 98 kB at 1,000 users and 1.3 MB at 10,000: one side is shared, and it is drawn.
+        thick = [node for node in root.iter(f"{SVG}path") if node.get("stroke-width") == "2.5"]
+        assert len(thick) == 1
+        # Paler at epsilon 0.1, where one method alone was run.
+        opacity = [node.get("opacity") for node in root.iter(f"{SVG}path") if len(node)]
+        assert opacity == ["0.12", "0.35", "0.35"]
+        style = root.findtext(f"{SVG}style")
+        assert style is not None
+        assert "--paper:#fff" in style
+        assert "prefers-color-scheme:dark" in style
+
+    def test_it_says_in_words_what_it_shows(self, table: MeasuredTable) -> None:
+        root = ElementTree.fromstring(picture(table, "letters"))
+        assert root.findtext(f"{SVG}title") == "letters: the best method (evaluation, not private)"
+        description = root.findtext(f"{SVG}desc")
+        assert description is not None
+        assert "1,000 users, epsilon 0.1: joint sketch, 20 % of the gap, 98 kB up" in description

@@ -25,7 +25,14 @@ from flower_privsyn.privacy import (
     release_epsilon,
 )
 from flower_privsyn.privacy.grid import GRID, to_grid
-from flower_privsyn.queries import QUERIES, Cohort, JointSketch, frequent_bigrams, joint_sketch
+from flower_privsyn.queries import (
+    QUERIES,
+    Cohort,
+    JointSketch,
+    bigrams,
+    frequent_bigrams,
+    joint_sketch,
+)
 from flower_privsyn.testing import check_query, random_cohort
 
 V = 23
@@ -411,7 +418,7 @@ class TestPublicText:
         for most in (1, 50, V * V):
             expected = sorted(sorted(counts, key=lambda key: (-counts[key], key))[:most])
             assert frequent_bigrams(rows, vocabulary=V, most=most).tolist() == expected
-        monkeypatch.setattr(joint_sketch, "_BATCH_TOKENS", 3)
+        monkeypatch.setattr(bigrams, "_MOST_HELD", 3)
         assert frequent_bigrams(rows, vocabulary=V, most=50).tolist() == sorted(
             sorted(counts, key=lambda key: (-counts[key], key))[:50]
         )

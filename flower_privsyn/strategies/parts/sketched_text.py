@@ -76,7 +76,7 @@ class SketchedText:
             )
 
     def _broadcast(self) -> dict[str, Any]:
-        from flower_privsyn.queries.joint_sketch import frequent_bigrams
+        from flower_privsyn.queries.bigrams import frequent_bigrams
 
         config, bigrams, public = self._config, None, self.public
         if config.num_bigrams:

@@ -1,0 +1,110 @@
+"""A grid: a comparison of each number of users, and one table and picture of what was measured."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.advice.judge import Need, advise
+from flower_privsyn.advice.measured import MeasuredTable
+from flower_privsyn.cli import main
+from flower_privsyn.comparison import APP, Grid, Plan, make_plan
+from flower_privsyn.comparison.plan import settings_of
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.host.app import load_app
+
+SAMPLE = Path(__file__).parents[2] / "baselines" / "popri" / "popri" / "sample" / "users.jsonl"
+METHODS = ("public-only", "joint-sketch", "dp-ftrl")
+
+
+def plan_of(users: int) -> Plan:
+    return make_plan(
+        app=load_app(APP),
+        data=[str(SAMPLE)],
+        epsilons=[1.0, 7.0],
+        methods=METHODS,
+        seeds=1,
+        held_out_users=12,
+        users=users,
+    )
+
+
+def measured(plan: Plan, folder: Path, method: str, epsilon: float, accuracy: float) -> None:
+    """A cell as an earlier call left it."""
+    (cell,) = (c for c in plan.cells() if (c.method, c.epsilon) == (method, epsilon))
+    record = {
+        **vars(cell),
+        "status": "finished",
+        "settings": settings_of(plan.values(cell, Path("private.jsonl"))),
+        "quality": {"next_token_accuracy": accuracy, "perplexity": 9.0, "bits_per_byte": 1.9},
+        "costs": {"bytes_up": 98_000 if method == "joint-sketch" else 650_000, "bytes_down": 9},
+    }
+    place = folder / f"users-{len(plan.private)}" / "cells" / cell.name
+    place.mkdir(parents=True)
+    (place / "cell.json").write_text(json.dumps(record))
+    (place.parents[1] / ".lock").touch()
+
+
+def test_what_was_measured_is_one_table_and_what_was_not_is_in_no_place(tmp_path: Path) -> None:
+    plans = [plan_of(48), plan_of(24)]
+    large, small = plans
+    for plan in plans:
+        measured(plan, tmp_path, "public-only", 0.0, 0.20)
+        measured(plan, tmp_path, "joint-sketch", 1.0, 0.24)
+    measured(large, tmp_path, "dp-ftrl", 1.0, 0.28)
+    measured(small, tmp_path, "joint-sketch", 7.0, 0.26)
+    said: list[str] = []
+    grid = Grid(plans, tmp_path, command="privsyn compare --grid 48 24")
+    # A budget of no time runs nothing, and writes what there is.
+    documents = grid.run(
+        follower=partial(nullcontext, lambda stages: None),
+        say=said.append,
+        budget_minutes=1e-9,
+    )
+    assert [document["data"]["private_users"] for document in documents] == [24, 48]
+    left_out = [
+        [(c["method"], c["epsilon"]) for c in document["cells"] if c["status"] == "left out"]
+        for document in documents
+    ]
+    assert left_out == [
+        [("dp-ftrl", 1.0), ("dp-ftrl", 7.0)],
+        [("joint-sketch", 7.0), ("dp-ftrl", 7.0)],
+    ]
+    # The same people are held out in both.
+    assert set(small.held_out.user_ids) == set(large.held_out.user_ids)
+    assert set(small.private.user_ids) < set(large.private.user_ids)
+
+    table = MeasuredTable.read(grid.table_file)
+    assert {(c.users, c.epsilon, c.method) for c in table.cells} == {
+        (24, 1.0, "joint-sketch"),
+        (24, 7.0, "joint-sketch"),
+        (48, 1.0, "joint-sketch"),
+        (48, 1.0, "dp-ftrl"),
+    }
+    assert advise(table, Need(users=48, epsilon=1.0)).best == ("dp-ftrl",)
+    assert "| 48 | **dp-ftrl**" in (tmp_path / "grid.md").read_text()
+    drawn = (tmp_path / "grid.svg").read_text()
+    assert "24 users, epsilon 7: joint sketch, +6.0 points, 98 kB up" in drawn
+    assert "48 users, epsilon 7" not in drawn
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(24)
+    with pytest.raises(ConfigError, match="different numbers of users, got 24, 24"):
+        Grid([plan, plan], tmp_path / "a")
+    (tmp_path / "compare.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds a comparison of one number of users"):
+        Grid([plan], tmp_path)
+    words = ["compare", "--data", str(SAMPLE), "--epsilon", "1", "--grid", "300"]
+    for more, sentence in (
+        (["--users", "30"], "give either --users or --grid"),
+        (["1"], "--grid must be a whole number of at least 2, got 1"),
+        (["100000"], "fewer than the"),
+    ):
+        assert main([*words, *more, "--output", str(tmp_path / "b")]) == 2
+        assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
