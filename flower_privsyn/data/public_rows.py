@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from flower_privsyn.data.cut import Cut, token_ids
 from flower_privsyn.data.public_corpus import PublicCorpus
-from flower_privsyn.errors import DataError
+from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import default_cache_directory
 
 IntArray = npt.NDArray[np.int64]
@@ -115,6 +115,23 @@ class PublicRows:
     def lengths(self) -> IntArray:
         """(n,) how many tokens each row has."""
         return np.diff(self.ends[:, 0], prepend=0).astype(np.int64, copy=False)
+
+    def long_enough(self, least: int, *, source: str) -> IntArray:
+        """(m,) how many tokens those rows have that may be chosen, m >= 1.
+
+        Args:
+            least: `least-row-tokens` of the settings.
+            source: their `public-text`, for the sentence.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found = self.lengths[self.lengths >= least]
+        if not len(found):
+            raise ConfigError(
+                f'public-text = "{source}" has no row of least-row-tokens = {least} tokens'
+            )
+        return found
 
     def row(self, index: int) -> IntArray:
         """The tokens of a row."""

@@ -339,7 +339,6 @@ class TransformersGenerator:
                 use_cache=True,
                 **last,
             ).logits[:, -1]  # (p, v) in the first step, then (b, v)
-            logits[:, self._banned] = float("-inf")
             positions = positions[:, -1:] + 1
             if step == 0:
                 last = {}
@@ -350,16 +349,7 @@ class TransformersGenerator:
                 cache.batch_repeat_interleave(num_samples)
                 attention = attention.repeat_interleave(num_samples, dim=0)
                 positions = positions.repeat_interleave(num_samples, dim=0)
-            if held is not None:
-                logits = streams.penalised(logits, held[alive], penalty=sampling.repetition_penalty)
-            drawn = streams.sample_tokens(
-                logits,
-                uniforms[alive, step] if len(alive) < len(uniforms) else uniforms[:, step],
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-            )  # (b,)
-            if held is not None:
-                held[alive, drawn] = True
+            drawn = self._drawn(logits, uniforms[:, step], held, alive, sampling)  # (b,)
             self._note_drawn(drawn.tolist(), written, alive, running)
             self._note_stops(written, alive, running, sampling.stop)
             num_running = sum(running)
@@ -407,19 +397,42 @@ class TransformersGenerator:
                 use_cache=True,
             )
             cache, logits = found.past_key_values, found.logits[:, -1]  # (b, v)
-            logits[:, self._banned] = float("-inf")
-            if held is not None:
-                logits = streams.penalised(logits, held, penalty=sampling.repetition_penalty)
-            drawn = streams.sample_tokens(
-                logits, uniforms[:, step], temperature=sampling.temperature, top_p=sampling.top_p
-            )  # (b,)
-            if held is not None:
-                held[everyone, drawn] = True
+            drawn = self._drawn(logits, uniforms[:, step], held, everyone, sampling)  # (b,)
             self._note_drawn(drawn.tolist(), written, everyone, running)
             self._note_stops(written, everyone, running, sampling.stop)
             if not any(running):
                 break
         return written
+
+    def _drawn(
+        self,
+        logits: torch.Tensor,
+        uniforms: torch.Tensor,
+        held: torch.Tensor | None,
+        alive: list[int],
+        sampling: SamplingParameters,
+    ) -> torch.Tensor:
+        """Draw the next token of every sample that goes on, and remember that it holds it.
+
+        Args:
+            logits: (b, v) of the samples that go on; changed.
+            uniforms: (n,) of all samples, in [0, 1).
+            held: (n, v) which tokens each sample holds; None where nobody asks.
+            alive: which samples go on, increasing.
+            sampling: how to draw.
+        """
+        logits[:, self._banned] = float("-inf")
+        if held is not None:
+            logits = streams.penalised(logits, held[alive], penalty=sampling.repetition_penalty)
+        drawn = streams.sample_tokens(
+            logits,
+            uniforms[alive] if len(alive) < len(uniforms) else uniforms,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+        )
+        if held is not None:
+            held[alive, drawn] = True
+        return drawn
 
     def _library_loop(
         self,

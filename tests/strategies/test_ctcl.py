@@ -33,6 +33,7 @@ from flower_privsyn.training.local import LocalModel
 from tests.support.federation import asked, silent, training_nodes
 from tests.support.probe import Killed
 from tests.support.run_files import contents, lines, release, releases
+from tests.support.small_runs import small_training
 from tests.support.topics import documents, write_topics
 
 Builder = Callable[..., Any]
@@ -46,33 +47,21 @@ def topics_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def config(llama: Path, topics_file: Path, tmp_path: Path) -> Callable[..., CTCLConfig]:
     """Settings of a small run without noise; keyword arguments replace them."""
-
-    def build(**changes: Any) -> CTCLConfig:
-        values: dict[str, Any] = {
-            "model": str(llama),
-            "topics": str(topics_file),
-            "num_topics": 6,
-            "num_rounds": 3,
-            "min_separation": 2,
-            "num_nodes": 2,
-            "local_learning_rate": 0.5,
-            "clip_norm": 0.05,
-            "server_momentum": 0.0,
-            "max_tokens": 32,
-            "max_samples": 4,
-            "max_new_tokens": 8,
-            "synthetic_samples": 24,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        if "epsilon" not in values:
-            values.setdefault("noise_multiplier", 0.0)
-            values.setdefault("histogram_noise_multiplier", 0.0)
-        return CTCLConfig(**values)
-
-    return build
+    return small_training(
+        CTCLConfig,
+        tmp_path / "run",
+        noises=("noise_multiplier", "histogram_noise_multiplier"),
+        model=str(llama),
+        topics=str(topics_file),
+        num_topics=6,
+        num_rounds=3,
+        min_separation=2,
+        num_nodes=2,
+        server_momentum=0.0,
+        max_samples=4,
+        max_new_tokens=8,
+        synthetic_samples=24,
+    )
 
 
 @pytest.fixture

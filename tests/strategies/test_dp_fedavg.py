@@ -27,6 +27,7 @@ from flower_privsyn.training.local import LocalModel
 from tests.support.federation import asked, silent_users, training_nodes
 from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
+from tests.support.small_runs import small_training
 
 Builder = Callable[..., Any]
 
@@ -34,26 +35,14 @@ Builder = Callable[..., Any]
 @pytest.fixture
 def config(lstm: Path, tmp_path: Path) -> Callable[..., DPFedAvgConfig]:
     """Settings of a small run without noise; keyword arguments replace them."""
-
-    def build(**changes: Any) -> DPFedAvgConfig:
-        values: dict[str, Any] = {
-            "model": str(lstm),
-            "num_rounds": 2,
-            "num_nodes": 2,
-            "local_learning_rate": 0.5,
-            "clip_norm": 0.05,
-            "server_momentum": 0.0,
-            "max_tokens": 32,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        if "epsilon" not in values:
-            values.setdefault("noise_multiplier", 0.0)
-        return DPFedAvgConfig(**values)
-
-    return build
+    return small_training(
+        DPFedAvgConfig,
+        tmp_path / "run",
+        model=str(lstm),
+        num_rounds=2,
+        num_nodes=2,
+        server_momentum=0.0,
+    )
 
 
 @pytest.fixture

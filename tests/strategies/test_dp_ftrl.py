@@ -40,6 +40,7 @@ from tests.support.correlated import worst_deviation
 from tests.support.federation import asked, make_users, silent_users, training_nodes
 from tests.support.probe import GROUPS, ROUNDS, CorrelatedProbe, Killed, Probe
 from tests.support.run_files import lines, release, releases
+from tests.support.small_runs import small_training
 from tests.support.traffic import check_planned
 
 Builder = Callable[..., Any]
@@ -347,25 +348,13 @@ def secrets_in(run: Path) -> list[str]:
 @pytest.fixture
 def config(lstm: Path, tmp_path: Path) -> Callable[..., DPFTRLConfig]:
     """Settings of a small run that trains; keyword arguments replace them."""
-
-    def build(**changes: Any) -> DPFTRLConfig:
-        values: dict[str, Any] = {
-            "model": str(lstm),
-            "num_rounds": 6,
-            "min_separation": 2,
-            "local_learning_rate": 0.5,
-            "clip_norm": 0.05,
-            "max_tokens": 32,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        if "epsilon" not in values:
-            values.setdefault("noise_multiplier", 0.0)
-        return DPFTRLConfig(**values)
-
-    return build
+    return small_training(
+        DPFTRLConfig,
+        tmp_path / "run",
+        model=str(lstm),
+        num_rounds=6,
+        min_separation=2,
+    )
 
 
 @pytest.fixture

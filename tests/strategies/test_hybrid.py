@@ -25,6 +25,7 @@ from flower_privsyn.training.local import LocalModel
 from tests.support.federation import asked, rounds_asked, silent, training_nodes
 from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
+from tests.support.small_runs import small_training
 from tests.support.traffic import check_planned
 
 Builder = Callable[..., Any]
@@ -37,36 +38,24 @@ def config(
     lstm: Path, gpt2: Path, public_file: Path, tmp_path: Path
 ) -> Callable[..., HybridConfig]:
     """Settings of a small run; keyword arguments replace them."""
-
-    def build(**changes: Any) -> HybridConfig:
-        values: dict[str, Any] = {
-            "model": str(lstm),
-            "teacher": str(gpt2),
-            "public_text": str(public_file),
-            "num_bigrams": 40,
-            "select_share": 0.5,
-            "least_selected": 1,
-            "least_row_tokens": 5,
-            "most_overlap": 1.0,
-            "student_steps": 3,
-            "student_batch_size": 4,
-            "num_rounds": 5,
-            "min_separation": 2,
-            "delta": DELTA,
-            "local_learning_rate": 0.5,
-            "clip_norm": 0.05,
-            "max_tokens": 32,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        if "epsilon" not in values:
-            values.setdefault("noise_multiplier", 0.0)
-            values.setdefault("sketch_noise_multiplier", 0.0)
-        return HybridConfig(**values)
-
-    return build
+    return small_training(
+        HybridConfig,
+        tmp_path / "run",
+        noises=("noise_multiplier", "sketch_noise_multiplier"),
+        model=str(lstm),
+        teacher=str(gpt2),
+        public_text=str(public_file),
+        num_bigrams=40,
+        select_share=0.5,
+        least_selected=1,
+        least_row_tokens=5,
+        most_overlap=1.0,
+        student_steps=3,
+        student_batch_size=4,
+        num_rounds=5,
+        min_separation=2,
+        delta=DELTA,
+    )
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ from tests.support.correlated import worst_deviation
 from tests.support.federation import asked, silent, silent_users, training_nodes
 from tests.support.probe import CorrelatedProbeMethod, Killed, Probe
 from tests.support.run_files import lines, release
+from tests.support.small_runs import small_training
 from tests.support.traffic import check_planned
 
 Builder = Callable[..., Any]
@@ -65,33 +66,21 @@ def config(
     lstm: Path, gpt2: Path, public_file: Path, tmp_path: Path
 ) -> Callable[..., PublicMidTrainingConfig]:
     """Settings of a small run; keyword arguments replace them."""
-
-    def build(**changes: Any) -> PublicMidTrainingConfig:
-        values: dict[str, Any] = {
-            "model": str(lstm),
-            "teacher": str(gpt2),
-            "public_model": str(gpt2),
-            "public_text": str(public_file),
-            "select_share": 0.5,
-            "least_row_tokens": 5,
-            "student_steps": 3,
-            "student_batch_size": 4,
-            "num_rounds": 6,
-            "min_separation": 4,
-            "delta": DELTA,
-            "local_learning_rate": 0.5,
-            "clip_norm": 0.05,
-            "max_tokens": 32,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        if "epsilon" not in values:
-            values.setdefault("noise_multiplier", 0.0)
-        return PublicMidTrainingConfig(**values)
-
-    return build
+    return small_training(
+        PublicMidTrainingConfig,
+        tmp_path / "run",
+        model=str(lstm),
+        teacher=str(gpt2),
+        public_model=str(gpt2),
+        public_text=str(public_file),
+        select_share=0.5,
+        least_row_tokens=5,
+        student_steps=3,
+        student_batch_size=4,
+        num_rounds=6,
+        min_separation=4,
+        delta=DELTA,
+    )
 
 
 @pytest.fixture

@@ -97,12 +97,7 @@ class PublicStep:
         How long the chosen rows are is not known yet; with the longest they are the fewest.
         """
         config, lengths = self._config, public.lengths
-        usable = lengths[lengths >= config.least_row_tokens]
-        if not len(usable):
-            raise ConfigError(
-                f'public-text = "{config.public_text}" has no row of least-row-tokens = '
-                f"{config.least_row_tokens} tokens"
-            )
+        usable = public.long_enough(config.least_row_tokens, source=config.public_text)
         share = 1.0 if config.public_rows == "all" else config.select_share
         fewest = min(int(share * int(lengths.sum())) // int(usable.max()), len(usable))
         if fewest < config.student_batch_size:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
 from flower_privsyn.private_path.method import Question, RecordSource, Workplace
 from flower_privsyn.strategies.parts.token_sketch import (
@@ -69,11 +68,7 @@ class SketchedText:
             ConfigError: no row is long enough.
         """
         config = self._config
-        if self.public.lengths.max() < config.least_row_tokens:
-            raise ConfigError(
-                f'public-text = "{config.public_text}" has no row of least-row-tokens = '
-                f"{config.least_row_tokens} tokens"
-            )
+        self.public.long_enough(config.least_row_tokens, source=config.public_text)
 
     def _broadcast(self) -> dict[str, Any]:
         from flower_privsyn.queries.bigrams import frequent_bigrams
