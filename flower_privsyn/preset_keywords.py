@@ -146,6 +146,14 @@ class CorrelatedTrainingKeywords(FederatedTrainingKeywords, total=False):
     tree_completion: bool
 
 
+class StudentKeywords(PrivateSumKeywords, total=False):
+    """Settings of `StudentConfig`."""
+
+    student_steps: int
+    student_batch_size: int
+    student_learning_rate: float
+
+
 class PrivateEvolutionKeywords(EvolutionKeywords, total=False):
     """Settings of `PrivateEvolutionConfig`."""
 
@@ -216,7 +224,7 @@ class FreDKeywords(PrivateSumKeywords, total=False):
     candidate_texts: int
 
 
-class PublicMidTrainingKeywords(CorrelatedTrainingKeywords, total=False):
+class PublicMidTrainingKeywords(CorrelatedTrainingKeywords, StudentKeywords, total=False):
     """Settings of `PublicMidTrainingConfig`."""
 
     position: Literal["middle", "before", "after", "none"]
@@ -229,9 +237,6 @@ class PublicMidTrainingKeywords(CorrelatedTrainingKeywords, total=False):
     least_row_tokens: int
     public_model: str
     row_lengths: Literal["average", "sum"]
-    student_steps: int
-    student_batch_size: int
-    student_learning_rate: float
     teacher: str
     teacher_beta: float
     teacher_alone: bool

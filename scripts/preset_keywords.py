@@ -10,7 +10,7 @@ completion know of them are these typed dictionaries, one for each class that de
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any
 
@@ -73,16 +73,17 @@ def page() -> str:
     parts = [_HEAD]
     given: dict[type[Settings], dict[str, Any]] = {Settings: {}}
     for settings in [*shared, *WITH_PRESETS]:
-        (base,) = (c for c in settings.__bases__ if issubclass(c, Settings))
+        bases = [c for c in settings.__bases__ if issubclass(c, Settings)]
+        inherited = {name: hint for base in bases for name, hint in given[base].items()}
         below = [keywords(leaf) for leaf in WITH_PRESETS if issubclass(leaf, settings)]
         own = {
             name: hint
             for name, hint in keywords(settings).items()
             # A typed dictionary cannot change the type of a key: those below have it instead.
-            if name not in given[base] and all(leaf[name] == hint for leaf in below)
+            if name not in inherited and all(leaf[name] == hint for leaf in below)
         }
-        given[settings] = {**given[base], **own}
-        parts.append("\n".join(_dictionary(settings, base, own)))
+        given[settings] = {**inherited, **own}
+        parts.append("\n".join(_dictionary(settings, bases, own)))
     return "\n\n".join(parts)
 
 
@@ -92,9 +93,9 @@ def name_of(settings: type[Settings]) -> str:
 
 
 def _dictionary(
-    settings: type[Settings], base: type[Settings], own: Mapping[str, Any]
+    settings: type[Settings], bases: Sequence[type[Settings]], own: Mapping[str, Any]
 ) -> Iterator[str]:
-    above = "TypedDict" if base is Settings else name_of(base)
+    above = ", ".join("TypedDict" if base is Settings else name_of(base) for base in bases)
     yield f"class {name_of(settings)}({above}, total=False):"
     # Between the words and the keys an empty line, where there are keys.
     yield f'    """Settings of `{settings.__name__}`."""' + ("\n" if own else "")

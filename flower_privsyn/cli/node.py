@@ -110,6 +110,7 @@ def ledger(
 
 
 def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
+    from flower_privsyn.data.users import few
     from flower_privsyn.node.account import run_name
 
     def epsilon(value: float | None) -> str:
@@ -126,7 +127,7 @@ def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
             "itself"
         )
         if run["classes"]:
-            print(f"    asked about the classes {_few(run['classes'])} of documents")
+            print(f"    asked about the classes {few(run['classes'])} of documents")
     print(
         f"  together epsilon {epsilon(entry['epsilon'])} of {epsilon(entry['limit'])} at delta "
         f"{entry['delta']:g} ({entry['relation']}), {epsilon(entry['left'])} left; limits from "
@@ -138,11 +139,6 @@ def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
             "as good as its word"
         )
     print()
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:8]))
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8:,} more"
 
 
 @node.command(cls=PlainCommand, short_help="print this node's public key, or make one")

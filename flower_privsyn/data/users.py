@@ -360,14 +360,19 @@ def check_labels(parts: Sequence[Users], classes: Sequence[str]) -> None:
     if not found or any(name in found for name in classes):
         return
     labels = [label for label, _ in found.most_common() if label]
-    said = f"they are labelled {_few(labels)}" if labels else "they have no labels"
+    said = f"they are labelled {few(labels)}" if labels else "they have no labels"
     raise DataError(
-        f"no document is of any class of this run, which has {_few(classes)}: {said}. Every answer "
+        f"no document is of any class of this run, which has {few(classes)}: {said}. Every answer "
         "would be noise alone: set label-column to the column that names the class, or classes to "
         "names that are public and spelt as the column spells them."
     )
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first names of a list, short and quoted, and how many more there are.
+
+    Args:
+        names: of any length each.
+    """
     shown = [repr(name if len(name) <= 40 else f"{name[:40]}...") for name in names[:5]]
     return ", ".join(shown) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

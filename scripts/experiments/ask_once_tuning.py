@@ -196,7 +196,7 @@ class Split:
             fine_tune(
                 config.model,
                 [self.public.text_of(int(index)) for index in chosen.indices],
-                settings=config.training(),
+                settings=config.student_training(),
                 output=output,
                 seed=config.seed,
                 distillation=config.distillation(),

@@ -376,7 +376,7 @@ class TestPublicText:
         again = causal.fine_tune(
             before,
             [public.text_of(index) for index in kept],
-            settings=strategy.config.public_training(),
+            settings=strategy.config.student_training(),
             output=run / "again",
             seed=0,
             distillation=strategy.config.distillation(),
@@ -435,7 +435,7 @@ class TestPublicText:
         again = causal.fine_tune(
             before,
             [public.text_of(int(index)) for index in expected.indices],
-            settings=settings.public_training(),
+            settings=settings.student_training(),
             output=tmp_path / "again",
             seed=0,
         )

@@ -15,15 +15,15 @@ from flower_privsyn.strategies.parts.correlated_training import (
     CorrelatedTrainingConfig,
     wang_federation,
 )
+from flower_privsyn.strategies.parts.student import StudentConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.preset_keywords import PublicMidTrainingKeywords
-    from flower_privsyn.training.causal_settings import CausalTraining
     from flower_privsyn.training.distillation import Distillation
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicMidTrainingConfig(CorrelatedTrainingConfig):
+class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
     """Settings of `PublicMidTraining`: those of `DPFTRL`, and what is done with public text.
 
     References:
@@ -85,9 +85,6 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
         'how lengths count in a row\'s score: "average" over its tokens, as printed; "sum": the '
         "log-probability of the whole row.",
     ] = "average"
-    student_steps: Annotated[int, Ge(1), "steps of the training on public text."] = 200
-    student_batch_size: Annotated[int, Ge(1), "rows of a step."] = 32
-    student_learning_rate: Annotated[float, Gt(0), "peak rate of AdamW."] = 1e-3
     teacher: Annotated[
         str,
         'causal language model with the same tokens that teaches it on the public text; "" for '
@@ -260,17 +257,6 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig):
             **overrides,
         }
         return cls(**preset)
-
-    def public_training(self) -> CausalTraining:
-        """How the model is trained on public text."""
-        from flower_privsyn.training.causal_settings import CausalTraining
-
-        return CausalTraining(
-            max_steps=self.student_steps,
-            batch_size=self.student_batch_size,
-            learning_rate=self.student_learning_rate,
-            max_tokens=self.max_tokens,
-        )
 
     def distillation(self) -> Distillation | None:
         """What it is taught by; None for nothing but the text."""

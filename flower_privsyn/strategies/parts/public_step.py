@@ -152,7 +152,7 @@ class PublicStep:
             training = fine_tune(
                 before,
                 texts,
-                settings=config.public_training(),
+                settings=config.student_training(),
                 output=after,
                 seed=config.seed,
                 progress=stage.reach,

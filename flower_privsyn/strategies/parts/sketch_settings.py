@@ -14,18 +14,17 @@ from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
-from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import JointSketch as JointSketchQuery
+from flower_privsyn.strategies.parts.student import StudentConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.strategies.parts.token_sketch import TokenSketch
-    from flower_privsyn.training.causal_settings import CausalTraining
     from flower_privsyn.training.distillation import Distillation
     from flower_privsyn.training.selection import LogRatioScorer, Rows, Selection
 
 
 @dataclass(frozen=True, kw_only=True)
-class SketchedStudentConfig(PrivateSumConfig):
+class SketchedStudentConfig(StudentConfig):
     """Settings of what is asked, of the public text that is chosen, and of the student."""
 
     delta: float = 3e-6
@@ -101,9 +100,6 @@ class SketchedStudentConfig(PrivateSumConfig):
         Le(1),
         "a row of whose 8-grams more than this share are in rows chosen before is left out.",
     ] = 0.5
-    student_steps: Annotated[int, Ge(1), "steps of the student's training."] = 200
-    student_batch_size: Annotated[int, Ge(1), "rows of a step."] = 32
-    student_learning_rate: Annotated[float, Gt(0), "peak rate of AdamW."] = 1e-3
     teacher: Annotated[
         str,
         'causal language model with the student\'s tokens that teaches it on the chosen text; "" '
@@ -148,17 +144,6 @@ class SketchedStudentConfig(PrivateSumConfig):
             hash_seed=self.seed,
             max_tokens_per_user=self.max_tokens_per_user,
             max_occurrences=self.max_occurrences,
-        )
-
-    def training(self) -> CausalTraining:
-        """How the student is trained."""
-        from flower_privsyn.training.causal_settings import CausalTraining
-
-        return CausalTraining(
-            max_steps=self.student_steps,
-            batch_size=self.student_batch_size,
-            learning_rate=self.student_learning_rate,
-            max_tokens=self.max_tokens,
         )
 
     def distillation(self) -> Distillation | None:

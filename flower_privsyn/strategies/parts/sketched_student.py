@@ -91,7 +91,7 @@ class SketchedStudent:
             training = fine_tune(
                 located(model),
                 self.texts,
-                settings=config.training(),
+                settings=config.student_training(),
                 output=output,
                 seed=config.seed,
                 progress=stage.reach,
