@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import shlex
+import shutil
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from flower_privsyn.node import NodeLedger, NodePolicy
+from flower_privsyn import environment
+from flower_privsyn.node import NodeAccount, NodeLedger, NodePolicy
 from flower_privsyn.privacy import PrivacyLedger, Release, Sampling, release_epsilon
 from tests.support.federation import make_users
-from tests.support.run_files import releases
+from tests.support.run_files import lines, releases
 from tests.support.simulation import SCRIPTS
 
 ROOT = Path(__file__).parents[2]
@@ -75,24 +81,109 @@ def test_what_compose_and_systemd_start_are_commands_with_options_that_there_are
         assert any(volume.startswith(f"{name}:/state") for volume in service["volumes"])
 
 
-@pytest.mark.slow  # five messages a round, some 10 s each
-@pytest.mark.timeout(900)
-def test_four_owners_on_loopback_with_tls_and_known_nodes(tmp_path: Path) -> None:
-    users = make_users(60)
+UNITS = sorted((FOLDER / "systemd").glob("*.service"))
+
+
+def known(name: str) -> bool:
+    """Whether a variable of the environment is one that Flower or this package reads."""
+    return name.startswith(("FLWR_", "OMP_")) or name in vars(environment).values()
+
+
+def test_what_containers_read_and_write_is_mounted() -> None:
+    compose = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+    dockerfile = (FOLDER / "Dockerfile").read_text()
+    kept = dict(one.split("=") for one in re.findall(r"[A-Z_]+=/\S+", dockerfile))
+    assert all(known(name) and path.startswith("/state/") for name, path in kept.items())
+    assert {environment.NODE_LEDGERS, environment.NODE_STATE, environment.RUNS_FOLDER} < set(kept)
+    for name, service in compose["services"].items():
+        sources, targets = zip(
+            *(volume.removesuffix(":ro").split(":") for volume in service["volumes"]), strict=True
+        )
+        # Docker makes a folder of a source that is not there, so each is one of the README's.
+        assert {one for one in sources if not one.startswith("./")} == {name}
+        assert name in compose["volumes"]
+        command = service["command"]
+        text = command if isinstance(command, str) else command[-1]
+        paths = set(re.findall(r"[ \"](/[\w./-]+)", text))
+        assert len(paths) >= 4
+        assert [one for one in paths if not one.startswith(targets)] == []
+        assert all(known(key) for key in set(service.get("environment", {})) - {"OWNER"})
+        if name != "superlink":
+            assert service["environment"]["OWNER"] == name
+            # Nobody else's key, text or policy.
+            assert not [one for one in sources if "owner-" in one and name not in one]
+            assert f"./keys/nodes/{name}" in sources
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_what_a_unit_writes_lies_in_its_state_directory(unit: Path) -> None:
+    """The rest of the file system is read-only to it."""
+    text = unit.read_text()
+    assert "ProtectSystem=strict" in text
+    (name,) = re.findall(r"^StateDirectory=(.+)$", text, re.MULTILINE)
+    set_to = dict(re.findall(r"([A-Z_]+)=(\S+)", " ".join(
+        re.findall(r"^Environment=(.+)$", text, re.MULTILINE))))  # fmt: skip
+    assert set_to.pop("PATH").startswith("/opt/")
+    assert all(map(known, set_to))
+    written = [value for value in set_to.values() if value.startswith("/")]
+    written += re.findall(r"--database (\S+)", text)
+    assert len(written) >= 4
+    assert all(path.startswith(f"/var/lib/{name}/") for path in written)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not here")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    for unit in UNITS:
+        text = unit.read_text().replace("/opt/flower-privsyn/bin/", f"{SCRIPTS}/")
+        (tmp_path / unit.name).write_text(text)
+    units = [str(tmp_path / unit.name) for unit in UNITS]
+    command = ["systemd-analyze", "verify", "--man=no"]
+    done = subprocess.run([*command, *units], capture_output=True, text=True)
+    assert [line for line in done.stderr.splitlines() if any(u.name in line for u in UNITS)] == []
+
+
+OWN_DATA = ROOT / "examples" / "own-data"
+OWNERS = [f"owner-{number}" for number in range(1, 5)]
+SETTINGS = (
+    "epsilon=7.58 num-users=60 num-candidates=32 expand-samples=0 output='survivors' "
+    "accept-noise=true"
+)
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    """Sixty users of short texts."""
+    made = make_users(60)
     rows = [
-        {"client_id": users.user_ids[owner], "text": text}
-        for owner, text in zip(users.owners, users.texts, strict=True)
+        {"client_id": made.user_ids[owner], "text": text}
+        for owner, text in zip(made.owners, made.texts, strict=True)
     ]
     file = tmp_path / "users.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = (
-        "num-rounds=1 epsilon=7.58 num-users=60 num-candidates=32 expand-samples=0 "
-        "output='survivors' accept-noise=true"
-    )
+    return file
+
+
+def loopback_module() -> ModuleType:
+    """The script that starts all of it, whose folder is no package."""
+    spec = importlib.util.spec_from_file_location("loopback", FOLDER / "loopback.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def account_of(folder: Path, name: str) -> NodeAccount:
+    """What an owner's node has answered."""
+    return NodeLedger(name, folder=folder / name / "ledgers").account()
+
+
+@pytest.mark.slow  # five messages a round, some 10 s each
+@pytest.mark.timeout(1800)
+def test_four_owners_on_loopback_with_tls_and_known_nodes(tmp_path: Path, users: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(FOLDER / "loopback.py"), str(tmp_path / "all"),
-         str(ROOT / "examples" / "own-data"), "--users", str(file), "--run-config", settings,
-         "--timeout", "800"],
+        [sys.executable, str(FOLDER / "loopback.py"), str(tmp_path / "all"), str(OWN_DATA),
+         "--users", str(users), "--run-config", f"num-rounds=1 {SETTINGS}", "--timeout", "1500"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -105,11 +196,66 @@ def test_four_owners_on_loopback_with_tls_and_known_nodes(tmp_path: Path) -> Non
     assert ledger.epsilon_release == pytest.approx(
         release_epsilon({release: 1}, delta=ledger.delta), rel=1e-6
     )
-    policy = NodePolicy(delta=ledger.delta)
-    for number in range(1, 5):
-        name = f"owner-{number}"
-        account = NodeLedger(name, folder=tmp_path / "all" / name / "ledgers").account()
+    for name in OWNERS:
+        account = account_of(tmp_path / "all", name)
         assert [charge.trust for charge in account.charges] == ["nodes"]
+        policy = NodePolicy(delta=ledger.delta)
         assert account.epsilon(policy) == pytest.approx(ledger.epsilon_release, rel=1e-9)
         (state,) = (tmp_path / "all" / name / "state").glob("*.json")
         assert json.loads(state.read_text()) == {"last": 1}
+
+
+@pytest.mark.slow  # two rounds, and a SuperLink that starts twice
+@pytest.mark.timeout(3600)
+def test_a_superlink_that_is_killed_in_a_round_and_started_again(
+    tmp_path: Path, users: Path
+) -> None:
+    """Charged and left out; the run goes on as a new one of Flower's, with the same SuperNodes."""
+    folder, run = tmp_path / "all", tmp_path / "all" / "run"
+    federation = loopback_module().Federation(folder, OWNERS)
+    federation.prepare(users)
+    try:
+        federation.start()
+        federation.submit(OWN_DATA, f"num-rounds=2 {SETTINGS}")
+        deadline = time.monotonic() + 1500
+        # The question is out, every node has charged its account, and no sum is there yet.
+        while not all(NodeLedger(name, folder=folder / name / "ledgers").path.exists()
+                      for name in OWNERS):  # fmt: skip
+            assert time.monotonic() < deadline, (folder / "superlink/log.txt").read_text()
+            time.sleep(0.1)
+        federation.kill("superlink")
+        assert [line["event"] for line in lines(run / "ledger.jsonl")][-1] == "started"
+        assert releases(run) == []
+        federation.start_superlink()
+        assert all(federation.processes[name].poll() is None for name in OWNERS)
+        federation.submit(OWN_DATA, f"num-rounds=2 {SETTINGS} resume=true")
+        status = federation.wait(timeout=1500)
+        listed = federation.call("flwr", "list", "loopback", "--format", "json")
+    finally:
+        federation.stop()
+    assert status == "finished", (folder / "superlink/log.txt").read_text()
+    assert [(line["round"], line["interrupted"]) for line in releases(run)] == [
+        (1, True),
+        (2, False),
+    ]
+    assert not (run / "rounds" / "0001" / "release.npy").exists()
+    assert (run / "synthetic.jsonl").read_text().count("\n") > 0
+    ended = {int(one["run-id"]): one["status"] for one in json.loads(listed)["runs"]}
+    ledger = PrivacyLedger.read(run / "ledger.jsonl")
+    assert ledger.epsilon_release <= 7.58 * (1 + 1e-6)
+    for name in OWNERS:
+        account = account_of(folder, name)
+        first, second = account.charges
+        assert (first.round_number, second.round_number) == (1, 2)
+        # Flower fails the run that its SuperLink left, and starts another.
+        assert ended[first.run].startswith("finished:failed")
+        assert ended[second.run] == "finished:completed"
+        policy = NodePolicy(delta=ledger.delta)
+        assert account.epsilon(policy) == pytest.approx(ledger.epsilon_release, rel=1e-9)
+        # What the round left has not been unmasked, and cannot be by another run.
+        kept = {
+            int(path.name.partition("-")[0]): json.loads(path.read_text())
+            for path in (folder / name / "state").glob("*.json")
+        }
+        assert kept[second.run] == {"last": 2}
+        assert kept[first.run]["state"]["step"] == "Masked"
