@@ -143,6 +143,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 
 OWN_DATA = ROOT / "examples" / "own-data"
+NO_MODELS = ROOT / "benchmarks" / "rounds-app"
 OWNERS = [f"owner-{number}" for number in range(1, 5)]
 SETTINGS = (
     "epsilon=7.58 num-users=60 num-candidates=32 expand-samples=0 output='survivors' "
@@ -216,7 +217,7 @@ def test_a_superlink_that_is_killed_in_a_round_and_started_again(
     federation.prepare(users)
     try:
         federation.start()
-        federation.submit(OWN_DATA, f"num-rounds=2 {SETTINGS}")
+        federation.submit(NO_MODELS, "num-rounds=2")
         deadline = time.monotonic() + 1500
         # The question is out, every node has charged its account, and no sum is there yet.
         while not all(NodeLedger(name, folder=folder / name / "ledgers").path.exists()
@@ -228,7 +229,7 @@ def test_a_superlink_that_is_killed_in_a_round_and_started_again(
         assert releases(run) == []
         federation.start_superlink()
         assert all(federation.processes[name].poll() is None for name in OWNERS)
-        federation.submit(OWN_DATA, f"num-rounds=2 {SETTINGS} resume=true")
+        federation.submit(NO_MODELS, "num-rounds=2 resume=true")
         status = federation.wait(timeout=1500)
         listed = federation.call("flwr", "list", "loopback", "--format", "json")
     finally:

@@ -199,9 +199,7 @@ class TestMaliciousServers:
         made["privsyn.request"] = type(record)({**record, **changed})
         return made
 
-    def test_a_threshold_below_the_policys_and_a_swapped_key(
-        self, refused: Callable[..., str]
-    ) -> None:
+    def test_a_threshold_below_the_policys(self, refused: Callable[..., str]) -> None:
         said = refused(secure_wire.SHARES, lambda c: self.secured(c, terms=[3, 0]))
         assert "assumes that 0 nodes collude with the server; the owner allows at least 1" in said
 
@@ -239,25 +237,68 @@ class TestMaliciousServers:
         said = refused(secure_wire.AGREE, unsigned)
         assert "node 2 has not signed that it answered this question among these nodes" in said
 
+    def three(self, content: RecordDict) -> RecordDict:
+        """The message to node 1 without the last of those who answered."""
+        record = content["privsyn.secure"]
+        return self.secured(
+            content,
+            survivors=bytes(record["survivors"])[: 3 * 8],
+            neighbours=bytes(record["neighbours"])[: 2 * 8],
+            signatures=list(record["signatures"])[:2],
+        )
+
     def test_one_node_alone_is_shown_other_survivors(
         self, refused: Callable[..., str], state: Path
     ) -> None:
         """Nobody else has signed them, so it gives out nothing and keeps what it has."""
-
-        def three(content: RecordDict) -> RecordDict:
-            record = content["privsyn.secure"]
-            return self.secured(
-                content,
-                survivors=bytes(record["survivors"])[: 3 * 8],
-                neighbours=bytes(record["neighbours"])[: 2 * 8],
-                signatures=list(record["signatures"])[:2],
-            )
-
-        refused(secure_wire.AGREE, three)
+        refused(secure_wire.AGREE, self.three)
         kept = {path.name: json.loads(path.read_text()) for path in state.glob("*.json")}
         run = 2**40 + 77
         assert kept[f"{run}-1.json"]["state"]["step"] == "Agreed"
         assert [kept[f"{run}-{node}.json"] for node in (2, 3, 4)] == [{"last": 1}] * 3
+
+    def test_both_shares_of_one_node(
+        self, owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:  # fmt: skip
+        """Node 4 is said to have answered, and then not to: who has signed the one says no more."""
+        codes = []
+
+        def both(request: Message, reply: Message) -> list[Message]:
+            step, node = request.metadata.message_type, request.metadata.dst_node_id
+            if (step, node) == (secure_wire.AGREE, 1) and not codes:
+                codes.append(0)
+                other = Message(self.three(request.content), 1, step)
+                (second,) = grid.send_and_receive([other])
+                codes.append(second.error.code)
+            return [reply]
+
+        grid = owners(tamper=both)
+        with caplog.at_level(logging.ERROR):
+            probe(least_nodes=3, colluding_nodes=1).start(grid)
+        assert codes == [0, wire.ClientErrorCode.PROTOCOL]
+        assert "has come to another step of the round (Agreed): each step is taken once" in (
+            caplog.text
+        )
+
+    def test_a_replayed_round(
+        self, owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:  # fmt: skip
+        grid = owners()
+        probe().start(grid)
+        charged = NodeLedger("people-0").path.read_bytes()
+        asked = [m for m in grid.requests if m.metadata.dst_node_id == 1]
+        replayed = [m for m in asked if m.metadata.message_type in secure_wire.REPLY_KEYS]
+        with caplog.at_level(logging.ERROR):
+            for message in replayed:
+                step = message.metadata.message_type
+                (reply,) = grid.send_and_receive([Message(message.content, 1, step)])
+                assert reply.error.code == wire.ClientErrorCode.PROTOCOL
+        assert caplog.text.count("round 1 of run") == 5
+        assert caplog.text.count("was begun before: this node has come to round 1") == 1
+        assert caplog.text.count("this node keeps nothing of round 1") == 4
+        assert NodeLedger("people-0").path.read_bytes() == charged
 
 
 class TestStore:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
 
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import secure as secure_wire
@@ -17,7 +19,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.privacy.grid import STEPS
 from flower_privsyn.secure_aggregation import KeyCard, NodeKey, Session, Terms
 from tests.support.federation import make_users, silent_users
-from tests.support.probe import Killed, Probe
+from tests.support.probe import Probe
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -58,6 +60,17 @@ def losing(step: str, *nodes: int, rounds: int = 99) -> Callable[[Message, Messa
         return [] if late and reply.metadata.src_node_id in nodes else [reply]
 
     return lose
+
+
+def killed(act: Callable[[], object]) -> None:
+    """Do something in a process of its own, which is killed in the middle of it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 
 class TestSums:
@@ -238,25 +251,68 @@ class TestLosses:
         line = strategy.run.metrics()[-1]
         assert line["sa_keys: rejected: breaks the protocol"] == 1
 
-    def test_a_server_that_dies_in_a_round(
-        self, federation: Builder, probe: Builder, tmp_path: Path
+    @pytest.mark.parametrize("step", list(secure_wire.REPLY_KEYS))
+    def test_a_server_that_is_killed_in_a_round(
+        self, federation: Builder, probe: Builder, state: Path, step: str
     ) -> None:
-        """Charged and left out; the nodes refuse to go on with the round, and the run goes on."""
+        """By SIGKILL, when half of the nodes have replied: charged, left out, and gone on with."""
         users = make_users(18)
 
         def die(request: Message, reply: Message) -> list[Message]:
-            if request.metadata.message_type == secure_wire.AGREE:
-                raise Killed
+            if (request.metadata.message_type, reply.metadata.src_node_id) == (step, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
             return [reply]
 
         grid = federation(users, num_nodes=NODES, tamper=die, run_id=7)
-        with pytest.raises(Killed):
-            probe().start(grid)
+        killed(lambda: probe().start(grid))
+        left = {path.name: path.read_bytes() for path in state.glob("7-*.json")}
         again = probe(resume=True)
-        grid = federation(users, num_nodes=NODES, run_id=8)
-        again.start(grid)
+        again.start(federation(users, num_nodes=NODES, run_id=8))
         assert [line["interrupted"] for line in releases(again.run.path)] == [True, False]
         assert [released.round_number for released in again.released] == [2]
+        # Another run of Flower's asks the nodes for nothing of the round that was open.
+        assert {path.name: path.read_bytes() for path in state.glob("7-*.json")} == left
+        unmasked = [json.loads(kept).get("state") is None for kept in left.values()]
+        assert sum(unmasked) == (3 if step == secure_wire.UNMASK else 0)
+
+    @pytest.mark.parametrize("written", [False, True], ids=["before-it-is-kept", "after"])
+    @pytest.mark.parametrize("step", list(secure_wire.REPLY_KEYS))
+    def test_a_node_that_is_killed_in_a_step(
+        self, federation: Builder, probe: Builder, state: Path, step: str, written: bool
+    ) -> None:
+        """By SIGKILL, before or after its disk knows of the step: no two replies leave for one."""
+        grid = federation(make_users(18), num_nodes=NODES)
+        answer, codes = grid._client_app, []
+
+        def dying(message: Message, context: Any) -> Message:
+            if codes or (message.metadata.message_type, context.node_id) != (step, 2):
+                return answer(message, context)  # type: ignore[no-any-return]
+
+            def die(_: int, seen: list[int] = []) -> None:  # noqa: B006 - counts calls
+                seen.append(1)
+                if len(seen) == 1 + written:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            def take() -> None:
+                os.fsync = die  # type: ignore[assignment]
+                answer(message, context)
+
+            killed(take)
+            # The server asks again, as it may not: who has come to the next step refuses.
+            second = answer(message, context)
+            codes.append(second.error.code if second.has_error() else 0)
+            return Message(Error(8), reply_to=message)
+
+        grid._client_app = dying
+        strategy = probe(least_nodes=4, colluding_nodes=1)
+        strategy.start(grid)
+        assert codes == [int(wire.ClientErrorCode.PROTOCOL) if written else 0]
+        late = step in (secure_wire.AGREE, secure_wire.UNMASK)
+        assert [one.num_users for one in strategy.released] == [18 if late else 15, 18]
+        # Neither what it was writing nor what it had kept is left after the next round.
+        assert not [path for path in state.iterdir() if path.name.startswith(".")]
+        for path in state.glob("*.json"):
+            assert json.loads(path.read_text()) == {"last": 2}
 
     def test_no_step_is_taken_twice(self, federation: Builder, probe: Builder) -> None:
         """A server that asks every node everything twice: the second time each of them refuses."""

@@ -4,7 +4,8 @@
 
 Deals the users to as many owners, each with a key, a policy that lists the keys of all, a folder of
 its own and a SuperNode; starts a SuperLink that knows the SuperNodes by their keys; submits APP and
-waits for its end. The run directory is FOLDER/run. Everything is stopped when it ends.
+waits for its end. The run directory is FOLDER/run. Everything is stopped when it ends. The same
+command once more, with resume=true in --run-config, goes on with a run that was stopped.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from flower_privsyn import environment
 
@@ -44,20 +48,21 @@ class Federation:
     def __init__(self, folder: Path, names: list[str]) -> None:
         self.folder, self.names = folder.absolute(), names
         self.port = _free_port()
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.before: dict[str, Any] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {**os.environ, **ENVIRONMENT}
 
     def prepare(self, users: Path) -> None:
         """Keys, policies and everybody's own users."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._call(sys.executable, str(HERE / "certificates.py"), str(self.folder / "keys"),
+        self.call(sys.executable, str(HERE / "certificates.py"), str(self.folder / "keys"),
                    "--host", "127.0.0.1", "--nodes", *self.names)  # fmt: skip
         public = []
         for name in self.names:
             (self.folder / name).mkdir(exist_ok=True)
             key = self.folder / name / "node-key"
             init = [] if key.exists() else ["--init"]
-            public.append(self._call("privsyn", "node", "key", str(key), *init).strip())
+            public.append(self.call("privsyn", "node", "key", str(key), *init).strip())
         rows = users.read_text(encoding="utf-8").splitlines()
         owner = {
             person: self.names[place % len(self.names)]
@@ -73,6 +78,20 @@ class Federation:
 
     def start(self) -> None:
         """The SuperLink, then the SuperNodes that it is told of."""
+        self.start_superlink()
+        keys, home = self.folder / "keys", self.folder / "cli"
+        home.mkdir(exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "loopback"\n[superlink.loopback]\naddress = "127.0.0.1:'
+            f'{self.port}"\nroot-certificates = "{keys / "ca.crt"}"\n'
+        )
+        self.environment["FLWR_HOME"] = str(home)
+        for name in self.names:
+            self._register(keys / "nodes" / f"{name}.pub")
+            self.start_node(name)
+
+    def start_superlink(self) -> None:
+        """The SuperLink, at its port and with its database; also after it was killed."""
         keys = self.folder / "keys"
         self._launch(
             "superlink", {}, "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
@@ -81,18 +100,6 @@ class Federation:
             "--ssl-keyfile", str(keys / "server.key"),
         )  # fmt: skip
         self._wait_until_healthy(keys / "ca.crt")
-        home = self.folder / "cli"
-        home.mkdir(exist_ok=True)
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "loopback"\n[superlink.loopback]\naddress = "127.0.0.1:'
-            f'{self.port}"\nroot-certificates = "{keys / "ca.crt"}"\n'
-        )
-        self.environment["FLWR_HOME"] = str(home)
-        for name in self.names:
-            self._call(
-                "flwr", "supernode", "register", str(keys / "nodes" / f"{name}.pub"), "loopback"
-            )
-            self.start_node(name)
 
     def start_node(self, name: str) -> None:
         """One SuperNode, with its owner's data, policy, key, account and cache."""
@@ -114,28 +121,51 @@ class Federation:
             "--node-config", " ".join(f'{key}="{value}"' for key, value in node.items()),
         )  # fmt: skip
 
-    def run(self, app: Path, run_config: str, *, timeout: float) -> str:
-        """Submit an app and wait for its end; its status."""
+    def submit(self, app: Path, run_config: str) -> None:
+        """Hand an app to the SuperLink; `resume=true` goes on with the run that was begun."""
         run = self.folder / "run"
         settings = (
             f"secure-aggregation=true num-nodes={len(self.names)} run-dir='{run}' {run_config}"
         )
-        self._call("flwr", "run", str(app), "loopback", "--run-config", settings)
+        self.before = self._state()
+        self.call("flwr", "run", str(app), "loopback", "--run-config", settings)
+
+    def wait(self, *, timeout: float) -> str:
+        """How the run ended, as its directory says; "unfinished" after so many seconds."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            with suppress(OSError, ValueError, KeyError):
-                status = json.loads((run / "state.json").read_text())["status"]
-                if status != "running":
-                    return str(status)
+            state = self._state()
+            # What was there before says how the run that goes on now ended last time.
+            if state not in ({}, self.before) and state["status"] != "running":
+                return str(state["status"])
             time.sleep(1.0)
         return "unfinished"
 
+    def call(self, *command: str) -> str:
+        """What a command of Flower or of the package prints.
+
+        Raises:
+            SystemExit: it failed; with what it printed.
+        """
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command[:3])} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def kill(self, name: str) -> None:
+        """End the SuperLink or a SuperNode, and all that it started, as a power cut does."""
+        process = self.processes.pop(name)
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait()
+
     def stop(self) -> None:
         """End everything that was started here."""
-        for process in reversed(self.processes):
+        for process in reversed(self.processes.values()):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-        for process in self.processes:
+        for process in self.processes.values():
             try:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:
@@ -146,22 +176,28 @@ class Federation:
         home = self.folder / name
         home.mkdir(exist_ok=True)
         with (home / "log.txt").open("ab") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    command,
-                    env={**self.environment, "FLWR_HOME": str(home / "flwr"), **more},
-                    cwd=home,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            self.processes[name] = subprocess.Popen(
+                command,
+                env={**self.environment, "FLWR_HOME": str(home / "flwr"), **more},
+                cwd=home,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
-    def _call(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command[:3])} failed:\n{done.stdout}{done.stderr}")
-        return done.stdout
+    def _state(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.folder / "run" / "state.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def _register(self, key: Path) -> None:
+        """Tell the SuperLink of a SuperNode; its database may know it from an earlier start."""
+        try:
+            self.call("flwr", "supernode", "register", str(key), "loopback")
+        except SystemExit as failed:
+            if "already in use" not in str(failed):
+                raise
 
     def _wait_until_healthy(self, authority: Path) -> None:
         trusted = ssl.create_default_context(cafile=str(authority))
@@ -195,7 +231,8 @@ def main() -> None:
     federation.prepare(options.users)
     try:
         federation.start()
-        status = federation.run(options.app, options.run_config, timeout=options.timeout)
+        federation.submit(options.app, options.run_config)
+        status = federation.wait(timeout=options.timeout)
     finally:
         federation.stop()
     print(f"{status}: {federation.folder / 'run'}")
