@@ -201,13 +201,13 @@ class Federation:
 
     def _wait_until_healthy(self, authority: Path) -> None:
         trusted = ssl.create_default_context(cafile=str(authority))
-        for _ in range(600):
+        while self.processes["superlink"].poll() is None:
             with suppress(OSError):
                 url = f"https://127.0.0.1:{self.port}/health"
                 urllib.request.urlopen(url, timeout=2, context=trusted).close()
                 return
             time.sleep(0.1)
-        raise SystemExit(f"the SuperLink does not answer; see {self.folder / 'superlink/log.txt'}")
+        raise SystemExit(f"the SuperLink has ended; see {self.folder / 'superlink/log.txt'}")
 
 
 def _free_port() -> int:
