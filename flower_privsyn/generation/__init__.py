@@ -5,7 +5,7 @@ Nothing here ever sees private text. Importing it loads no PyTorch.
 
 from flower_privsyn.generation.backends import ChatGenerator, SamplingParameters, TextGenerator
 from flower_privsyn.generation.expand import Expand, ExpandResult
-from flower_privsyn.generation.generators import load_generator
+from flower_privsyn.generation.generators import load_generator, load_trained_generator
 from flower_privsyn.generation.instructions import Instruction, load_instruction
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 from flower_privsyn.generation.prompted import Asking, ByInstruction
@@ -33,5 +33,6 @@ __all__ = [
     "load_generator",
     "load_instruction",
     "load_prompt",
+    "load_trained_generator",
     "rehearse",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.errors import ConfigError
@@ -70,6 +71,22 @@ def load_generator(
     if name.startswith("vllm:"):
         return VLLMGenerator(name.removeprefix("vllm:"), dtype=dtype)
     return TransformersGenerator(name, device=device, dtype=dtype, batch_size=batch_size)
+
+
+def load_trained_generator(folder: Path) -> TransformersGenerator:
+    """Make the generator of a model that nodes, or `RecordModel`, have trained.
+
+    It reads what stands before a text as the training did: after the token that texts begin with,
+    whether or not the tokenizer puts one there.
+
+    Args:
+        folder: of the model.
+
+    Raises:
+        ModelError: The model cannot be loaded.
+        MissingExtraError: PyTorch or Transformers is not installed.
+    """
+    return TransformersGenerator(folder, begins_texts=True)
 
 
 def check_server(name: str, *, api_key_env: str, seconds: float) -> None:

@@ -67,6 +67,7 @@ class TransformersGenerator:
         device: str | None = None,
         dtype: Precision = "auto",
         batch_size: int = 64,
+        begins_texts: bool = False,
     ) -> None:
         """Load the model.
 
@@ -75,6 +76,9 @@ class TransformersGenerator:
             device: As PyTorch names it; None takes the first GPU, else the CPU.
             dtype: ``"auto"`` takes bfloat16 where the hardware multiplies it natively.
             batch_size: Samples per forward pass, >= 1.
+            begins_texts: Put the token that texts begin with before every prompt, and nothing else,
+                as the training on nodes reads texts; False leaves it to the tokenizer, and that of
+                a GPT-2 puts none.
 
         Raises:
             ConfigError: A setting is out of range.
@@ -89,6 +93,7 @@ class TransformersGenerator:
             model, kind="causal or encoder-decoder", dtype=dtype, device=device
         )
         self._reads_apart = is_encoder_decoder(self._model)
+        self._begins_texts = begins_texts or self._reads_apart
         self._adapters = AdapterSwitch(self._model, self.name)
         self._end_tokens = self._find_end_tokens()
         self._banned = self._find_banned_tokens()
@@ -235,14 +240,15 @@ class TransformersGenerator:
             return []
         rows: list[list[int]] = self._tokenizer(
             list(prompts),
-            add_special_tokens=not self._reads_apart,
+            add_special_tokens=not self._begins_texts,
             return_attention_mask=False,
             return_token_type_ids=False,
         )["input_ids"]
         begin, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
-        if self._reads_apart:  # as an encoder reads conditions in training, whatever the template
+        if self._begins_texts:  # as in training, whatever the template
             around = [[] if token is None else [token] for token in (begin, end)]
-            rows = [[*around[0], *row, *around[1]] for row in rows]
+            after = around[1] if self._reads_apart else []
+            rows = [[*around[0], *row, *after] for row in rows]
         truncated = 0
         for index, row in enumerate(rows):
             if not row:

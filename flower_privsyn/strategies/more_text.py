@@ -133,12 +133,12 @@ class MoreText(Settings):
         Raises:
             PrivsynError: the generator cannot be loaded.
         """
-        from flower_privsyn.generation import SamplingParameters, load_generator
+        from flower_privsyn.generation import SamplingParameters, load_trained_generator
         from flower_privsyn.generation.streams import derive_seed
 
         own = run.config | run.changed_settings()
         return TopicWriter(
-            generator=generator or load_generator(self.generator),
+            generator=generator or load_trained_generator(Path(self.generator)),
             conditions=topics.conditions,
             sampling=SamplingParameters(
                 seed=derive_seed(seed, "more text"),

@@ -3,18 +3,53 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
 
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
-from flower_privsyn.generation import OpenAIGenerator, TransformersGenerator, load_generator
+from flower_privsyn.generation import (
+    OpenAIGenerator,
+    SamplingParameters,
+    TransformersGenerator,
+    load_generator,
+    load_trained_generator,
+)
+from flower_privsyn.queries import TrainableModel
+from flower_privsyn.training.local import LocalModel
 
 
 def test_a_folder(llama: Path):
     generator = load_generator(str(llama), dtype="float32", batch_size=3)
     assert isinstance(generator, TransformersGenerator)
     assert generator._batch_size == 3
+
+
+@pytest.mark.parametrize("template", [False, True])
+def test_a_trained_generator_reads_what_its_training_read(
+    template: bool, gpt2: Path, roberta: Path, tmp_path: Path
+) -> None:
+    """A GPT-2 has one token for beginning and end, and its tokenizer puts neither."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path / "model"
+    shutil.copytree(gpt2, folder)
+    tokenizer = AutoTokenizer.from_pretrained(roberta if template else gpt2)
+    tokenizer.bos_token = tokenizer.eos_token
+    tokenizer.save_pretrained(folder)
+    prompts = ["Keywords: river, doctor\nDocument:\n", "", "the river"]
+    read = LocalModel(TrainableModel(name=str(folder))).encode(prompts)
+    assert [row[0] for row in read] == [tokenizer.eos_token_id] * 3
+    trained = load_trained_generator(folder)
+    sampling = SamplingParameters(seed=0, max_new_tokens=8, temperature=0)
+    assert trained._tokenize(prompts, sampling) == read
+    # The same texts as of a generator that is given the token by name, where no template has it.
+    if not template:
+        named = [tokenizer.eos_token + prompt for prompt in prompts]
+        texts = load_generator(str(folder)).generate(named, sampling=sampling)
+        assert trained.generate(prompts, sampling=sampling) == texts
+        assert load_generator(str(folder)).generate(prompts, sampling=sampling) != texts
 
 
 def test_a_server_with_its_model(monkeypatch: pytest.MonkeyPatch):

@@ -165,6 +165,7 @@ class TopicWriter:
         wanted = quotas(np.asarray(weights), num_samples)
         records, extra = self._kept_before(kept, wanted)
         dropped: Counter[str] = Counter()
+        vain: Counter[str] = Counter()  # of the batches since the last one of which a text was kept
         known = {str(record["text"]) for record in (*records, *extra)}
         written = len(known)
         in_vain = 0
@@ -172,6 +173,7 @@ class TopicWriter:
             stage.update(len(records))
             while pending := self._pending(wanted, records):
                 seed = derive_seed(self.sampling.seed, "texts by topic", written, in_vain)
+                reasons: Counter[str] = Counter()
                 texts = self.generator.generate(
                     [self.conditions[topic] for topic in pending],
                     sampling=replace(self.sampling, seed=seed),
@@ -180,7 +182,7 @@ class TopicWriter:
                 for topic, (text,) in zip(pending, texts, strict=True):
                     flat = " ".join(text.split())
                     if reason := self._refused(flat, known):
-                        dropped[reason] += 1
+                        reasons[reason] += 1
                         continue
                     known.add(flat)
                     fresh.append(self._record(flat, topic))
@@ -188,12 +190,14 @@ class TopicWriter:
                 records += fresh
                 written += len(fresh)
                 stage.update(len(fresh))
+                dropped += reasons
+                vain = Counter() if fresh else vain + reasons
                 in_vain = 0 if fresh else in_vain + 1
                 if in_vain == _MOST_IN_VAIN:
                     raise GenerationError(
                         f"the generator {self.generator.name} writes nothing that can be kept: of "
-                        f"the last {_MOST_IN_VAIN * len(pending)} texts each was "
-                        f"{' or '.join(dropped)}"
+                        f"the last {vain.total()} texts each was {' or '.join(vain)}; "
+                        f"{len(records)} of {num_samples} texts are kept in {kept}"
                     )
         return records, dict(dropped)
 
