@@ -57,7 +57,8 @@ def central(
 
     DATA is a file of documents, each of them a record: whose they are is not looked at. What comes
     out is private at RECORD level and stands on no axis with a run, whose unit is a user. Every
-    method spends an epsilon of its own: who publishes several spends the sum.
+    method spends an epsilon of its own: who publishes several spends the sum. The same command goes
+    on with what a killed one was writing.
     """
     from flower_privsyn.comparison.central import CentralBaseline
     from flower_privsyn.data import load_users
@@ -129,7 +130,7 @@ def _rows(
         progress = ShownProgress(follow)
         # All of them before the first: what the last one lacks must not cost what the others spend.
         for baseline in baselines:
-            _work(baseline, user_path(output) / baseline.method, progress).check(len(people.texts))
+            _work(baseline, user_path(output) / baseline.method, progress).check(people.texts)
         if others is not None:
             rows.append(("public model", 0.0, 0.0, *_measured(downstream, others, progress)))
         for baseline in baselines:

@@ -15,6 +15,8 @@ Papers:
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,20 +35,34 @@ from flower_privsyn.embedding import (
     load_embedder,
     require_company,
 )
-from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.files import append_json_lines, located, write_json
-from flower_privsyn.generation import SamplingParameters, load_generator
+from flower_privsyn.errors import ConfigError, DataError, ModelError
+from flower_privsyn.files import (
+    append_json_lines,
+    located,
+    plain,
+    read_json,
+    read_json_lines,
+    replacing,
+    write_json,
+)
+from flower_privsyn.generation import SamplingParameters, load_trained_generator
 from flower_privsyn.generation.streams import derive_seed, stream
 from flower_privsyn.generation.topics import Topics, check_document_type, load_topics, quotas
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.privacy import GaussianMechanism, Plan, RandomSource, SecureRandom
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.queries.model_delta import Trainable
+from flower_privsyn.runs import lock_file
 from flower_privsyn.strategies.parts.topic_texts import TopicWriter, WordFilter, check_room
 from flower_privsyn.training.dp_adam import RECORD_LEVEL, DPAdam, Example, RecordModel
 
 CentralMethod = Literal["ctcl", "vanilla", "resampled", "downstream"]
 CENTRAL_METHODS: Final[tuple[str, ...]] = get_args(CentralMethod)
+
+#: In a folder: what it was begun with, the noisy counts of topics, and who is at work.
+_BEGUN: Final = "begun.json"
+_HISTOGRAM: Final = "histogram.json"
+_LOCK: Final = ".lock"
 
 #: Public texts of different lengths, on which gradients by record are tried.
 _PROBES: Final = (
@@ -76,7 +92,9 @@ class CentralBaseline(Settings):
     histogram_noise_multiplier: Annotated[
         float, Gt(0), Le(1e6), "of the histogram, to which a record adds 1."
     ] = 10.0
-    model: Annotated[str, "causal model that is trained."] = "privsyn-lm"
+    model: Annotated[
+        str, "model that is trained: causal, or an encoder-decoder such as BART or T5."
+    ] = "privsyn-lm"
     trainable: Annotated[Trainable, 'what of it: "full" or "lora".'] = "full"
     lora_rank: Annotated[PositiveInt, "of adapters."] = 4
     max_tokens: Annotated[
@@ -150,7 +168,8 @@ class CentralRun:
         random: source of noise and coins; only tests pass one.
 
     Raises:
-        ConfigError: the topics were made with another embedding model, or the folder is in use.
+        ConfigError: the topics were made with another embedding model, or the folder holds
+            something else, or this method with other settings.
         ModelError: gradients by record of the model are not to be had.
     """
 
@@ -165,8 +184,7 @@ class CentralRun:
     ) -> None:
         self.baseline, self._output, self._progress = baseline, output, progress
         self._random: RandomSource = random or SecureRandom()
-        if output.exists() and any(output.iterdir()):
-            raise ConfigError(f"--output {output} is not empty: name another folder")
+        self._refuse_other_settings()
         self._embedder: Embedder | None = None
         self._topics: Topics | None = None
         if baseline.has_histogram:
@@ -184,6 +202,11 @@ class CentralRun:
                 lora_alpha=2 * baseline.lora_rank,
             )
         )
+        if self._model.encoder_decoder and self._writes_nothing:
+            raise ModelError(
+                f"model {baseline.model!r} is an encoder-decoder, which has no next token of a "
+                "document alone: downstream models are causal"
+            )
         check_room(
             self._model,
             self._conditions(),
@@ -195,24 +218,47 @@ class CentralRun:
             },
         )
         self._model.check_gradients(
-            [Example(tokens=tuple(row)) for row in self._model.encode(_PROBES)]
+            [
+                Example(tokens=tuple(row), given=min(given, len(row) - 1))
+                for given, row in enumerate(self._model.encode(_PROBES), start=1)
+            ]
         )
 
-    def check(self, records: int) -> Plan:
-        """What `run` would spend on so many records, or why it cannot.
+    def _refuse_other_settings(self) -> None:
+        begun = read_json(self._output / _BEGUN)
+        if not begun:
+            others = [one for one in _entries(self._output) if one.name != _LOCK]
+            if others:
+                raise ConfigError(f"--output {self._output} is not empty: name another folder")
+            return
+        asked = _settings(self.baseline)
+        for key in sorted(asked):
+            before = begun["settings"].get(key)
+            if before != asked[key]:
+                raise ConfigError(
+                    f"--output {self._output} was begun with {self.baseline._called(key)} = "
+                    f"{before}, got {asked[key]}: name another folder"
+                )
+
+    def check(self, documents: Sequence[str]) -> Plan:
+        """What `run` would spend on documents, or why it cannot.
 
         Raises:
-            DataError: fewer than two records.
+            DataError: there are fewer than two, or the folder was begun with others.
             ConfigError: no noise keeps the budget.
         """
-        if records < 2:
-            raise DataError(f"there must be at least 2 records, got {records}")
-        return self.baseline.plan(records)
+        if len(documents) < 2:
+            raise DataError(f"there must be at least 2 records, got {len(documents)}")
+        begun = read_json(self._output / _BEGUN)
+        if begun and begun["digest"] != _digest(documents):
+            raise DataError(f"--output {self._output} was begun with other records")
+        return self.baseline.plan(len(documents))
 
     def run(self, documents: Sequence[str]) -> CentralResult:
         """Train on the records and write what is to be written.
 
-        Killed, it begins anew: nothing of it was published.
+        Killed while it trains, it begins to train anew: nothing of it was published. Killed
+        while it writes, it goes on with what is written; finished, it is read.
 
         Formal guarantee:
             Unit: RECORD, one document of which the first `max_tokens` tokens count; relation:
@@ -225,34 +271,44 @@ class CentralRun:
             documents: the records, those without text included.
 
         Raises:
-            DataError: fewer than two have any text.
+            DataError: fewer than two have any text, or the folder was begun with others.
             ConfigError: no noise keeps the budget.
+            RunDirectoryError: another process is at work in the folder.
+            GenerationError: the model writes nothing that can be kept; what it wrote is.
         """
-        baseline = self.baseline
+        plan = self.check(documents)
+        model = self._output / "model"
+        self._output.mkdir(parents=True, exist_ok=True)
+        with lock_file(self._output / _LOCK, what=f"the folder {self._output}"):
+            if not model.exists():
+                self._train(plan, documents)
+            texts = self._write(model)
+        privacy = read_json(self._output / "privacy.json")
+        return CentralResult(model=model, texts=tuple(texts), privacy=privacy)
+
+    def _train(self, plan: Plan, documents: Sequence[str]) -> None:
+        """Ask the records; say what that costs, then keep what it gave, the model last."""
         examples, of_records = self._read(documents)
-        usable = len(of_records)
-        if usable < 2:
-            raise DataError(f"{usable} records have text to learn, at least 2 are needed")
-        plan = self.check(len(examples))
+        if len(of_records) < 2:
+            raise DataError(f"{len(of_records)} records have text to learn, at least 2 are needed")
+        begun = {"settings": _settings(self.baseline), "digest": _digest(documents)}
+        _write_for_the_owner(self._output / _BEGUN, begun)
         noise = {phase.name: phase.noise_multiplier or 0.0 for phase in plan.phases}
+        optimiser = self.baseline.optimiser
         histogram = self._histogram(of_records, noise.get("topics", 0.0))
         title = "Train by DP-Adam, at record level"
-        with self._progress.stage(title, baseline.optimiser.steps) as stage:
+        with self._progress.stage(title, optimiser.steps) as stage:
             self._model.fit(
                 examples,
-                baseline.optimiser,
+                optimiser,
                 noise_multiplier=noise["steps"],
                 random=self._random,
                 progress=stage.update,
             )
-        self._output.mkdir(parents=True, exist_ok=True)
-        privacy = self._said(plan, len(examples))
-        write_json(self._output / "privacy.json", privacy)
-        folder = self._output / "model"
-        self._model.save(folder, self._model.parameters)
-        texts = self._write(folder, histogram)
-        append_json_lines(self._output / "synthetic.jsonl", [{"text": text} for text in texts])
-        return CentralResult(model=folder, texts=tuple(texts), privacy=privacy)
+        write_json(self._output / "privacy.json", self._said(plan, len(examples)))
+        if histogram is not None:
+            _write_for_the_owner(self._output / _HISTOGRAM, {"counts": histogram.tolist()})
+        self._model.save(self._output / "model", self._model.parameters)
 
     def _said(self, plan: Plan, records: int) -> dict[str, Any]:
         epsilon = plan.epsilon()
@@ -325,10 +381,11 @@ class CentralRun:
             return [Example(tokens=tuple(row)) for row in rows]
         before = model.encode(self._conditions())
         chosen = of_records if len(before) > 1 else np.zeros_like(of_records)
+        least = 0 if model.encoder_decoder else 1
         return [
             Example(
                 tokens=tuple(model.after_condition(before[topic], row)),
-                given=max(1, len(before[topic])),
+                given=max(least, len(before[topic])),
             )
             for topic, row in zip(chosen.tolist(), rows, strict=True)
         ]
@@ -339,12 +396,32 @@ class CentralRun:
     def _writes_nothing(self) -> bool:
         return self.baseline.method == "downstream"
 
-    def _write(self, folder: Path, histogram: npt.NDArray[np.float64] | None) -> list[str]:
+    def _write(self, model: Path) -> list[str]:
+        """The texts, of which those of an earlier attempt stay."""
+        baseline, finished = self.baseline, self._output / "synthetic.jsonl"
+        if finished.exists():
+            return [str(row["text"]) for row in read_json_lines(finished)]
+        texts: list[str] = []
+        if not self._writes_nothing:
+            counts = read_json(self._output / _HISTOGRAM).get("counts")
+            histogram = None if counts is None else np.array(counts, dtype=np.float64)
+            texts = self._written(model, histogram)
+            if baseline.method == "resampled" and histogram is not None:
+                texts = resampled(
+                    texts,
+                    self._topics_of(texts),
+                    histogram,
+                    count=baseline.synthetic_samples,
+                    seed=baseline.seed,
+                )
+        with replacing(finished) as temporary:
+            append_json_lines(temporary, [{"text": text} for text in texts])
+        return texts
+
+    def _written(self, model: Path, histogram: npt.NDArray[np.float64] | None) -> list[str]:
         baseline = self.baseline
-        if self._writes_nothing:
-            return []
         writer = TopicWriter(
-            generator=load_generator(str(folder)),
+            generator=load_trained_generator(model),
             conditions=self._conditions(),
             sampling=SamplingParameters(
                 seed=baseline.seed,
@@ -364,16 +441,33 @@ class CentralRun:
         records, _ = writer.write(
             weights, wanted, kept=self._output / "written.jsonl", progress=self._progress
         )
-        texts = [str(record["text"]) for record in records]
-        if baseline.method == "resampled" and histogram is not None:
-            texts = resampled(
-                texts,
-                self._topics_of(texts),
-                histogram,
-                count=baseline.synthetic_samples,
-                seed=baseline.seed,
-            )
-        return texts
+        return [str(record["text"]) for record in records]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where there is none."""
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def _settings(baseline: CentralBaseline) -> dict[str, Any]:
+    """What a baseline was asked for, those of DP-Adam beside the others, as JSON has them."""
+    values = asdict(baseline)
+    optimiser = values.pop("optimiser")
+    return dict(plain(values | optimiser))
+
+
+def _digest(documents: Sequence[str]) -> str:
+    """Which documents these are; of private text, so that only their owner may read it."""
+    digest = hashlib.blake2b(digest_size=16)
+    for document in documents:
+        text = document.encode("utf-8", "surrogatepass")
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.hexdigest()
+
+
+def _write_for_the_owner(path: Path, value: dict[str, Any]) -> None:
+    with replacing(path, for_the_owner=True) as temporary:
+        temporary.write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def resampled(

@@ -60,7 +60,8 @@ class Example:
 
     Attributes:
         tokens: of it, those that are given first.
-        given: how many of them are given and not predicted, >= 1.
+        given: how many of them are given and not predicted, >= 1; of an encoder-decoder, whose
+            encoder reads them, >= 0.
     """
 
     tokens: tuple[int, ...]
@@ -69,7 +70,7 @@ class Example:
     @property
     def usable(self) -> bool:
         """Whether anything is left to predict."""
-        return len(self.tokens) > max(1, self.given)
+        return len(self.tokens) > self.given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,13 @@ class DPAdam(Settings):
 
 
 class RecordModel(LocalModel):
-    """A causal language model of which each record of a batch has its own gradient.
+    """A language model of which each record of a batch has its own gradient.
+
+    It is causal, or an encoder-decoder, as `LocalModel` has them. Opacus makes the gradients of all
+    records at once; of which models they are right is not known beforehand, so that
+    `check_gradients` is asked before anything is trained. With Opacus 1.6.0 they are for adapters
+    of BART and T5, and not for all parameters of either, because of BART's positions and T5's
+    distances between tokens.
 
     Args:
         model: which model, and what of it is trained.
@@ -157,16 +164,11 @@ class RecordModel(LocalModel):
 
     Raises:
         MissingExtraError: Opacus is not installed.
-        ModelError: Opacus knows no gradients of a layer of the model, or it is an encoder-decoder.
+        ModelError: Opacus knows no gradients of a layer of the model.
     """
 
     def __init__(self, model: TrainableModel, *, device: str | None = None) -> None:
         super().__init__(model, device=device)
-        if self.encoder_decoder:
-            raise ModelError(
-                f"model {model.name!r} is an encoder-decoder: records in one place train causal "
-                "language models"
-            )
         try:
             from opacus import GradSampleModule
         except ImportError as error:
@@ -194,15 +196,12 @@ class RecordModel(LocalModel):
         Raises:
             ModelError: a parameter has no gradient by record.
         """
-        tokens, mask, targets = self._batch(examples)
-        positions = torch.arange(tokens.shape[1], device=self._device).expand(tokens.shape)
-        more = {"position_ids": positions.contiguous()} if self._positions_asked else {}
         self._gradient.zero_()
         for parameter in self._named.values():
             parameter.grad_sample = None  # type: ignore[attr-defined]
-        logits = self._graded(input_ids=tokens, attention_mask=mask, use_cache=False, **more).logits
+        logits, targets = self._predicted(examples)
         losses = torch.nn.functional.cross_entropy(
-            logits[:, :-1].float().transpose(1, 2), targets, ignore_index=_IGNORED, reduction="none"
+            logits.float().transpose(1, 2), targets, ignore_index=_IGNORED, reduction="none"
         )
         counts = (targets != _IGNORED).sum(dim=1).clamp(min=1)
         with warnings.catch_warnings():
@@ -213,12 +212,18 @@ class RecordModel(LocalModel):
         for name, parameter in self._named.items():
             own = getattr(parameter, "grad_sample", None)
             if own is None or len(own) != len(examples):
-                raise ModelError(f"Opacus makes no gradients by record of {name}: freeze it")
+                raise ModelError(
+                    f"Opacus makes no gradients by record of {name}: train {self._instead}"
+                )
             parts.append(own.detach().reshape(len(examples), -1))
             parameter.grad_sample = None  # type: ignore[attr-defined]
         return torch.cat(parts, dim=1).float().cpu().numpy()
 
-    def _batch(self, examples: Sequence[Example]) -> tuple[torch.Tensor, ...]:
+    def _predicted(self, examples: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(n, t, v) logits and the (n, t) tokens that they are of; `_IGNORED` where none is."""
+        if self._first is not None:
+            pairs = [(example.tokens, example.given) for example in examples]
+            return self._logits_of_pairs(self._graded, pairs, self._first)
         width = max(len(example.tokens) for example in examples)
         tokens = torch.zeros((len(examples), width), dtype=torch.long)
         mask = torch.zeros((len(examples), width), dtype=torch.long)
@@ -228,7 +233,11 @@ class RecordModel(LocalModel):
             tokens[row, :size] = torch.tensor(example.tokens)
             mask[row, :size] = 1
             targets[row, example.given : size] = tokens[row, example.given : size]
-        return tokens.to(self._device), mask.to(self._device), targets[:, 1:].to(self._device)
+        tokens, mask = tokens.to(self._device), mask.to(self._device)
+        positions = torch.arange(width, device=self._device).expand(tokens.shape)
+        more = {"position_ids": positions.contiguous()} if self._positions_asked else {}
+        logits = self._graded(input_ids=tokens, attention_mask=mask, use_cache=False, **more).logits
+        return logits[:, :-1], targets[:, 1:].to(self._device)
 
     def check_gradients(self, examples: Sequence[Example]) -> None:
         """Hold the gradients of a batch against those of its records one by one.
@@ -254,9 +263,10 @@ class RecordModel(LocalModel):
     def _compare_gradients(self, examples: Sequence[Example]) -> None:
         try:
             together = self.gradients(examples)
-        except (TypeError, RuntimeError, NotImplementedError) as error:
+        except (AttributeError, TypeError, RuntimeError, NotImplementedError) as error:
             raise ModelError(
-                f"Opacus makes no gradients by record of model {self.spec.name!r}: {shorten(error)}"
+                f"Opacus makes no gradients by record of model {self.spec.name!r} "
+                f"({shorten(error)}): train {self._instead}"
             ) from error
         for example, own in zip(examples, together, strict=True):
             alone = self.alone(example)
@@ -264,8 +274,15 @@ class RecordModel(LocalModel):
             if not np.linalg.norm(own - alone) <= _TOLERANCE * np.linalg.norm(alone):
                 raise ModelError(
                     f"Opacus makes other gradients of a batch of model {self.spec.name!r} than of "
-                    'its records: train all parameters (trainable = "full"), or another model'
+                    f"its records: train {self._instead}"
                 )
+
+    @property
+    def _instead(self) -> str:
+        """What may be trained where this cannot be."""
+        full = self.spec.trainable == "full"
+        other = 'adapters (trainable = "lora")' if full else 'all parameters (trainable = "full")'
+        return f"{other}, or another model"
 
     def alone(self, example: Example) -> npt.NDArray[np.float32]:
         """The gradient of one record by PyTorch itself, (dimension,) float32."""

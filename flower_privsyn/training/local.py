@@ -340,11 +340,29 @@ class LocalModel:
     def _loss_of_pairs(
         self, samples: Sequence[tuple[Sequence[int], int]], first: int
     ) -> torch.Tensor:
-        """The same of an encoder-decoder: what is given is read, and what follows is predicted.
+        """The same of an encoder-decoder.
 
         Args:
             samples: each with how many tokens of it are given.
             first: token that the decoder begins with.
+        """
+        logits, targets = self._logits_of_pairs(self._model, samples, first)
+        return torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED
+        )
+
+    def _logits_of_pairs(
+        self, model: Any, samples: Sequence[tuple[Sequence[int], int]], first: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What an encoder-decoder makes of samples: it reads what is given and predicts the rest.
+
+        Args:
+            model: it, or what stands around it.
+            samples: each with how many tokens of it are given.
+            first: token that the decoder begins with.
+
+        Returns:
+            (n, t, v) logits and the (n, t) tokens that they are of; `_IGNORED` where none is.
         """
         read, mask = self._padded([[*sample[:given], *self._end] for sample, given in samples])
         targets, predicted = self._padded([sample[given:] for sample, given in samples])
@@ -353,14 +371,10 @@ class LocalModel:
         with torch.autocast(
             self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"
         ):
-            logits = self._model(
+            logits = model(
                 input_ids=read, attention_mask=mask, decoder_input_ids=before, use_cache=False
             ).logits
-        return torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1),
-            targets.masked_fill(predicted == 0, _IGNORED).flatten(),
-            ignore_index=_IGNORED,
-        )
+        return logits, targets.masked_fill(predicted == 0, _IGNORED)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows as one tensor of token numbers, padding behind them; and a mask of what is none."""

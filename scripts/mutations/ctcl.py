@@ -146,9 +146,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="coins are accounted for more documents than flip them",
         file="flower_privsyn/comparison/central.py",
-        function="CentralRun.run",
-        before="plan = self.check(len(examples))",
-        after="plan = self.check(2 * len(examples))",
+        function="CentralRun.check",
+        before="return self.baseline.plan(len(documents))",
+        after="return self.baseline.plan(2 * len(documents))",
         tests=("tests/comparison/test_central.py",),
     ),
 )

@@ -24,9 +24,11 @@ from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation.topics import load_topics
 from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.privacy import InsecureRandom
+from flower_privsyn.strategies.parts.topic_texts import TopicWriter
 from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training import dp_adam
-from flower_privsyn.training.dp_adam import RECORD_LEVEL, DPAdam
+from flower_privsyn.training.dp_adam import RECORD_LEVEL, DPAdam, RecordModel
+from tests.support.probe import Killed
 from tests.support.topics import documents, write_topics
 
 #: Of two subjects, of the first twice as many.
@@ -145,6 +147,84 @@ def test_documents_without_text_are_counted_and_flip_coins(
     assert topics.tolist() == works._topics_of(RECORDS).tolist()
 
 
+class TestKilled:
+    @pytest.mark.parametrize("method", ["ctcl", "resampled"])
+    def test_what_is_written_stays(
+        self, method: str, baseline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("flower_privsyn.strategies.parts.topic_texts._BATCH", 5)
+        whole = run(baseline(method), tmp_path / "whole")
+        kept, calls = TopicWriter._record, []
+
+        def record(self: Any, text: str, topic: int) -> Any:
+            calls.append(text)
+            if len(calls) == 7:
+                raise Killed
+            return kept(self, text, topic)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TopicWriter, "_record", record)
+            with pytest.raises(Killed):
+                run(baseline(method), tmp_path / "out")
+        before = list(read_json_lines(tmp_path / "out" / "written.jsonl"))
+        assert 0 < len(before) < 12
+        trained = (tmp_path / "out" / "model" / "model.safetensors").read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(CentralRun, "_train", None)  # nobody is asked again
+            found = run(baseline(method), tmp_path / "out")
+        after = list(read_json_lines(tmp_path / "out" / "written.jsonl"))
+        assert after[: len(before)] == before
+        assert (found.model / "model.safetensors").read_bytes() == trained
+        assert (found.texts, found.privacy) == (whole.texts, whole.privacy)
+        # And what has finished is read.
+        monkeypatch.setattr(CentralRun, "_written", None)
+        assert run(baseline(method), tmp_path / "out").texts == whole.texts
+
+    def test_in_training_it_begins_anew(
+        self, baseline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def save(self: Any, folder: Path, parameters: Any) -> None:
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RecordModel, "save", save)
+            with pytest.raises(Killed):
+                run(baseline("vanilla"), tmp_path / "out")
+        assert not (tmp_path / "out" / "synthetic.jsonl").exists()
+        assert len(run(baseline("vanilla"), tmp_path / "out").texts) == 12
+
+    def test_another_beginning_is_refused(self, baseline: Any, tmp_path: Path) -> None:
+        run(baseline("downstream"), tmp_path / "out")
+        with pytest.raises(ConfigError, match=r"out was begun with --epsilon = 2.0, got 4.0: name"):
+            run(baseline("downstream", epsilon=4.0), tmp_path / "out")
+        with pytest.raises(ConfigError, match=r"was begun with --steps = 2, got 3: name another"):
+            run(
+                baseline("downstream", optimiser=DPAdam(steps=3, batch_size=20, warmup_steps=0)),
+                tmp_path / "out",
+            )
+        with pytest.raises(DataError, match="out was begun with other records"):
+            run(baseline("downstream"), tmp_path / "out", RECORDS[1:])
+        for name in ("begun.json", "model"):
+            assert (tmp_path / "out" / name).exists()
+        assert (tmp_path / "out" / "begun.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_adapters_of_an_encoder_decoder(
+    baseline: Any, bart: Path, t5: Path, tmp_path: Path
+) -> None:
+    asked = {"epsilon": math.inf, "trainable": "lora", "synthetic_samples": 6}
+    for name, folder, method in (("bart", bart, "ctcl"), ("t5", t5, "vanilla")):
+        found = run(baseline(method, model=str(folder), **asked), tmp_path / name)
+        assert len(set(found.texts)) == 6
+    with pytest.raises(ModelError, match=r"no next token of a document alone: downstream models"):
+        run(baseline("downstream", model=str(bart), **asked), tmp_path / "downstream")
+    with pytest.raises(
+        ModelError, match=r'train adapters \(trainable = "lora"\), or another model'
+    ):
+        run(baseline("ctcl", model=str(bart)), tmp_path / "full")
+    assert not (tmp_path / "full").exists()
+
+
 class _Company(HashEmbedder):
     """Gives a text other vectors in other company."""
 
@@ -201,7 +281,11 @@ def test_the_command_has_a_table_of_its_own(
     assert "| vanilla | 2 |" in out
     assert "| downstream | 2 |" in out
     assert "who publishes several spends the sum" in out
-    assert main(words) == 2  # the folder is there
+    assert main(words) == 0  # all of it is there
+    assert capsys.readouterr().out == out
+    words[3] = "3"
+    assert main(words) == 2
+    assert "was begun with --epsilon = 2.0, got 3.0" in capsys.readouterr().err
     assert main([*words[:4], "--methods", "vanilla", "vanilla", *words[-2:]]) == 2
     assert "--methods must name each method once, got vanilla vanilla" in capsys.readouterr().err
     # What the last method lacks is found before the first one is trained.

@@ -80,8 +80,9 @@ class TestGradients:
         self, model: RecordModel, texts: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         right = model.gradients
+        other = "lora" if model.spec.trainable == "full" else "full"
         monkeypatch.setattr(model, "gradients", lambda rows: 1.01 * right(rows))
-        with pytest.raises(ModelError, match='train all parameters \\(trainable = "full"\\)'):
+        with pytest.raises(ModelError, match=f'its records: train .* \\(trainable = "{other}"\\)'):
             model.check_gradients(examples_of(model, texts[:3]))
 
     def test_wrong_gradients_beside_zeros_are_refused(
@@ -112,6 +113,35 @@ class TestGradients:
         """Without positions for each record Opacus fails on GPT-2."""
         model = RecordModel(TrainableModel(name=str(gpt2)))
         model.check_gradients(examples_of(model, texts[:3]))
+
+    @pytest.mark.parametrize("kind", ["bart", "t5"])
+    def test_adapters_of_an_encoder_decoder(
+        self, kind: str, texts: list[str], request: pytest.FixtureRequest
+    ) -> None:
+        """Both halves padded, and a record after nothing but what its encoder ends with."""
+        folder = str(request.getfixturevalue(kind))
+        model = RecordModel(TrainableModel(name=folder, trainable="lora"))
+        rng = np.random.default_rng(0)
+        model.start_from(rng.normal(0, 0.1, model.dimension).astype(np.float32))
+        model._begin_anew()
+        examples = [
+            Example(tokens=tuple(row), given=(3 * place) % 7)
+            for place, row in enumerate(model.encode(texts[:5]))
+        ]
+        together = model.gradients(examples)
+        alone = np.stack([model.alone(example) for example in examples])
+        lengths = np.linalg.norm(alone, axis=1)
+        assert lengths.min() > 0
+        assert (np.linalg.norm(together - alone, axis=1) / lengths).max() < 1e-5
+        model.check_gradients(examples[1:])
+
+    @pytest.mark.parametrize("kind", ["bart", "t5"])
+    def test_all_parameters_of_an_encoder_decoder_are_refused(
+        self, kind: str, texts: list[str], request: pytest.FixtureRequest
+    ) -> None:
+        model = RecordModel(TrainableModel(name=str(request.getfixturevalue(kind))))
+        with pytest.raises(ModelError, match=r'train adapters \(trainable = "lora"\), or another'):
+            model.check_gradients(examples_of(model, texts[:3]))
 
     def test_a_layer_of_which_opacus_knows_nothing(self, lstm: Path, texts: list[str]) -> None:
         model = RecordModel(TrainableModel(name=str(lstm)))
