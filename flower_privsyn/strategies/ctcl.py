@@ -141,6 +141,11 @@ class CTCLConfig(CorrelatedTrainingConfig):
         "standard deviation of the histogram's noise over what a user weighs, in place of "
         "`histogram_share`; 10 in the paper.",
     ] = None
+    keywords: Annotated[
+        bool,
+        "whether a document stands after the keywords of its topic; without them documents are "
+        "trained on and written alone, as by the vanilla generator of the paper's tables.",
+    ] = True
     document_type: Annotated[
         str, 'what the documents are, in public words, for the conditions; "" for none.'
     ] = ""
@@ -184,6 +189,11 @@ class CTCLConfig(CorrelatedTrainingConfig):
                 "to what a user may weigh"
             )
         check_document_type("document-type", self.document_type)
+        if self.document_type and not self.keywords:
+            raise ConfigError(
+                f'document-type = "{self.document_type}" stands before keywords: leave it empty '
+                "with keywords = false"
+            )
 
     def histogram(self) -> NearestNeighborHistogram:
         """The question of the first round."""
@@ -339,6 +349,11 @@ class TopicsAndTraining(FederatedTraining):
         self._hierarchy().check_embedder(self._embedder, setting=f'topics = "{config.topics}"')
         require_company(self._embedder, default_cache_directory())
         (training,) = super().prepare(place)
+        if self.model.encoder_decoder and not config.keywords:
+            raise ConfigError(
+                f"keywords = false leaves the encoder of model {config.model!r} nothing to read: "
+                "name a causal model"
+            )
         check_room(
             self.model,
             self._texts_before(self._need_topics()),
@@ -422,6 +437,8 @@ class TopicsAndTraining(FederatedTraining):
         }
 
     def _texts_before(self, topics: Topics) -> list[str]:
+        if not self.config.keywords:
+            return [""] * len(topics)
         return topics.conditions(document_type=self.config.document_type)
 
     # ------------------------------------------------------------------ the result
@@ -432,11 +449,11 @@ class TopicsAndTraining(FederatedTraining):
         return {**figures, **self._write_texts(str(figures["model"]))}
 
     def _write_texts(self, model: str) -> dict[str, Any]:
-        from flower_privsyn.generation import SamplingParameters, load_generator
+        from flower_privsyn.generation import SamplingParameters, load_trained_generator
 
         config, place = self.config, self._need_place()
         writer = TopicWriter(
-            generator=load_generator(str(self.run.path / model)),
+            generator=load_trained_generator(self.run.path / model),
             conditions=self._texts_before(self._need_topics()),
             sampling=SamplingParameters(
                 seed=config.seed,

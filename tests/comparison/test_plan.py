@@ -122,7 +122,7 @@ class TestApp:
 
     def test_a_size_that_is_not_there_is_named(self, data: str) -> None:
         with pytest.raises(
-            ConfigError, match=r"no settings 'huge'; it has ask-once, cpu, hybrid, mid-training"
+            ConfigError, match=r"no settings 'huge'; it has ask-once, cpu, ctcl, hybrid, mid-tr"
         ):
             plan_of(data, config="huge")
 

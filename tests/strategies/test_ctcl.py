@@ -287,6 +287,33 @@ def plan_of(config: CTCLConfig, population: int) -> Any:
     return settle(plan, epsilon=config.epsilon, run=None).plan
 
 
+def test_without_keywords_documents_are_trained_on_alone(
+    config: Builder, people: Users, tmp_path: Path, llama: Path
+) -> None:
+    strategy, _ = start(
+        config(keywords=False, sampling="full", num_rounds=2, trainable="full"), people, tmp_path
+    )
+    model = LocalModel(TrainableModel(name=str(llama)))
+    total = np.zeros(model.dimension)
+    for user in range(5):
+        own = [people.texts[place] for place in np.flatnonzero(people.owners == user)]
+        samples = [[*sample, 2] for sample in model.encode(own)]
+        update = model.update(
+            samples,
+            learning_rate=0.5,
+            epochs=1,
+            batch_size=4,
+            max_steps=64,
+            seed=[0, 2, *f"user-{user}".encode()],
+        )
+        assert update is not None
+        total += update * min(1.0, 0.05 / np.linalg.norm(update)) / 0.05
+    assert np.allclose(release(strategy.run.path, 2), total, atol=1e-5)
+    written = list(read_json_lines(strategy.run.path / "synthetic.jsonl"))
+    assert len(written) == 24
+    assert json.loads((strategy.run.path / "topics.json").read_text())["conditions"] == [""] * 6
+
+
 class TestKilled:
     @pytest.mark.parametrize("where", ["histogram", "after the histogram", "training", "texts"])
     def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
@@ -409,6 +436,10 @@ class TestBadInput:
             ({"epsilon": 1.0, "histogram_share": 1.0}, "histogram-share must be a number"),
             ({"synthetic_samples": 0}, "synthetic-samples must be a whole number of at least 1"),
             ({"document_type": "a\nb"}, "document-type must be words in one line"),
+            (
+                {"document_type": "news", "keywords": False},
+                'document-type = "news" stands before keywords: leave it empty',
+            ),
             ({"document_type": "a\0b"}, "document-type must be words in one line"),
             ({"user_weight": "documents", "max_samples": 0}, 'needs user-weight = "share"'),
             ({"sampling": "turns"}, 'sampling must be one of "cyclic", "full"'),
@@ -418,12 +449,15 @@ class TestBadInput:
         with pytest.raises(ConfigError, match=sentence):
             config(**changes)
 
-    def test_before_anything_is_spent(self, config: Builder, people: Users, tmp_path: Path) -> None:
+    def test_before_anything_is_spent(
+        self, config: Builder, people: Users, tmp_path: Path, bart: Path
+    ) -> None:
         for changes, sentence in (
             ({"num_topics": 5}, "num-topics must be one of 3, 6"),
             ({"topics": "bundled", "num_topics": 64}, "made with another embedding model"),
             ({"max_tokens": 250}, r"max-tokens = 250 and conditions of up to \d+ tokens are more"),
             ({"max_new_tokens": 250}, "max-new-tokens = 250 and conditions"),
+            ({"model": str(bart), "keywords": False}, "leaves the encoder of model .* nothing to"),
         ):
             with pytest.raises(ConfigError, match=sentence):
                 start(config(**changes), people, tmp_path)

@@ -1,0 +1,190 @@
+"""The orders that CTCL must show: C1 to C4 of docs/ctcl.md, on people's text.
+
+    python -m scripts.experiments.ctcl_orders teach --corpus DIR --generators generators
+    python -m scripts.experiments.ctcl_orders compare --config ctcl --data FILE... --epsilon 1 ...
+    python -m scripts.experiments.ctcl_orders generators FOLDER
+
+C1: at epsilon 1 CTCL is ahead of Aug-PE, and that of a vanilla generator, which is no worse than
+    training the downstream model itself.
+C2: from epsilon 1 to infinity CTCL gains at least 5 times what Aug-PE gains.
+C3: keywords, then pretraining on public text after keywords, each lower the perplexity of the
+    generator at epsilon 1.
+C4: Aug-PE leads at a few thousand texts, CTCL beyond ten thousand.
+
+`teach` makes the two generators of C3: the same public passages, read after the keywords of their
+topics or alone. `compare` is `privsyn compare` word for word, whose cells run in this process
+instead of in Flower's: for machines that have no time for Flower's own. `generators` reads the
+generators of a comparison for C3. All figures are of held-out text without noise: for research.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.comparison.run import Comparison, _with_variable
+from flower_privsyn.data import Cut, load_users
+from flower_privsyn.embedding import load_embedder
+from flower_privsyn.environment import CPU_TIME
+from flower_privsyn.generation.topics import load_topics
+from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.runs import RunDirectory
+
+#: Of the passages that are read, and of the training on them.
+SEED = 20240603
+
+
+# ------------------------------------------------------------------------------------------ teach
+
+
+def teach(options: argparse.Namespace) -> None:
+    """Make the two generators, from the same model, passages and number of steps."""
+    from flower_privsyn.training.causal import fine_tune
+    from flower_privsyn.training.causal_settings import CausalTraining
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "public_models"))
+    from topics import passages  # type: ignore[import-not-found]
+
+    embedder = load_embedder("all-MiniLM-L6-v2")
+    every = passages(options.corpus, held_out=False, tokenizer=embedder.tokenizer, seed=SEED)
+    chosen = np.random.default_rng(SEED).permutation(len(every))[: 32 * options.steps]
+    texts = [every[place] for place in chosen]
+    topics = load_topics().at(64)
+    conditions, of_texts = topics.conditions(), topics.nearest(embedder.embed(texts))
+    after = [conditions[topic] + text for topic, text in zip(of_texts.tolist(), texts, strict=True)]
+    settings = CausalTraining(max_steps=options.steps, max_tokens=160, long_texts="cut")
+    for name, rows in (("without", texts), ("with", after)):
+        folder = options.generators / name
+        found = fine_tune(options.model, rows, settings=settings, output=folder, seed=SEED)
+        print(f"{folder}: {len(rows)} passages, {found.steps} steps", flush=True)
+
+
+# ------------------------------------------------------------------------------------------ compare
+
+
+class InThisProcess(Comparison):
+    """A comparison whose nodes are called and not sent for; nothing else is different."""
+
+    def _run(self, folder: Path, values: Mapping[str, Any], _: Any) -> RunDirectory:
+        from flower_privsyn.client_apps.training import create_training_app
+        from flower_privsyn.strategies import strategy_of
+        from flower_privsyn.testing import LoopbackGrid, flower_identity
+
+        path = folder / "run"
+        begun = (path / "config.json").is_file()
+        if begun and RunDirectory.open(path).status == "finished":
+            return RunDirectory.open(path)
+        asked = {**values, "run-dir": str(path), "resume": begun}
+        grid = LoopbackGrid(
+            create_training_app(), num_nodes=int(values["num-nodes"]), run_config=asked
+        )
+        with _with_variable(CPU_TIME, str(folder / "cpu_time.jsonl")), flower_identity():
+            strategy_of(asked).start(grid)
+        return RunDirectory.open(path)
+
+
+def compare(words: Sequence[str]) -> int:
+    """`privsyn compare` with cells that run in this process."""
+    import flower_privsyn.comparison
+    from flower_privsyn.cli import main as privsyn
+
+    flower_privsyn.comparison.Comparison = InThisProcess  # type: ignore[misc]
+    return privsyn(["compare", *words])
+
+
+# ------------------------------------------------------------------------------------------ C3
+
+
+def bits(model: str, before: Sequence[str], texts: Sequence[str]) -> tuple[Any, Any]:
+    """What a generator needs for texts after conditions, tokenized as in training.
+
+    Returns:
+        (n,) bits of each text, and (n,) its tokens.
+    """
+    import torch
+
+    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=None)
+    needed, tokens = [], []
+    for condition, text in zip(before, texts, strict=True):
+        given, own = (
+            tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in (condition, text)
+        )
+        row = [tokenizer.bos_token_id, *given, *own]
+        with torch.inference_mode():
+            scores = network(input_ids=torch.tensor([row])).logits[0].float().log_softmax(-1)
+        places = range(len(given), len(row) - 1)
+        needed.append(-float(scores[places, own].sum()) / math.log(2))
+        tokens.append(len(own))
+    return np.array(needed), np.array(tokens)
+
+
+def generators(options: argparse.Namespace) -> None:
+    """Read held-out text with the generator of every finished cell, before and after its rounds."""
+    users = load_users(str(options.folder / "data" / "held_out.jsonl"))
+    embedder = load_embedder("all-MiniLM-L6-v2")
+    samples = Cut(max_tokens=64).samples(users.documents(), tokenizer=embedder.tokenizer)
+    texts = [samples.texts[place] for place in np.unique(samples.owners, return_index=True)[1]]
+    sizes = np.array([len(text.encode()) for text in texts])
+    of_texts = load_topics().at(64).nearest(embedder.embed(texts)).tolist()
+    print(f"one sample of each of {len(texts)} users, {sizes.sum():,} bytes")
+    print("| cell | bits per byte, public | after its rounds | gain | perplexity, public | after |")
+    print("|---|---|---|---|---|---|")
+    for cell in sorted((options.folder / "cells").iterdir()):
+        run = cell / "run"
+        if (
+            not (run / "models" / "final" / "config.json").is_file()
+            or not (run / "topics.json").is_file()
+        ):
+            continue
+        conditions = json.loads((run / "topics.json").read_text())["conditions"]
+        before = [conditions[topic] for topic in of_texts]
+        public = json.loads((run / "config.json").read_text())["config"]["model"]
+        found = [bits(name, before, texts) for name in (public, str(run / "models" / "final"))]
+        rates = [needed.sum() / sizes.sum() for needed, _ in found]
+        perplexities = [2 ** (needed.sum() / tokens.sum()) for needed, tokens in found]
+        error = _error(found[0][0] - found[1][0], sizes)
+        print(
+            f"| {cell.name} | {rates[0]:.4f} | {rates[1]:.4f} | {rates[0] - rates[1]:+.4f} +- "
+            f"{error:.4f} | {perplexities[0]:.1f} | {perplexities[1]:.1f} |",
+            flush=True,
+        )
+
+
+def _error(gains: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> float:
+    """Standard error of a gain in bits per byte, over texts."""
+    rate = gains.sum() / sizes.sum()
+    return float(np.std(gains - rate * sizes) * math.sqrt(len(sizes)) / sizes.sum())
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Read the command line and do what it says."""
+    words = sys.argv[1:] if words is None else list(words)
+    if words[:1] == ["compare"]:
+        return compare(words[1:])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    made = commands.add_parser("teach", help="make the two generators of C3")
+    made.add_argument("--corpus", type=Path, required=True, help="folder of public-*.jsonl.gz")
+    made.add_argument("--model", default="privsyn-tiny")
+    made.add_argument("--steps", type=int, default=200)
+    made.add_argument("--generators", type=Path, default=Path("generators"))
+    made.set_defaults(work=teach)
+    read = commands.add_parser("generators", help="measure the generators of a comparison")
+    read.add_argument("folder", type=Path)
+    read.set_defaults(work=generators)
+    commands.add_parser("compare", help="privsyn compare, in this process")
+    options = parser.parse_args(words)
+    options.work(options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
