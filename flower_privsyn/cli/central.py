@@ -57,8 +57,7 @@ def central(
 
     DATA is a file of documents, each of them a record: whose they are is not looked at. What comes
     out is private at RECORD level and stands on no axis with a run, whose unit is a user. Every
-    method spends an epsilon of its own: who publishes several spends the sum. The same command goes
-    on with what a killed one was writing.
+    method spends an epsilon of its own: who publishes several spends the sum. Killed, it goes on.
     """
     from flower_privsyn.comparison.central import CentralBaseline
     from flower_privsyn.data import load_users
