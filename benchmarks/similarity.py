@@ -2,11 +2,12 @@
 
     python -m benchmarks.similarity [--users 133000] [--samples 5] [--candidates 18000]
 
-Embeddings are random unit vectors, already cached, as in a round after the first. For both answer
-spaces: the seconds of `MeanSimilarity.answer` with the factorisation of the candidates (the first
-node of a process) and without it (every further one), and at the server of `expand_scores`. Beside
-them, in the same process, the scores matrix in float32 blocks: one product of users and candidates,
-norms, clipping, sum; on `--naive-users` of the users, scaled up.
+Embeddings are random unit vectors, already cached, as in a round after the first. The seconds of
+`MeanSimilarity.answer`: for the answer space "candidates" with the factorisation of the candidates
+(the first node of a process) and without it (every further one), for "span" from the root alone;
+and at the server of that root and of `expand_scores`. Beside them, in the same process, the scores
+matrix in float32 blocks: one product of users and candidates, norms, clipping, sum; on
+`--naive-users` of the users, scaled up.
 
 The floor of the cohort form is 2 n d^2 + 2 m d^2 floating-point operations (n users, m candidates
 d dimensions), that of the matrix 2 n m d. Wall seconds count what else the machine does; the CPU
@@ -80,7 +81,7 @@ def main() -> None:
 
     cohort = Cohort(unit(n * arguments.samples), np.repeat(np.arange(n), arguments.samples), n)
     candidates, prompt = unit(m), np.arange(m) // arguments.responses
-    broadcast = {"candidates": candidates, "prompt": prompt}
+    broadcast: dict[str, dict[str, np.ndarray]] = {}
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, numpy "
         f"{np.__version__}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}, load "
@@ -96,16 +97,24 @@ def main() -> None:
     for space in ("candidates", "span"):
         query = MeanSimilarity(answer_space=space)
 
+        def send(query: MeanSimilarity = query) -> None:
+            similarity._spans.clear()
+            broadcast[query.answer_space] = query.broadcast(candidates, prompt=prompt)
+
         def answer(query: MeanSimilarity = query) -> None:
-            answers[query.answer_space] = query.answer(cohort, broadcast)
+            answers[query.answer_space] = query.answer(cohort, broadcast[query.answer_space])
 
         def first(answer: Callable[[], None] = answer) -> None:
             similarity._spans.clear()
             answer()
 
+        send()
         first()  # warm-up: threads, pages
         line(f'answer, answer_space = "{space}"', seconds(first, arguments.repeats))
-        line("  candidates factorised before", seconds(answer, arguments.repeats))
+        if space == "candidates":
+            line("  candidates factorised before", seconds(answer, arguments.repeats))
+        else:
+            line("  the root of the candidates, at the server", seconds(send, arguments.repeats))
     line(
         "expand_scores at the server",
         seconds(
@@ -113,14 +122,14 @@ def main() -> None:
         ),
     )
     few = next(cohort.blocks(arguments.naive_users))
-    centred = similarity._centred(broadcast, "prompt")
+    centred = similarity._centred(broadcast["candidates"], "prompt")
     naive_answer(next(cohort.blocks(500)), centred)  # warm-up
     scale = n / few.num_users
     measured = seconds(lambda: naive_answer(few, centred), arguments.repeats)
     line(f"matrix in blocks, from {few.num_users:,} users", measured, scale)
 
     direct = naive_answer(few, centred)
-    ours = MeanSimilarity().answer(few, broadcast)
+    ours = MeanSimilarity().answer(few, broadcast["candidates"])
     print(
         f"largest difference of the two forms: {np.abs(ours - direct).max():.1e} of scores up to "
         f"{np.abs(direct).max():.1e}, {few.num_users:,} users"

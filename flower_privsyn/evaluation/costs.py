@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,15 +39,17 @@ class Communication:
         floats_down: numbers the user receives.
         floats_up: numbers the user sends.
         rounds: in which a user takes part who takes part in all of them.
+        rounded: whether the numbers down travel as `broadcast-precision` says; else in float32.
     """
 
     floats_down: int
     floats_up: int
     rounds: int
+    rounded: bool = True
 
     def bytes_down(self, precision: Literal["float16", "float32"] = "float16") -> int:
         """Bytes of the numbers received in a round, at a `broadcast-precision`."""
-        return _BYTES[precision] * self.floats_down
+        return _BYTES[precision if self.rounded else "float32"] * self.floats_down
 
     def bytes_up(self, clip_norm: float = 1.0) -> int:
         """Bytes of the numbers that a user alone on a node sends in a round, at a clip norm."""
@@ -73,21 +75,24 @@ def popri_communication(
     dimension: int = MINILM_DIMENSION,
     answer_space: Literal["candidates", "span"] = "candidates",
 ) -> Communication:
-    """POPri and PE+SFT: embeddings of responses down, a score per response up.
+    """POPri and PE+SFT: embeddings of responses down, a score per response up; or their span's.
 
     Args:
         num_prompts: K.
         responses_per_prompt: J.
         rounds: T.
         dimension: of an embedding.
-        answer_space: "span": a number per dimension goes up instead of one per response.
+        answer_space: "span": the root of the responses' Gram matrix goes down instead of them, and
+            a number per dimension up instead of one per response.
 
     References:
         POPri, Table 2: K = 1,800, J = 10.
     """
     candidates = num_prompts * responses_per_prompt
-    up = dimension if answer_space == "span" else candidates
-    return _communication(candidates * dimension, up, rounds)
+    if answer_space == "span":
+        root = _communication(dimension * (dimension + 1) // 2, dimension, rounds)
+        return replace(root, rounded=False)
+    return _communication(candidates * dimension, candidates, rounds)
 
 
 def kernel_sketch_communication(

@@ -13,7 +13,7 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -260,18 +260,23 @@ def unpack_roster(message: Message) -> Roster:
 
 
 def broadcast_record(
-    broadcast: Broadcast, *, precision: Literal["float16", "float32"]
+    broadcast: Broadcast,
+    *,
+    precision: Literal["float16", "float32"],
+    unrounded: Collection[str] = (),
 ) -> ArrayRecord:
     """The broadcast as it travels: one record, shared by all messages of a round.
 
     Args:
         broadcast: named arrays.
         precision: how floating-point arrays travel; others keep their type.
+        unrounded: names of those that travel in float32 all the same: `Query.unrounded`.
     """
     record = ArrayRecord()
     for name, array in broadcast.items():
         floating = np.issubdtype(array.dtype, np.floating)
-        record[name] = SharedArray(array.astype(precision) if floating else array)
+        kind = "float32" if name in unrounded else precision
+        record[name] = SharedArray(array.astype(kind) if floating else array)
     return record
 
 

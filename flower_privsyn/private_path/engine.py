@@ -41,7 +41,13 @@ from flower_privsyn.private_path.asked import (
     refuse_other_question,
 )
 from flower_privsyn.private_path.method import Method, Question, need
-from flower_privsyn.private_path.outline import ask_of, shown, spending_of, traffic_of
+from flower_privsyn.private_path.outline import (
+    ask_of,
+    broadcast_of,
+    shown,
+    spending_of,
+    traffic_of,
+)
 from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
@@ -337,7 +343,7 @@ class PrivateSumStrategy(Strategy):
         rounds.settle()
         federation.attendance.check(consequence=self._after_silence(asked))
         return (
-            None if self._next is None else self._packed(self._next),
+            None if self._next is None else broadcast_of(self._next, self.config),
             MetricRecord(
                 {
                     key: value
@@ -537,7 +543,7 @@ class PrivateSumStrategy(Strategy):
         if self._next is not None:
             result = super().start(
                 need(self._grid),
-                initial_arrays=self._packed(self._next),
+                initial_arrays=broadcast_of(self._next, self.config),
                 num_rounds=self.config.num_rounds - self._behind,
                 timeout=timeout,
                 evaluate_fn=evaluate_fn,
@@ -561,9 +567,6 @@ class PrivateSumStrategy(Strategy):
     @property
     def _go_on(self) -> str:
         return f"bring the nodes back and continue with `privsyn resume {self.run.path}`"
-
-    def _packed(self, question: Question) -> ArrayRecord:
-        return wire.broadcast_record(question.broadcast, precision=self.config.broadcast_precision)
 
     def _stamped(self) -> dict[str, str]:
         return {} if self.method.stamp is None else {"stamp": self.method.stamp}

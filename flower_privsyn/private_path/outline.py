@@ -16,6 +16,15 @@ from flower_privsyn.private_path.settling import SettledPlan
 from flower_privsyn.secure_aggregation import Terms, graph_of
 
 
+def broadcast_of(question: Question, settings: PrivateSumConfig) -> ArrayRecord:
+    """A question's broadcast as it travels."""
+    return wire.broadcast_record(
+        question.broadcast,
+        precision=settings.broadcast_precision,
+        unrounded=question.query.unrounded,
+    )
+
+
 def ask_of(
     question: Question,
     settings: PrivateSumConfig,
@@ -85,10 +94,7 @@ def planned_traffic(
         alike = (id(question), phase.name, len(str(number)), -(-number.bit_length() // 7))
         if alike not in counted:
             if packed is None or packed[0] is not question:
-                arrays = wire.broadcast_record(
-                    question.broadcast, precision=settings.broadcast_precision
-                )
-                packed = question, arrays
+                packed = question, broadcast_of(question, settings)
             mechanism = GaussianMechanism(
                 noise_multiplier=phase.noise_multiplier or 0.0,
                 l2_sensitivity=settings.max_nodes_per_user * question.query.clip_norm,

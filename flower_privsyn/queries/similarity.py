@@ -11,12 +11,16 @@ column span of C, of dimension d at most. With the symmetric root A = (C'C)^(1/2
     |A u| = |C u|      and      C A^+ is an isometry from the row space of C onto that span,
 
 hence a user may answer with A u, clipped, in place of C u, clipped: the norms are equal, and the
-server gets the one from the other. `answer_space = "span"` does; see `expand_scores`.
+server gets the one from the other. `answer_space = "span"` does; see `expand_scores`. A node then
+needs of the candidates nothing but A, so A is all that is broadcast: d (d + 1) / 2 numbers, however
+many candidates there are. Whoever factorises, does it once, at the server: from one A every machine
+computes the same answer to the bit.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -29,7 +33,7 @@ from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.privacy import squared_norms
 from flower_privsyn.privacy.grid import GRID, STEPS
 from flower_privsyn.queries.exact_product import RightFactor, exact_product
-from flower_privsyn.queries.once_per_array import once_per_array
+from flower_privsyn.queries.once_per_array import all_finite, once_per_array
 from flower_privsyn.queries.query import (
     Broadcast,
     Cohort,
@@ -72,9 +76,10 @@ _KEPT_SPANS = 4
 
 @dataclass(frozen=True)
 class _Span:
-    """The symmetric root of C'C for exact products, and its pseudo-inverse; both (d, d)."""
+    """The symmetric root of C'C, the same for exact products, and its pseudo-inverse; (d, d)."""
 
-    root: RightFactor
+    root: Float64Array
+    factor: RightFactor
     inverse: Float64Array
 
 
@@ -88,13 +93,16 @@ _spans_lock = threading.Lock()
 class MeanSimilarity(Query):
     """Mean cosine similarity of a user's records to each candidate, centred, of norm 1 at most.
 
-    The broadcast holds "candidates", (m, d) float32, and with `centre="prompt"` also "prompt",
-    (m,) integers: the group of each candidate. Groups may have any size and any order.
+    What is broadcast, `broadcast` makes of the candidates. With `answer_space="candidates"` it is
+    themselves, "candidates", (m, d) float32, and with `centre="prompt"` also "prompt", (m,)
+    integers: the group of each candidate. Groups may have any size and any order. With "span" it is
+    "root", (d (d + 1) / 2,) float32: the upper triangle of A, row by row.
 
     Formal guarantee:
-        Unit: user. Whatever a user's records are, the contribution has L2 norm at most 1, in both
-        answer spaces and with both scales, so the sensitivity is 1 under zero-out and add/remove
-        and 2 under replace-one. The number of records of a user needs no bound.
+        Unit: user. Whatever a user's records are and whatever was broadcast, the contribution has
+        L2 norm at most 1, in both answer spaces and with both scales, so the sensitivity is 1 under
+        zero-out and add/remove and 2 under replace-one. The number of records of a user needs no
+        bound. A root that is none of any candidates changes what is asked, and not this.
 
     Centring is a public linear map, applied before the scaling:
         "prompt": each user's mean over the candidates of one prompt is subtracted. Only the order
@@ -119,6 +127,7 @@ class MeanSimilarity(Query):
     """
 
     name: ClassVar[str] = "mean_similarity"
+    unrounded: ClassVar[tuple[str, ...]] = ("root",)
 
     centre: Annotated[Centre, "what is subtracted, see above."] = "prompt"
     scale: Annotated[Scale, "how vectors get norm 1 at most, see above."] = "clip"
@@ -128,8 +137,9 @@ class MeanSimilarity(Query):
     answer_space: Annotated[
         AnswerSpace,
         '"candidates": the m scores. "span": d numbers from which the server computes the same m '
-        "scores (`expand_scores`); at equal privacy the noise in the scores is that of "
-        '"candidates" projected onto the span, with m / d times less variance on average.',
+        "scores (`expand_scores`), and the candidates stay at the server; at equal privacy the "
+        'noise in the scores is that of "candidates" projected onto the span, with m / d times '
+        "less variance on average.",
     ] = "candidates"
 
     @property
@@ -152,16 +162,58 @@ class MeanSimilarity(Query):
         """The cap on records, or None: the clip alone bounds a user."""
         return self.max_samples or None
 
+    def broadcast(
+        self, candidates: npt.NDArray[Any], *, prompt: npt.NDArray[Any] | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """What users are sent when they are asked about candidates.
+
+        Args:
+            candidates: (m, d) real, finite.
+            prompt: (m,) integer group of each candidate, for `centre="prompt"`.
+
+        Raises:
+            ValueError: shapes do not fit, a value is not finite, or `prompt` and `centre` disagree.
+        """
+        about = _checked(candidates, prompt, self.centre)
+        if self.answer_space == "candidates":
+            return about
+        root = _span(about, self.centre).root
+        if self.scale == "unit":
+            # Rows of norm 1 do not feel it, and a node sees the root mean square of the cosines.
+            root = root / np.sqrt(len(candidates))
+        return {"root": root[np.triu_indices(len(root))].astype(np.float32)}
+
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
+        """Refuse a root or candidates of the wrong form, and groups that are no integers."""
+        if self.answer_space == "span":
+            self._check_root(broadcast, dimension)
+            return
+        self._check_candidates(broadcast, dimension)
+        if len(broadcast["candidates"]) > _MOST_EXPANDED:
+            raise ValueError(
+                f'{self.name} with answer-space = "candidates" is asked about 2^20 candidates at '
+                f'most, got {len(broadcast["candidates"]):,}: use "span"'
+            )
+
+    def _check_root(self, broadcast: Broadcast, dimension: int) -> None:
+        """Refuse what is no triangle of a (d, d) matrix; any finite one can be asked with."""
+        root = broadcast.get("root")
+        if set(broadcast) != {"root"} or root is None:
+            raise ValueError(
+                f'{self.name} with answer-space = "span" is asked about a root, got '
+                f"{sorted(broadcast)}"
+            )
+        expected = (dimension * (dimension + 1) // 2,)
+        if root.shape != expected or root.dtype != np.float32:
+            raise ValueError(f"root must be {expected} float32, got {root.shape} {root.dtype}")
+        if not all_finite(root):
+            raise ValueError("root must be finite")
+
+    def _check_candidates(self, broadcast: Broadcast, dimension: int) -> None:
         """Refuse candidates of the wrong form, and groups that are not one integer each."""
         arrays = dict(broadcast)
         prompt = arrays.pop("prompt", None)
         super().check(arrays, dimension=dimension)
-        if self.answer_space == "candidates" and len(arrays["candidates"]) > _MOST_EXPANDED:
-            raise ValueError(
-                f'{self.name} with answer-space = "candidates" is asked about 2^20 candidates at '
-                f'most, got {len(arrays["candidates"]):,}: use "span"'
-            )
         if (prompt is None) == (self.centre == "prompt"):
             raise ValueError(
                 f'{self.name} with centre = "{self.centre}" is asked '
@@ -173,31 +225,35 @@ class MeanSimilarity(Query):
 
     def answer_length(self, broadcast: Broadcast) -> int:
         """One number per candidate, or in the span one per dimension of the embedding."""
-        m, dimension = broadcast["candidates"].shape
-        return int(dimension if self.answer_space == "span" else m)
+        if self.answer_space == "span":
+            return _side(len(broadcast["root"]))
+        return len(broadcast["candidates"])
 
     def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Each user's centred mean cosines, (num_users, m), or their span form, (num_users, d).
 
         With `scale="unit"` they are scaled to norm 1 here; the clip does the rest.
         """
-        users = user_means(cohort, unit_rows, width=broadcast["candidates"].shape[1])
         if self.answer_space == "span":
-            scores = exact_product(users, _span(broadcast, self.centre).root)
-        else:
-            scores = exact_product(users, RightFactor.of(_centred(broadcast, self.centre)))
-        return self._scaled(scores, len(broadcast["candidates"]))
+            root, m = self._root(broadcast)
+            users = user_means(cohort, unit_rows, width=len(root.integers))
+            return self._scaled(exact_product(users, root), m)
+        m, dimension = broadcast["candidates"].shape
+        users = user_means(cohort, unit_rows, width=dimension)
+        scores = exact_product(users, RightFactor.of(_centred(broadcast, self.centre)))
+        return self._scaled(scores, m)
 
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Sum of the clipped scores, without the (users, candidates) matrix.
 
         The cohort is summed in the span, where every user's vector is a point of the grid and the
-        sum is exact, and the sum is expanded once: n d^2 + m d^2 operations in place of n m d. It
-        equals the sum of `contribution` to 1e-5 relative. However few the users are, the way is
-        the same, so that what one user adds does not depend on how many others there are.
+        sum is exact; with `answer_space="candidates"` the sum is then expanded, once: n d^2 + m d^2
+        operations in place of n m d. It equals the sum of `contribution` to 1e-5 relative. However
+        few the users are, the way is the same, so that what one user adds does not depend on how
+        many others there are.
         """
-        m, dimension = broadcast["candidates"].shape
-        root = _span(broadcast, self.centre).root
+        root, m = self._root(broadcast)
+        dimension = len(root.integers)
         total = np.zeros(dimension, dtype=np.float64)
         for block in cohort.blocks(_BLOCK_USERS):
             users = user_means(self._usable(block), unit_rows, width=dimension)
@@ -209,6 +265,12 @@ class MeanSimilarity(Query):
         scores = _expansion(broadcast, self.centre) @ total
         scores *= (1.0 - _EXPANSION_SLACK) * STEPS
         return np.asarray(np.rint(scores) * GRID)
+
+    def _root(self, broadcast: Broadcast) -> tuple[RightFactor, int]:
+        """The root that users are multiplied with, and the candidates that count in its lengths."""
+        if self.answer_space == "span":
+            return _received_root(broadcast["root"]), 1
+        return _span(broadcast, self.centre).factor, len(broadcast["candidates"])
 
     def _scaled(self, scores: Float64Array, num_candidates: int) -> Float64Array:
         """Rows of norm 1 or 0 for `scale="unit"`; unchanged otherwise."""
@@ -228,7 +290,7 @@ def expand_scores(
 ) -> Float64Array:
     """Scores of all candidates from a release with `answer_space="span"`.
 
-    The candidates must be those that the users received, after any rounding on the way.
+    The candidates must be those that the root was made of (`MeanSimilarity.broadcast`).
 
     At zero noise the result is the sum of the users' clipped scores. With noise N(0, sigma^2 I) in
     the release it is that sum plus noise of covariance sigma^2 P, P the orthogonal projection onto
@@ -236,14 +298,14 @@ def expand_scores(
     scores after the part outside the span, where the true sum cannot lie, is taken out. The
     variance per candidate is sigma^2 rank / m on average, rank <= min(m, d).
 
-    Why the roots computed by the users and by the server need not agree to the last bit: the
-    symmetric root is a continuous function of C, also where C has no full rank, and the map back
-    never lengthens a vector. With roots A on a user's side and B here the result is off by at most
-    |A - B| |u| per user, however small the shortest directions are.
+    Why the users' root, rounded to float32 on the way, need not be the server's to the last bit:
+    the symmetric root is a continuous function of C, also where C has no full rank, and the map
+    back never lengthens a vector. With roots A on a user's side and B here the result is off by at
+    most |A - B| |u| per user, however small the shortest directions are.
 
     Args:
         release: (d,) the noisy sum.
-        candidates: (m, d) as broadcast.
+        candidates: (m, d) that were asked about.
         prompt: (m,) integer group of each candidate, for `centre="prompt"`.
         centre: as in the query.
 
@@ -297,17 +359,11 @@ def project_scores(
 
 def _checked(
     candidates: npt.NDArray[Any], prompt: npt.NDArray[Any] | None, centre: Centre
-) -> Broadcast:
-    broadcast = (
-        {"candidates": candidates}
-        if prompt is None
-        else {
-            "candidates": candidates,
-            "prompt": prompt,
-        }
-    )
+) -> dict[str, npt.NDArray[Any]]:
+    """Candidates and their groups, once they fit each other."""
+    broadcast = {"candidates": candidates} | ({} if prompt is None else {"prompt": prompt})
     dimension = candidates.shape[1] if candidates.ndim == 2 else 0
-    MeanSimilarity(centre=centre).check(broadcast, dimension=dimension)
+    MeanSimilarity(centre=centre)._check_candidates(broadcast, dimension)
     return broadcast
 
 
@@ -315,6 +371,20 @@ def _expand(total: Float64Array, broadcast: Broadcast, centre: Centre) -> Float6
     coefficients = _span(broadcast, centre).inverse @ total
     scores: Float64Array = _centred(broadcast, centre) @ coefficients
     return scores
+
+
+def _side(numbers: int) -> int:
+    """How many rows a matrix has of whose upper triangle there are so many numbers."""
+    return (math.isqrt(8 * numbers + 1) - 1) // 2
+
+
+@once_per_array
+def _received_root(triangle: npt.NDArray[Any]) -> RightFactor:
+    """The symmetric matrix of an upper triangle, for exact products."""
+    side = _side(len(triangle))
+    root = np.zeros((side, side))
+    root[np.triu_indices(side)] = triangle
+    return RightFactor.of(root + np.triu(root, 1).T)
 
 
 def _groups(prompt: npt.NDArray[Any], num_candidates: int) -> IntArray:
@@ -407,4 +477,4 @@ def _factorise(centred: Float64Array) -> _Span:
     inverse_lengths = np.where(kept, 1.0 / np.where(kept, lengths, 1.0), 0.0)
     root = (directions * lengths) @ directions.T
     inverse = (directions * inverse_lengths) @ directions.T
-    return _Span(root=RightFactor.of(root), inverse=inverse)
+    return _Span(root=root, factor=RightFactor.of(root), inverse=inverse)

@@ -9,7 +9,8 @@ Papers:
 Algorithm 1 of POPri, step by step:
     K prompts of random public samples, J responses to each by the current generator
                                                                  `PreferenceRounds.candidates`
-    the server sends the embeddings of the responses             `_preferences`
+    the server sends the embeddings of the responses, or the     `_preferences`
+    root of their Gram matrix, which says all that users need
     each user: mean cosine similarity to its texts, clipped      `MeanSimilarity`
     sum, Gaussian noise                                          `PrivateSumStrategy`
     per prompt: chosen = rank 1, rejected = rank l               `rank_pairs`
@@ -136,9 +137,10 @@ class POPriConfig(PreferenceConfig):
     ] = "clip"
     answer_space: Annotated[
         AnswerSpace,
-        '"candidates": users answer one number per response (as printed); "span": one number per '
-        "dimension of the embedding, from which the server computes all scores. Same sensitivity, "
-        "and the noise is confined to what scores can be: `queries/similarity.py`.",
+        '"candidates": the embeddings of all responses go down and users answer one number per '
+        'response (as printed); "span": one (d, d) root goes down, in float32, and one number per '
+        "dimension of the embedding comes up, from which the server computes all scores. Same "
+        "sensitivity, and the noise is confined to what scores can be: `queries/similarity.py`.",
     ] = "span"
     project_scores: Annotated[
         bool,
@@ -371,10 +373,11 @@ class PreferencesByScores(Method):
         """What rounds are judged by, where it is released, then scores of all responses."""
         config = self.config
         source = RecordSource(fingerprint="", dimension=look.dimension(config.embedding_model))
-        responses = config.num_prompts * config.responses_per_prompt
+        # A root is as large whatever it is made of.
+        prompts = config.num_prompts if config.answer_space == "candidates" else 1
         scores = self._about(
-            np.zeros((responses, source.dimension), dtype=np.float32),
-            np.repeat(np.arange(config.num_prompts), config.responses_per_prompt),
+            np.zeros((prompts * config.responses_per_prompt, source.dimension), dtype=np.float32),
+            np.repeat(np.arange(prompts), config.responses_per_prompt),
         )
         first = scores
         if self._judge is not None:
@@ -462,10 +465,8 @@ class PreferencesByScores(Method):
             embeddings: (m, d) of the responses.
             group: (m,) the prompt that each of them answers.
         """
-        broadcast: dict[str, npt.NDArray[Any]] = {"candidates": embeddings}
-        if self.config.centre == "prompt":
-            broadcast["prompt"] = group
-        return Question(self._similarity, broadcast)
+        prompt = group if self.config.centre == "prompt" else None
+        return Question(self._similarity, self._similarity.broadcast(embeddings, prompt=prompt))
 
     # ------------------------------------------------------------------ a round
 

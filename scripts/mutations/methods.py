@@ -53,8 +53,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="MeanSimilarity.statistic",
         before="scores = exact_product(users, RightFactor.of(_centred(broadcast, self.centre)))\n",
         after='raw = users @ _centred(broadcast, "none").T\n'
-        "        raw /= np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1.0)\n"
-        "        scores = raw - raw.mean(axis=1, keepdims=True)\n",
+        "    raw /= np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1.0)\n"
+        "    scores = raw - raw.mean(axis=1, keepdims=True)\n",
         tests=(f"{SIMILARITY_TESTS}::TestTheFormulas",),
     ),
     Mutation(
@@ -75,6 +75,22 @@ MUTATIONS: tuple[Mutation, ...] = (
             f"{SIMILARITY_TESTS}::TestTheSpan::test_more_dimensions_than_candidates",
             f"{SIMILARITY_TESTS}::TestTheCohortForm",
         ),
+    ),
+    Mutation(
+        name="half of the root is lost on the way",
+        file=SIMILARITY,
+        function="_received_root",
+        before="    return RightFactor.of(root + np.triu(root, 1).T)\n",
+        after="    return RightFactor.of(root)\n",
+        tests=(f"{SIMILARITY_TESTS}::TestTheSpan::test_more_dimensions_than_candidates",),
+    ),
+    Mutation(
+        name="the root is rounded as candidates are",
+        file="flower_privsyn/private_path/outline.py",
+        function="broadcast_of",
+        before="        unrounded=question.query.unrounded,\n",
+        after="",
+        tests=("tests/evaluation/test_costs.py::TestCountedInARun::test_popri",),
     ),
     Mutation(
         name="directions without length are inverted",

@@ -36,11 +36,12 @@ from tests.support.questions import DATA
 
 WORDS = "court judge tax river stone bread salt moon tree lamp glass iron".split()
 CANDIDATES = HashEmbedder().embed([" ".join(WORDS[n : n + 4]) for n in range(9)])
+SPAN = MeanSimilarity(centre="all", answer_space="span")
 QUESTIONS: list[tuple[Query, dict[str, Any]]] = [
     (NearestNeighborHistogram(max_samples=4), {"candidates": CANDIDATES}),
     (NearestNeighborHistogram(max_samples=4, clip="l2"), {"candidates": CANDIDATES}),
     (MeanSimilarity(centre="all"), {"candidates": CANDIDATES}),
-    (MeanSimilarity(centre="all", answer_space="span"), {"candidates": CANDIDATES}),
+    (SPAN, SPAN.broadcast(CANDIDATES)),
     (KernelMean(num_features=64), KernelMean(num_features=64).broadcast(32)),
 ]
 

@@ -97,7 +97,7 @@ class TestThePapersTables:
     def test_ours(self) -> None:
         assert popri_communication(
             num_prompts=1800, responses_per_prompt=10, rounds=20, answer_space="span"
-        ) == Communication(floats_down=6_912_000, floats_up=384, rounds=20)
+        ) == Communication(floats_down=73_920, floats_up=384, rounds=20, rounded=False)
         assert kernel_sketch_communication(num_features=4096) == Communication(
             floats_down=0, floats_up=4096, rounds=1
         )
@@ -108,6 +108,14 @@ class TestThePapersTables:
         assert found.bytes_down("float32") == 4 * 786_432
         assert found.bytes_up() == 4 * 2_048
         assert found.bytes_up(8.0) == 5 * 2_048
+
+    def test_a_root_is_46_times_smaller_than_the_responses(self) -> None:
+        size = {"num_prompts": 1800, "responses_per_prompt": 10, "rounds": 20}
+        printed = popri_communication(**size)
+        ours = popri_communication(**size, answer_space="span")
+        assert (printed.bytes_down(), ours.bytes_down()) == (13_824_000, 295_680)
+        assert printed.bytes_down() // ours.bytes_down() == 46
+        assert ours.bytes_down("float32") == ours.bytes_down("float16")
 
     def test_refusals(self) -> None:
         with pytest.raises(ConfigError, match="num-candidates, which is missing"):

@@ -50,9 +50,10 @@ def _candidates() -> dict[str, np.ndarray]:
 
 
 KERNEL = KernelMean(num_features=16, bandwidth=1.0, feature_seed=1, embedding_weight=0.5)
+SPAN = MeanSimilarity(centre="all", answer_space="span")
 QUERIES: dict[str, tuple[Query, dict[str, np.ndarray]]] = {
     "votes": (NearestNeighborHistogram(clip="count", max_samples=8), _candidates()),
-    "span": (MeanSimilarity(centre="all", answer_space="span"), _candidates()),
+    "span": (SPAN, SPAN.broadcast(_candidates()["candidates"])),
     "candidates": (MeanSimilarity(centre="all", answer_space="candidates"), _candidates()),
     "kernel mean": (KERNEL, KERNEL.broadcast(DIMENSION)),
     "model delta": (

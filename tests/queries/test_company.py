@@ -60,8 +60,9 @@ def broadcast_for(query: Query) -> dict[str, np.ndarray]:
         return query.broadcast(DIMENSION)
     if isinstance(query, ModelDelta):
         return {"parameters": np.zeros(DIMENSION, dtype=np.float32)}
-    if isinstance(query, MeanSimilarity) and query.centre == "prompt":
-        return {"candidates": candidates, "prompt": np.arange(CANDIDATES) // 7}
+    if isinstance(query, MeanSimilarity):
+        prompt = np.arange(CANDIDATES) // 7 if query.centre == "prompt" else None
+        return query.broadcast(candidates, prompt=prompt)
     return {"candidates": candidates}
 
 

@@ -92,7 +92,6 @@ def test_threads_may_ask_at_once() -> None:
     [
         NearestNeighborHistogram(max_samples=3),
         MeanSimilarity(centre="all"),
-        MeanSimilarity(centre="none", answer_space="span"),
     ],
 )
 def test_answers_are_the_same_whether_candidates_are_frozen_or_not(query: Query) -> None:
@@ -116,3 +115,22 @@ def test_answers_are_the_same_whether_candidates_are_frozen_or_not(query: Query)
     for _ in range(2):
         with pytest.raises(ValueError, match="finite"):
             query.check({"candidates": broken}, dimension=8)
+
+
+def test_answers_are_the_same_whether_a_root_is_frozen_or_not() -> None:
+    rng = np.random.default_rng(5)
+    cohort = Cohort(
+        rng.standard_normal((60, 8)).astype(np.float32), np.repeat(np.arange(20), 3), 20
+    )
+    query = MeanSimilarity(centre="none", answer_space="span")
+    (root,) = query.broadcast(rng.standard_normal((30, 8)).astype(np.float32)).values()
+    expected = query.answer(cohort, {"root": root})
+    shared = frozen(root)
+    for _ in range(2):
+        query.check({"root": shared}, dimension=8)
+        np.testing.assert_array_equal(query.answer(cohort, {"root": shared}), expected)
+    changed = root.copy()
+    changed[0] += 1
+    np.testing.assert_array_equal(
+        query.answer(cohort, {"root": frozen(changed)}), query.answer(cohort, {"root": changed})
+    )

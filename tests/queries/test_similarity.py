@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tracemalloc
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism, InsecureRandom, NeighboringRelation
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import (
@@ -21,11 +23,17 @@ from flower_privsyn.queries import (
     project_scores,
     similarity,
 )
-from flower_privsyn.queries.exact_product import RightFactor
 from flower_privsyn.testing import check_query, random_cohort
 
 CENTRES = ("prompt", "all", "none")
 SPACES = ("candidates", "span")
+
+#: Digests of contributions by their scale, computed on an AVX-512 machine; IEEE 754 gives them on
+#: any.
+FROZEN_ANSWERS = {
+    "clip": "e68636667d15d686d2b279726452e85a740c46d3bfaf77554ce03f7d68b94260",
+    "unit": "9cd7c33dc28eac7e2e724ad26a2c1586de6c86074bebacac761533355d542f70",
+}
 
 
 def unit(generator: np.random.Generator, n: int, d: int) -> np.ndarray:
@@ -33,8 +41,14 @@ def unit(generator: np.random.Generator, n: int, d: int) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def ask(candidates: np.ndarray, prompt: np.ndarray, centre: str) -> dict[str, np.ndarray]:
-    return {"candidates": candidates, **({"prompt": prompt} if centre == "prompt" else {})}
+def ask(
+    query: MeanSimilarity, candidates: np.ndarray, prompt: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    return query.broadcast(candidates, prompt=grouped(query, prompt))
+
+
+def grouped(query: MeanSimilarity, prompt: np.ndarray | None) -> np.ndarray | None:
+    return prompt if query.centre == "prompt" else None
 
 
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
@@ -110,7 +124,7 @@ class TestTheFormulas:
                 z = (summed - summed.mean()) / summed.std()
                 expected += z / np.linalg.norm(z)
         query = MeanSimilarity(centre="all", scale="unit", answer_space=space)
-        answer = query.answer(cohort, {"candidates": candidates})
+        answer = query.answer(cohort, ask(query, candidates))
         if space == "span":
             answer = expand_scores(answer, candidates, centre="all")
         assert np.abs(answer - expected).max() <= 1e-5 * np.abs(expected).max()
@@ -149,7 +163,7 @@ class TestTheFormulas:
         cohort = random_cohort(num_users=17, max_records=4, dimension=6, seed=2, empty=0.2)
         expected = scores_by_definition(cohort, candidates, prompt, centre=centre, scale=scale)
         query = MeanSimilarity(centre=centre, scale=scale)
-        broadcast = ask(candidates, prompt, centre)
+        broadcast = ask(query, candidates, prompt)
         assert np.allclose(query.contribution(cohort, broadcast), expected, atol=1e-6)
         assert np.allclose(query.answer(cohort, broadcast), expected.sum(axis=0), atol=1e-5)
 
@@ -183,8 +197,8 @@ class TestTheCohortForm:
         self, real: tuple[Cohort, np.ndarray, np.ndarray], centre: str, scale: str
     ) -> None:
         cohort, candidates, prompt = real
-        broadcast = ask(candidates, prompt, centre)
         query = MeanSimilarity(centre=centre, scale=scale)
+        broadcast = ask(query, candidates, prompt)
         direct = query.contribution(cohort, broadcast).sum(axis=0)
         answer = query.answer(cohort, broadcast)
         assert np.linalg.norm(answer - direct) <= 1e-5 * np.linalg.norm(direct)
@@ -198,7 +212,7 @@ class TestTheCohortForm:
         candidates, prompt = unit(generator, 300, 24), generator.integers(0, 40, size=300)
         cohort = random_cohort(num_users=150, max_records=6, dimension=24, seed=8)
         query = MeanSimilarity(centre=centre, scale=scale, answer_space=space)
-        check_query(query, cohort, ask(candidates, prompt, centre), tolerance=1e-5)
+        check_query(query, cohort, ask(query, candidates, prompt), tolerance=1e-5)
 
     @settings(max_examples=200, deadline=None)
     @given(
@@ -222,8 +236,8 @@ class TestTheCohortForm:
         records = data.draw(hnp.arrays(np.float32, (n, 3), elements=whole))
         owners = np.sort(data.draw(hnp.arrays(np.int64, n, elements=st.integers(0, 4))))
         cohort = Cohort(records, owners, 5)
-        broadcast = ask(candidates, prompt, centre)
         query = MeanSimilarity(centre=centre, scale=scale, answer_space=space)
+        broadcast = ask(query, candidates, prompt)
         query.check(broadcast, dimension=3)
         with np.errstate(all="raise", under="ignore"):
             answer = query.answer(cohort, broadcast)
@@ -232,9 +246,7 @@ class TestTheCohortForm:
         direct = scores_by_definition(cohort, candidates, prompt, centre=centre, scale=scale)
         total = np.linalg.norm(direct, axis=1).sum()
         if space == "span":
-            answer = expand_scores(
-                answer, candidates, prompt=broadcast.get("prompt"), centre=centre
-            )
+            answer = expand_scores(answer, candidates, prompt=grouped(query, prompt), centre=centre)
         assert np.linalg.norm(answer - direct.sum(axis=0)) <= 1e-5 * total + 1e-7
 
     @pytest.mark.parametrize("space", SPACES)
@@ -247,7 +259,7 @@ class TestTheCohortForm:
         cohort = random_cohort(num_users=30, max_records=3, dimension=16, seed=10, empty=0.0)
         for centre in ("prompt", "all"):
             query = MeanSimilarity(centre=centre, scale=scale, answer_space=space)
-            broadcast = ask(candidates, np.arange(40) % 4, centre)
+            broadcast = ask(query, candidates, np.arange(40) % 4)
             with np.errstate(all="raise", under="ignore"):
                 answer = query.answer(cohort, broadcast)
             assert np.abs(answer).max() <= (0.0 if scale == "unit" else 1e-4)
@@ -258,7 +270,7 @@ class TestTheCohortForm:
         nobody = Cohort(records[:0], np.zeros(0, np.int64), 0)
         for space in SPACES:
             query = MeanSimilarity(centre="all", scale="unit", answer_space=space)
-            broadcast = {"candidates": np.eye(3, dtype=np.float32)}
+            broadcast = ask(query, np.eye(3, dtype=np.float32))
             with np.errstate(all="raise"):
                 assert not query.answer(cohort, broadcast).any()
                 assert not query.answer(nobody, broadcast).any()
@@ -270,8 +282,8 @@ class TestTheCohortForm:
     ) -> None:
         cohort = random_cohort(num_users=600, max_records=9, dimension=16, seed=11, empty=0.2)
         generator = np.random.default_rng(12)
-        broadcast = ask(unit(generator, 50, 16), generator.integers(0, 9, size=50), "prompt")
         query = MeanSimilarity(answer_space=space)
+        broadcast = ask(query, unit(generator, 50, 16), generator.integers(0, 9, size=50))
         together = query.answer(cohort, broadcast)
         monkeypatch.setattr("flower_privsyn.queries.user_means._BLOCK_RECORDS", 7)
         monkeypatch.setattr(similarity, "_BLOCK_USERS", 5)
@@ -295,17 +307,15 @@ class TestTheCohortForm:
         cohort = random_cohort(num_users=5, max_records=3, dimension=6, seed=15, empty=0.0)
         generator = np.random.default_rng(16)
         candidates, prompt = unit(generator, 20, 6), generator.integers(0, 4, size=20)
-        answers = [
-            MeanSimilarity(centre=centre, answer_space="span").answer(
-                cohort, ask(candidates, p, centre)
-            )
-            for centre, p in (("prompt", prompt), ("prompt", prompt[::-1]), ("all", prompt))
-        ]
+        answers = []
+        for centre, groups in (("prompt", prompt), ("prompt", prompt[::-1]), ("all", prompt)):
+            query = MeanSimilarity(centre=centre, answer_space="span")
+            answers.append(query.answer(cohort, ask(query, candidates, groups)))
         assert not np.allclose(answers[0], answers[1])
         assert not np.allclose(answers[0], answers[2])
         query = MeanSimilarity(centre="none", answer_space="span")
         for _ in range(9):
-            query.answer(cohort, {"candidates": unit(generator, 20, 6)})
+            query.answer(cohort, ask(query, unit(generator, 20, 6)))
         assert len(similarity._spans) <= similarity._KEPT_SPANS
 
     def test_a_users_scores_are_the_same_bits_in_every_company(self) -> None:
@@ -319,7 +329,7 @@ class TestTheCohortForm:
             len(counts),
         )
         query = MeanSimilarity(centre="none", answer_space="span")
-        broadcast = {"candidates": candidates}
+        broadcast = ask(query, candidates)
         together = query.statistic(cohort, broadcast)
         for users in (1, 7, 50):
             apart = [query.statistic(block, broadcast) for block in cohort.blocks(users)]
@@ -333,26 +343,26 @@ class TestTheSpan:
         self, real: tuple[Cohort, np.ndarray, np.ndarray], centre: str, scale: str
     ) -> None:
         cohort, candidates, prompt = real
-        broadcast = ask(candidates, prompt, centre)
         query = MeanSimilarity(centre=centre, scale=scale)
         span = MeanSimilarity(centre=centre, scale=scale, answer_space="span")
-        assert span.answer_length(broadcast) == candidates.shape[1]
-        released = span.answer(cohort, broadcast)
-        expected = query.contribution(cohort, broadcast).sum(axis=0)
-        scores = expand_scores(released, candidates, prompt=broadcast.get("prompt"), centre=centre)
+        root, groups = ask(span, candidates, prompt), grouped(span, prompt)
+        assert span.answer_length(root) == candidates.shape[1]
+        released = span.answer(cohort, root)
+        expected = query.contribution(cohort, ask(query, candidates, prompt)).sum(axis=0)
+        scores = expand_scores(released, candidates, prompt=groups, centre=centre)
         assert np.linalg.norm(scores - expected) <= 1e-5 * np.linalg.norm(expected)
         # The projection of noise-free scores is themselves: the true sum lies in the span.
-        kept = project_scores(expected, candidates, prompt=broadcast.get("prompt"), centre=centre)
+        kept = project_scores(expected, candidates, prompt=groups, centre=centre)
         assert np.linalg.norm(kept - expected) <= 1e-5 * np.linalg.norm(expected)
 
     def test_every_user_has_the_same_norm_in_both_spaces(
         self, real: tuple[Cohort, np.ndarray, np.ndarray]
     ) -> None:
         cohort, candidates, prompt = real
-        broadcast = ask(candidates, prompt, "prompt")
+        asked = [MeanSimilarity(answer_space=space) for space in SPACES]
         norms = [
-            np.linalg.norm(MeanSimilarity(answer_space=s).statistic(cohort, broadcast), axis=1)
-            for s in SPACES
+            np.linalg.norm(query.statistic(cohort, ask(query, candidates, prompt)), axis=1)
+            for query in asked
         ]
         assert np.allclose(norms[0], norms[1], rtol=1e-7)
 
@@ -385,7 +395,8 @@ class TestTheSpan:
         cohort, candidates, _ = real
         candidates = candidates[:, :16]  # m = 110 candidates in 16 dimensions
         cohort = Cohort(np.ascontiguousarray(cohort.records[:, :16]), cohort.owners, 36)
-        broadcast = {"candidates": candidates}
+        each = MeanSimilarity(centre="none")
+        truth = each.answer(cohort, ask(each, candidates))
         errors = {}
         for space in SPACES:
             query = MeanSimilarity(centre="none", answer_space=space)
@@ -393,24 +404,22 @@ class TestTheSpan:
                 noise_multiplier=2.0,
                 l2_sensitivity=query.sensitivity(NeighboringRelation.ZERO_OUT),
             )
-            exact = query.answer(cohort, broadcast)
+            exact = query.answer(cohort, ask(query, candidates))
             squares = []
             for seed in range(400):
                 noisy = mechanism.release(exact, random=InsecureRandom(seed))
                 if space == "span":
                     noisy = expand_scores(noisy, candidates, centre="none")
-                truth = MeanSimilarity(centre="none").answer(cohort, broadcast)
                 squares.append(np.mean((noisy - truth) ** 2))
             errors[space] = np.mean(squares)
         assert errors["candidates"] == pytest.approx(4.0, rel=0.05)
         assert errors["span"] == pytest.approx(4.0 * 16 / 110, rel=0.08)
 
     @pytest.mark.parametrize("spectrum", ["full", "low rank", "ill-conditioned"])
-    def test_roots_that_differ_by_rounding_do_not_matter(
-        self, spectrum: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        # The users find the root by another algorithm, with more noise than any machine has; the
-        # server does not know.
+    @pytest.mark.parametrize("centre", CENTRES)
+    def test_roots_that_differ_by_rounding_do_not_matter(self, spectrum: str, centre: str) -> None:
+        # The users' root is rounded to float32, and has more noise than any machine has; the server
+        # does not know.
         generator = np.random.default_rng(18)
         d, m = 24, 400
         candidates = unit(generator, m, d)
@@ -419,24 +428,14 @@ class TestTheSpan:
         if spectrum == "ill-conditioned":
             candidates = (candidates * np.logspace(0, -7, d)).astype(np.float32)
         prompt = np.arange(m) // 10
-        broadcast = {"candidates": candidates, "prompt": prompt}
         cohort = random_cohort(num_users=200, max_records=3, dimension=d, seed=19, empty=0.0)
-        exact = MeanSimilarity().contribution(cohort, broadcast).sum(axis=0)
-
-        def other_root(centred: np.ndarray) -> similarity._Span:
-            _, lengths, directions = np.linalg.svd(centred, full_matrices=False)
-            root = (directions.T * lengths) @ directions
-            noise = 1e-7 * lengths[0] * generator.standard_normal((d, d)) / np.sqrt(d)
-            return similarity._Span(
-                root=RightFactor.of(root + noise), inverse=np.full((d, d), np.nan)
-            )
-
-        similarity._spans.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(similarity, "_factorise", other_root)
-            answer = MeanSimilarity(answer_space="span").answer(cohort, broadcast)
-        similarity._spans.clear()
-        scores = expand_scores(answer, candidates, prompt=prompt)
+        each = MeanSimilarity(centre=centre)
+        exact = each.contribution(cohort, ask(each, candidates, prompt)).sum(axis=0)
+        span = MeanSimilarity(centre=centre, answer_space="span")
+        root = ask(span, candidates, prompt)["root"]
+        noise = 1e-7 * np.abs(root).max() * generator.standard_normal(len(root))
+        answer = span.answer(cohort, {"root": (root + noise).astype(np.float32)})
+        scores = expand_scores(answer, candidates, prompt=grouped(span, prompt), centre=centre)
         assert np.linalg.norm(scores - exact) <= 2e-5 * np.linalg.norm(exact)
 
     @pytest.mark.parametrize("size", [0.0, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3])
@@ -455,25 +454,45 @@ class TestTheSpan:
         if size in (0.0, 1e-3):
             assert np.trace(projection) == pytest.approx(24 if size else 6, abs=0.01)
 
-    def test_a_server_that_forgets_the_rounding_on_the_way_is_close(self) -> None:
-        # float16 candidates at the users, float32 ones at the server: a mistake, not a disaster.
+    def test_the_root_is_all_that_is_broadcast(self) -> None:
         generator = np.random.default_rng(20)
-        candidates = unit(generator, 300, 32)
-        received = candidates.astype(np.float16).astype(np.float32)
-        cohort = random_cohort(num_users=100, max_records=3, dimension=32, seed=21)
-        query = MeanSimilarity(centre="all", answer_space="span")
-        answer = query.answer(cohort, {"candidates": received})
-        right = expand_scores(answer, received, centre="all")
-        wrong = expand_scores(answer, candidates, centre="all")
-        assert 0 < np.linalg.norm(wrong - right) <= 2e-3 * np.linalg.norm(right)
+        candidates, prompt = unit(generator, 900, 32), np.arange(900) // 10
+        centred = candidates - candidates.reshape(90, 10, 32).mean(axis=1).repeat(10, axis=0)
+        query = MeanSimilarity(answer_space="span")
+        broadcast = ask(query, candidates, prompt)
+        assert {name: (array.shape, array.dtype) for name, array in broadcast.items()} == {
+            "root": ((32 * 33 // 2,), np.dtype(np.float32))
+        }
+        upper = np.zeros((32, 32))
+        upper[np.triu_indices(32)] = broadcast["root"]
+        root = upper + np.triu(upper, 1).T
+        assert np.linalg.eigvalsh(root).min() > 0
+        assert np.allclose(root @ root, centred.T @ centred, rtol=1e-5, atol=1e-5)
+        # float16 would cost three digits of every answer: it never travels so.
+        sent = wire.broadcast_record(broadcast, precision="float16", unrounded=query.unrounded)
+        assert np.array_equal(wire.read_broadcast(sent)["root"], broadcast["root"])
+
+    def test_an_answer_is_the_same_bits_on_every_machine(self) -> None:
+        """No node factorises anything: each multiplies by the same root, without rounding."""
+        generator = np.random.default_rng(21)
+        triangle = generator.integers(-9, 9, 48 * 49 // 2).astype(np.float32) / 32
+        counts = generator.integers(0, 4, 60)
+        records = generator.integers(-5, 5, (counts.sum(), 48)).astype(np.float32)
+        cohort = Cohort(records, np.repeat(np.arange(60), counts), 60)
+        for scale, known in FROZEN_ANSWERS.items():
+            query = MeanSimilarity(answer_space="span", scale=scale)
+            rows = query.contribution(cohort, {"root": triangle})
+            assert hashlib.sha256(rows.astype("<f8").tobytes()).hexdigest() == known
+            assert np.array_equal(query.answer(cohort, {"root": triangle}), rows.sum(axis=0))
 
     def test_more_dimensions_than_candidates(self) -> None:
         generator = np.random.default_rng(22)
         candidates = unit(generator, 6, 40)
         cohort = random_cohort(num_users=50, max_records=3, dimension=40, seed=23)
-        broadcast = {"candidates": candidates}
-        answer = MeanSimilarity(centre="all", answer_space="span").answer(cohort, broadcast)
-        expected = MeanSimilarity(centre="all").answer(cohort, broadcast)
+        span = MeanSimilarity(centre="all", answer_space="span")
+        answer = span.answer(cohort, ask(span, candidates))
+        each = MeanSimilarity(centre="all")
+        expected = each.answer(cohort, ask(each, candidates))
         assert np.allclose(expand_scores(answer, candidates, centre="all"), expected, atol=1e-4)
 
     def test_unusable_releases_are_named(self) -> None:
@@ -511,7 +530,7 @@ class TestTheBound:
             hnp.arrays(np.float32, (6, 3), elements=st.floats(-(2.0**126), 2.0**126, width=32))
         )
         query = MeanSimilarity(centre=centre, scale=scale, answer_space=space)
-        broadcast = ask(candidates, np.arange(6) % 2, centre)
+        broadcast = ask(query, candidates, np.arange(6) % 2)
         cohort = Cohort(records, owners, 3)
         contributions = query.contribution(cohort, broadcast)
         assert np.isfinite(contributions).all()
@@ -527,7 +546,7 @@ class TestTheBound:
         candidates = unit(generator, 500, 16)
         cohort = Cohort(unit(generator, 1, 16), np.zeros(1, np.int64), 1)
         query = MeanSimilarity(centre="all", scale=scale, answer_space=space)
-        moved = np.linalg.norm(query.answer(cohort, {"candidates": candidates}))
+        moved = np.linalg.norm(query.answer(cohort, ask(query, candidates)))
         assert 0.999 <= moved <= query.sensitivity(NeighboringRelation.ZERO_OUT) == 1.0
         assert query.sensitivity(NeighboringRelation.REPLACE_ONE) == 2.0
 
@@ -535,18 +554,39 @@ class TestTheBound:
     def test_one_user_moves_a_large_sum_by_one_at_most(self, space: str) -> None:
         cohort = random_cohort(num_users=3000, max_records=2, dimension=16, seed=25, empty=0.0)
         generator = np.random.default_rng(26)
-        broadcast = ask(unit(generator, 700, 16), generator.integers(0, 70, size=700), "prompt")
         query = MeanSimilarity(scale="unit", answer_space=space)
+        broadcast = ask(query, unit(generator, 700, 16), generator.integers(0, 70, size=700))
         everyone = query.answer(cohort, broadcast)
         for user in (0, 1500, 2999):
             kept = np.arange(3000) != user
             moved = np.linalg.norm(everyone - query.answer(cohort.select(kept), broadcast))
             assert 0.999 <= moved <= 1.0
 
+    @settings(max_examples=60, deadline=None)
+    @given(
+        root=hnp.arrays(np.float32, 6, elements=st.floats(width=32, allow_nan=False)),
+        scale=st.sampled_from(["clip", "unit"]),
+    )
+    def test_no_root_lengthens_an_answer(self, root: np.ndarray, scale: str) -> None:
+        """Whatever a server sends: it need not be a root of anything."""
+        query = MeanSimilarity(scale=scale, answer_space="span")
+        cohort = Cohort(np.eye(3, dtype=np.float32), np.arange(3), 3)
+        if np.isfinite(root).all():
+            query.check({"root": root}, dimension=3)
+        else:
+            with pytest.raises(ValueError, match="finite"):
+                query.check({"root": root}, dimension=3)
+            return
+        rows = query.contribution(cohort, {"root": root})
+        assert np.linalg.norm(rows, axis=1).max() <= 1.0
+        everyone = query.answer(cohort, {"root": root})
+        rest = query.answer(cohort.select(np.array([True, False, True])), {"root": root})
+        assert np.linalg.norm(everyone - rest) <= 1.0
+
     def test_contributions_lie_on_the_grid(self) -> None:
         cohort = random_cohort(num_users=40, max_records=8, dimension=4, seed=27)
         query = MeanSimilarity(centre="none", answer_space="span")
-        rows = query.contribution(cohort, {"candidates": np.eye(4, dtype=np.float32)})
+        rows = query.contribution(cohort, ask(query, np.eye(4, dtype=np.float32)))
         assert np.array_equal(rows, np.rint(rows / GRID) * GRID)
 
 
@@ -585,6 +625,28 @@ class TestWhatIsAsked:
     ) -> None:
         with pytest.raises(ValueError, match=named):
             MeanSimilarity(centre=centre).check(broadcast, dimension=3)
+
+    @pytest.mark.parametrize(
+        ("broadcast", "named"),
+        [
+            ({"candidates": np.eye(3)}, r"about a root, got \['candidates'\]"),
+            ({"root": np.zeros(6, np.float32), "prompt": np.zeros(3, int)}, "about a root"),
+            ({"root": np.zeros(5, np.float32)}, r"\(6,\) float32, got \(5,\)"),
+            ({"root": np.zeros((3, 3), np.float32)}, r"got \(3, 3\)"),
+            ({"root": np.zeros(6)}, "float64"),
+            ({"root": np.full(6, np.nan, np.float32)}, "finite"),
+        ],
+    )
+    def test_bad_roots_are_refused(self, broadcast: dict[str, np.ndarray], named: str) -> None:
+        with pytest.raises(ValueError, match=named):
+            MeanSimilarity(answer_space="span").check(broadcast, dimension=3)
+
+    def test_candidates_that_cannot_be_asked_about_are_refused_before(self) -> None:
+        query = MeanSimilarity(answer_space="span")
+        with pytest.raises(ValueError, match="with the prompt"):
+            query.broadcast(np.eye(3))
+        with pytest.raises(ValueError, match="finite"):
+            query.broadcast(np.full((2, 3), np.nan), prompt=np.zeros(2, int))
 
     def test_travels(self) -> None:
         query = MeanSimilarity(centre="all", scale="unit", max_samples=5, answer_space="span")

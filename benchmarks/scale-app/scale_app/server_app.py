@@ -82,8 +82,9 @@ class Questions(Method):
         candidates = chooser.standard_normal((count, self._dimension), dtype=np.float32)
         candidates /= np.linalg.norm(candidates, axis=1, keepdims=True)
         broadcast: dict[str, Any] = {"candidates": candidates}
-        if self._own["question"] == "popri":
-            broadcast["prompt"] = np.arange(count) // self._own["responses-per-prompt"]
+        if isinstance(self._query, MeanSimilarity):
+            prompt = np.arange(count) // self._own["responses-per-prompt"]
+            broadcast = self._query.broadcast(candidates, prompt=prompt)
         self._note(number, "asked")
         return Question(self._query, broadcast)
 

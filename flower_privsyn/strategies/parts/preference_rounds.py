@@ -296,7 +296,7 @@ class PreferenceRounds:
             embeddings = self._public.embedder.embed(
                 candidates.population.texts, progress=stage.update
             )
-        # As they travel: scores are expanded from the very numbers that nodes have seen.
+        # As they travel, where they do: scores are of the very numbers that nodes have seen.
         sent = embeddings.astype(self._config.broadcast_precision).astype(np.float32)
         return Candidates(
             population=candidates.population.with_embeddings(sent),

@@ -113,21 +113,24 @@ def _similarities(
     """POPri's scores, answered for every candidate and in the span of the candidates."""
     texts = candidates.embeddings
     groups = candidates.prompt if centre == "prompt" else None
-    broadcast = {"candidates": texts} | ({} if groups is None else {"prompt": groups})
 
     def expanded(release: Float64, users: int) -> Float64:
         del users
         return expand_scores(release, texts, prompt=groups, centre=centre)
 
+    each, span = (
+        MeanSimilarity(centre=centre, scale=scale, answer_space=space)
+        for space in ("candidates", "span")
+    )
     yield Asked(
-        query=MeanSimilarity(centre=centre, scale=scale),
-        broadcast=broadcast,
+        query=each,
+        broadcast=each.broadcast(texts, prompt=groups),
         rounds=rounds,
         readers={f"popri-{centre}{suffix}": _as_released},
     )
     yield Asked(
-        query=MeanSimilarity(centre=centre, scale=scale, answer_space="span"),
-        broadcast=broadcast,
+        query=span,
+        broadcast=span.broadcast(texts, prompt=groups),
         rounds=rounds,
         readers={f"popri-{centre}-span{suffix}": expanded},
     )
