@@ -57,9 +57,11 @@ def by_cohort(model: LocalModel, users: Sequence[Samples], query: ModelDelta) ->
     broadcast = {"parameters": model.parameters}
     total = np.zeros(query.answer_length(broadcast))
     alone = np.zeros(1, dtype=np.int64)
+    moved = np.empty(model.dimension, dtype=np.float32)
     for samples in users:
         update = model.update(
             samples,
+            into=moved,
             learning_rate=query.learning_rate,
             epochs=query.epochs,
             batch_size=query.batch_size,
@@ -92,7 +94,8 @@ def floor(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> Non
     """The passes that no way of training can avoid."""
     for samples in users:
         for first in range(0, len(samples), query.batch_size):
-            model._loss(samples[first : first + query.batch_size]).backward()
+            batch = samples[first : first + query.batch_size]
+            model._loss([(sample, 1) for sample in batch]).backward()
 
 
 def operations(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> float:

@@ -223,7 +223,8 @@ class _Tokens:
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
         """Train the chosen users one after another; each is a cohort of one.
 
-        A user whose training fails, or diverges, is in no cohort and so answers zero.
+        A cohort's update holds until the next one is asked for. A user whose training fails, or
+        diverges, is in no cohort and so answers zero.
         """
         query, model = ask.query, self.source.model
         if not isinstance(query, ModelDelta):
@@ -240,10 +241,12 @@ class _Tokens:
             except ValueError as error:
                 raise wire.WireError(f"{query.name}: {error}") from error
             model.start_from(ask.broadcast["parameters"])
+            # One array for the updates of all users: each is added up before the next is made.
+            moved = np.empty(model.dimension, dtype=np.float32)
             for user in np.flatnonzero(chosen).tolist():
                 (update,) = quarantine.salvage(
                     [(self._rows(user, ask, conditions), self.user_ids[user])],
-                    lambda users: [self._update(ask, query, *own) for own in users],
+                    lambda users: [self._update(ask, query, *own, moved) for own in users],
                     probe=(_Rows(self.source.probe), ""),
                 )
                 if update is None or not np.isfinite(update).all():
@@ -264,9 +267,22 @@ class _Tokens:
         )
 
     def _update(
-        self, ask: wire.Ask, query: ModelDelta, rows: _Rows, user_id: str
+        self,
+        ask: wire.Ask,
+        query: ModelDelta,
+        rows: _Rows,
+        user_id: str,
+        moved: npt.NDArray[np.float32],
     ) -> npt.NDArray[np.float32]:
-        """How far a user's training moves the parameters; empty without anything to predict."""
+        """How far a user's training moves the parameters; empty without anything to predict.
+
+        Args:
+            ask: the question.
+            query: of the question.
+            rows: what the user trains on.
+            user_id: who it is.
+            moved: (dimension,) that the update is written to.
+        """
         update = self.source.model.update(
             rows.samples,
             given=rows.given,
@@ -275,6 +291,7 @@ class _Tokens:
             batch_size=query.batch_size,
             max_steps=query.max_steps,
             seed=[ask.data.seed, ask.round_number, *user_id.encode()],
+            into=moved,
         )
         return np.empty(0, dtype=np.float32) if update is None else update
 

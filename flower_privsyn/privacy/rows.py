@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Columns folded at once. It decides the order of additions: another number, other last bits.
-_COLUMNS = 2**16
+COLUMNS = 2**16
 #: Numbers worked on at once: 1 MiB of float64, which stays in the processor's cache.
 _CACHED = 2**17
 
@@ -28,11 +28,11 @@ def squared_norms(rows: NDArray[Any]) -> NDArray[np.float64]:
     """
     count, columns = rows.shape
     total = np.zeros(count, dtype=np.float64)
-    step = max(1, _CACHED // max(1, min(columns, _COLUMNS)))
+    step = max(1, _CACHED // max(1, min(columns, COLUMNS)))
     with np.errstate(over="ignore", invalid="ignore"):
         for top in range(0, count, step):
-            for left in range(0, columns, _COLUMNS):
-                part = rows[top : top + step, left : left + _COLUMNS].astype(np.float64)
+            for left in range(0, columns, COLUMNS):
+                part = rows[top : top + step, left : left + COLUMNS].astype(np.float64)
                 part *= part
                 width = part.shape[1]
                 while width > 1:

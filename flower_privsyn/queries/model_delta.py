@@ -22,6 +22,8 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import clip_rows, squared_norms
+from flower_privsyn.privacy.grid import GRID
+from flower_privsyn.privacy.rows import COLUMNS
 from flower_privsyn.queries.once_per_array import all_finite
 from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, Query, Reads
 
@@ -212,6 +214,22 @@ class ModelDelta(Query):
         rows[cohort.owners, :-1] = clip_rows(updates, norm=bound)
         rows[cohort.owners, -1] = np.where(lengths <= bound, self._bit, -self._bit)
         return rows
+
+    def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
+        """Sum the contributions, the same to the bit.
+
+        An update is as large as the model: it is read piece by piece, and nothing else of its size
+        is held but the sum. With the bit the update is clipped twice, and a subclass may answer
+        something else: there rows are made whole.
+        """
+        if self.bit_share or type(self).statistic is not ModelDelta.statistic:
+            return super().answer(cohort, broadcast)
+        total = np.zeros(self.answer_length(broadcast), dtype=np.float64)
+        work = np.empty(COLUMNS, dtype=np.float64)
+        for update in self._usable(cohort).records:
+            self._add_clipped(update, total, unit=self.unit, work=work)
+        total *= GRID
+        return total
 
     @property
     def _bit(self) -> float:

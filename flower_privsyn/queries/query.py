@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import Settings
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import NeighboringRelation, clip_rows
-from flower_privsyn.privacy.grid import GRID
+from flower_privsyn.privacy import NeighboringRelation, clip_rows, squared_norms
+from flower_privsyn.privacy.clipping import clipping_of
+from flower_privsyn.privacy.grid import GRID, STEPS
+from flower_privsyn.privacy.rows import COLUMNS
 from flower_privsyn.queries.once_per_array import all_finite
 
 Float32Array = npt.NDArray[np.float32]
@@ -180,7 +182,7 @@ class Query(Settings, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that replaces the clipping."""
         super().__init_subclass__(**kwargs)
-        for method in ("contribution", "sensitivity", "_clip"):
+        for method in ("contribution", "sensitivity", "_clip", "_add_clipped"):
             if method in cls.__dict__:
                 raise TypeError(
                     f"{cls.__name__} must not override {method}: the bound on what one user "
@@ -289,6 +291,40 @@ class Query(Settings, ABC):
             np.trunc(piece, out=piece)
             piece *= GRID
         return clipped
+
+    @final
+    def _add_clipped(
+        self, row: Float32Array, total: Float64Array, *, unit: float, work: Float64Array
+    ) -> None:
+        """Add a wide row to a sum as `_clip` leaves it, to the bit, with no other array so wide.
+
+        Args:
+            row: (k,) finite, times `unit` what is added.
+            total: (k,) float64, whole steps of the grid; changed in place, where nothing fails.
+            unit: by which the row is divided, > 0.
+            work: (`COLUMNS`,) float64, whatever it holds is lost.
+        """
+        divisor = np.float64(unit)  # a plain float would be divided by in float32
+        pieces = [slice(first, first + COLUMNS) for first in range(0, len(row), COLUMNS)]
+        squared = np.zeros(1)
+        for piece in pieces:
+            part = work[: len(row[piece])]
+            np.divide(row[piece], divisor, out=part)
+            squared += squared_norms(part[None])
+        over, near, factors = clipping_of(
+            squared, columns=len(row), norm=self.clip_norm, dtype=np.float64
+        )
+        if near[0] or not np.isfinite(squared[0]):
+            total += self._clip((row / np.float64(unit))[None])[0] * STEPS
+            return
+        for piece in pieces:
+            part = work[: len(row[piece])]
+            np.divide(row[piece], divisor, out=part)
+            if over[0]:
+                part *= factors[0]
+            part *= STEPS  # by a power of two, as the division by `GRID`: exact
+            np.trunc(part, out=part)
+            total[piece] += part
 
     @final
     def sensitivity(self, relation: NeighboringRelation) -> float:

@@ -248,6 +248,7 @@ class LocalModel:
         max_steps: int = 0,
         seed: Sequence[int] = (0,),
         given: Sequence[int] | None = None,
+        into: npt.NDArray[np.float32] | None = None,
     ) -> npt.NDArray[np.float32] | None:
         """Train one user from the start parameters, and say how far they moved.
 
@@ -260,10 +261,11 @@ class LocalModel:
             seed: of the order of the samples, anew for every pass; integers >= 0.
             given: of each sample how many tokens at its beginning are given and not predicted; None
                 for its first token alone.
+            into: (dimension,) that the update is written to; None for a new array.
 
         Returns:
-            (dimension,) float32, end minus start; it may hold values that are not finite, where
-            the training diverged. None when there is nothing to predict.
+            (dimension,) float32, `into` or new, end minus start; it may hold values that are not
+            finite, where the training diverged. None when there is nothing to predict.
         """
         first = [1] * len(samples) if given is None else [max(1, tokens) for tokens in given]
         usable = [
@@ -277,7 +279,12 @@ class LocalModel:
         order = np.random.default_rng(seed)
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
             torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))
-            return self._train(usable, order, learning_rate, epochs, batch_size, max_steps)
+            self._train(usable, order, learning_rate, epochs, batch_size, max_steps)
+        moved = np.empty(self.dimension, dtype=np.float32) if into is None else into
+        # The gradient has done its work.
+        torch.sub(self._weights, self._start, out=self._gradient)
+        torch.from_numpy(moved).copy_(self._gradient)
+        return moved
 
     def _begin_anew(self) -> None:
         """Put weights and buffers back to what every user begins with."""
@@ -294,8 +301,8 @@ class LocalModel:
         epochs: int,
         batch_size: int,
         max_steps: int,
-    ) -> npt.NDArray[np.float32]:
-        """The steps of one user, and how far the weights moved."""
+    ) -> None:
+        """The steps of one user."""
         steps = 0
         for _ in range(epochs):
             ranks = order.permutation(len(usable))
@@ -305,11 +312,7 @@ class LocalModel:
                 self._weights.add_(self._gradient, alpha=-learning_rate)
                 steps += 1
                 if steps == max_steps:
-                    return self._moved()
-        return self._moved()
-
-    def _moved(self) -> npt.NDArray[np.float32]:
-        return torch.sub(self._weights, self._start).cpu().numpy()
+                    return
 
     def _loss(self, samples: Sequence[tuple[Sequence[int], int]]) -> torch.Tensor:
         """Mean cross-entropy over the predicted tokens of a batch, in nats.
@@ -327,14 +330,16 @@ class LocalModel:
             tokens[row, : len(sample)] = torch.tensor(sample)
             mask[row, : len(sample)] = 1
             predicted[row, given : len(sample)] = True
-        targets = tokens.masked_fill(~predicted, _IGNORED)[:, 1:].to(self._device)
+        # The last token of a row predicts nothing: so the logits need no cutting, and no copy.
+        following = tokens.masked_fill(~predicted, _IGNORED)[:, 1:]
+        targets = torch.nn.functional.pad(following, (0, 1), value=_IGNORED).to(self._device)
         tokens, mask = tokens.to(self._device), mask.to(self._device)
         with torch.autocast(
             self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"
         ):
             logits = self._model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         return torch.nn.functional.cross_entropy(
-            logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED
+            logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED
         )
 
     def _loss_of_pairs(

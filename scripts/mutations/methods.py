@@ -24,6 +24,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/queries",),
     ),
     Mutation(
+        name="a wide row is added unclipped",
+        file="flower_privsyn/queries/query.py",
+        function="Query._add_clipped",
+        before="            part *= factors[0]\n",
+        after="            pass\n",
+        tests=("tests/queries/test_model_delta.py",),
+    ),
+    Mutation(
         name="the cap on samples is not enforced",
         file="flower_privsyn/queries/query.py",
         function="Query._usable",

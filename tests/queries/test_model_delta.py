@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -110,9 +112,54 @@ class TestBound:
             assert np.array_equal(query._clip(layout), expected)
 
     def test_clipping_is_not_for_a_subclass(self) -> None:
-        for name in ("contribution", "_clip", "sensitivity"):
+        for name in ("contribution", "_clip", "_add_clipped", "sensitivity"):
             with pytest.raises(TypeError, match=name):
                 type("Loose", (ModelDelta,), {name: lambda self: None})
+
+    @pytest.mark.parametrize("clip", [0.003, 1.0, 7.5])
+    @pytest.mark.parametrize("size", [1, 2**16 - 1, 2**16, 2**17 + 3])
+    def test_a_wide_update_is_added_piece_by_piece_to_the_same_bits(
+        self, size: int, clip: float
+    ) -> None:
+        generator = np.random.default_rng(size)
+        updates = generator.standard_normal((7, size)).astype(np.float32) / np.float32(size**0.5)
+        updates *= np.float32([clip * 1e-3, clip / 2, clip, 3 * clip, 1e30, 0, 1])[:, None]
+        updates[5, 0] = clip  # a length at the bound itself, of a whole number if the bound is one
+        updates[6, -1] = np.inf  # counts for nothing
+        query, asked = ModelDelta(clip_to=clip), {"parameters": np.zeros(size, np.float32)}
+        before = updates.copy()
+        rows = query.contribution(cohort(updates), asked)
+        total = query.answer(cohort(updates), asked)
+        assert np.array_equal(total, rows.sum(axis=0))
+        assert np.array_equal(updates, before)
+        for user in range(7):
+            alone = query.answer(cohort(updates[user : user + 1]), asked)
+            assert np.array_equal(alone, rows[user])
+            assert np.linalg.norm(alone) <= query.clip_norm
+        longest = np.linalg.norm(query.answer(cohort(updates[3:4]), asked))
+        if size > 1:
+            assert 0.999 * query.clip_norm <= longest
+
+    def test_a_subclass_that_answers_something_else_does(self) -> None:
+        @dataclass(frozen=True, kw_only=True)
+        class Doubled(ModelDelta):
+            def statistic(self, cohort: Cohort, broadcast: Any) -> np.ndarray:
+                return 2 * super().statistic(cohort, broadcast)
+
+        updates = cohort(random_updates(3, scale=0.01))
+        query = Doubled(clip_to=1.0)
+        rows = query.contribution(updates, BROADCAST)
+        assert np.array_equal(query.answer(updates, BROADCAST), rows.sum(axis=0))
+
+    def test_nothing_as_wide_as_an_update_is_made_but_the_sum(self) -> None:
+        size = 2**21
+        query, asked = ModelDelta(clip_to=0.1), {"parameters": np.zeros(size, np.float32)}
+        update = cohort(np.full((1, size), 1e-3, np.float32))
+        tracemalloc.start()
+        query.answer(update, asked)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 8 * size + 2 * size  # the sum, and which numbers of the update are finite
 
     def test_only_one_update_of_a_user_counts(self) -> None:
         query = ModelDelta(clip_to=1.0)

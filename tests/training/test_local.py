@@ -96,6 +96,19 @@ class TestUpdate:
             assert np.isfinite(other).all() == (rate == 1.0)
             assert np.array_equal(model.update(mine, **STEP), alone)  # type: ignore[arg-type]
 
+    def test_updates_of_all_users_can_be_written_to_one_array(
+        self, llama: Path, texts: list[str]
+    ) -> None:
+        model = local(llama)
+        moved = np.full(model.dimension, np.nan, dtype=np.float32)
+        for first in (0, 3):
+            samples = model.encode(texts[first : first + 3])
+            expected = model.update(samples, **STEP)
+            assert model.update(samples, **STEP, into=moved) is moved
+            assert expected is not None
+            assert np.array_equal(moved, expected)
+        assert model.update([], **STEP, into=moved) is None
+
     def test_buffers_are_put_back_for_every_user(
         self, llama: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
