@@ -9,7 +9,7 @@ release chooses passages of public text, scores what the writer wrote, and, thro
 whole words, biases what it writes. Every row is a corpus of as many tokens: the student is
 fine-tuned on it and measured on other users. `ROWS` says what each is.
 
-- A row with `times` = 4 writes four times as many tokens, and a quarter is kept by the release.
+- Where the release chooses what is kept, `--times` as many tokens are written.
 - Rows with the same prompt, examples and bias share what was written.
 - `real` rows show the writer users' text, or are it: not private, upper bounds.
 
@@ -46,8 +46,8 @@ from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.files import append_json_lines, read_json_lines, write_json
 from flower_privsyn.generation import Prompt, SamplingParameters, TextGenerator, load_generator
 from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.models import gemma
 from flower_privsyn.models.bias import LogitBias
-from flower_privsyn.models.gemma import GEMMA, folder
 from flower_privsyn.privacy import FullParticipation
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Workplace
@@ -78,8 +78,8 @@ LEAST_TOKENS: Final = 32
 #: Passages that are chosen, and public or real ones that are drawn: about 0.3 % of a corpus.
 SHOWN: Final = 160
 
-#: Tokens of a training row and of a window of evaluation.
-WINDOW: Final = 128
+#: Tokens of a training row and of a window of evaluation; rows of a step.
+WINDOW, BATCH = 64, 16
 
 #: A word's log-ratio beyond which noise and rare pieces speak.
 MOST_BIAS: Final = 3.0
@@ -103,6 +103,10 @@ PROMPT_OF: Final = {
 }
 
 
+#: What names the domain where no example is shown: after a list's heading it writes headings.
+ALONE: Final = "This is the abstract of a new scientific paper from arXiv.\n\nAbstract:"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A corpus.
@@ -112,36 +116,32 @@ class Row:
             or the "best" of what the prompt alone made it write.
         prompt: "samples" or "domain"; "" where the texts that would be shown are the corpus.
         biased: whether the release biases what is written.
-        times: how many times as much is written as is kept.
         kept: "first", the "best" by the release, or "drawn" by it (importance resampling).
     """
 
     shown: str
     prompt: str = "samples"
     biased: bool = False
-    times: int = 1
     kept: str = "first"
 
 
 ROWS: Final[dict[str, Row]] = {
     "domain": Row(shown="nothing", prompt="domain"),
     "chosen": Row(shown="chosen"),
-    "domain, filtered": Row(shown="nothing", prompt="domain", times=4, kept="best"),
+    "domain, filtered": Row(shown="nothing", prompt="domain", kept="best"),
     "real examples": Row(shown="real"),
     "real text": Row(shown="real", prompt=""),
     "chosen passages": Row(shown="chosen", prompt=""),
     "domain, its best shown": Row(shown="best", prompt="domain"),
     "domain, biased": Row(shown="nothing", prompt="domain", biased=True),
-    "domain, biased, filtered": Row(
-        shown="nothing", prompt="domain", biased=True, times=4, kept="best"
-    ),
-    "chosen, filtered": Row(shown="chosen", times=4, kept="best"),
-    "chosen, resampled": Row(shown="chosen", times=4, kept="drawn"),
+    "domain, biased, filtered": Row(shown="nothing", prompt="domain", biased=True, kept="best"),
+    "chosen, filtered": Row(shown="chosen", kept="best"),
+    "chosen, resampled": Row(shown="chosen", kept="drawn"),
     "public": Row(shown="public"),
     "public passages": Row(shown="public", prompt=""),
     "chosen, biased": Row(shown="chosen", biased=True),
-    "chosen, biased, filtered": Row(shown="chosen", biased=True, times=4, kept="best"),
-    "domain, chosen, filtered": Row(shown="chosen", prompt="domain", times=4, kept="best"),
+    "chosen, biased, filtered": Row(shown="chosen", biased=True, kept="best"),
+    "domain, chosen, filtered": Row(shown="chosen", prompt="domain", kept="best"),
 }
 
 
@@ -166,6 +166,21 @@ class Told:
     scorer: LogRatioScorer
     ratios: npt.NDArray[np.float64]
     texts: dict[str, list[str]]
+
+
+def people(files: Sequence[Path], *sizes: int, kept: Path) -> list[Users]:
+    """Who is held out and who is asked; dealt once, and kept with their text."""
+    if not kept.exists():
+        groups = [
+            [
+                (group.user_ids[owner], text)
+                for owner, text in zip(group.owners.tolist(), group.texts, strict=True)
+            ]
+            for group in deal(files, *sizes)
+        ]
+        write_json(kept, {"groups": groups})
+    dealt = json.loads(kept.read_text(encoding="utf-8"))["groups"]
+    return [Users.from_rows((one, text) for one, text in group) for group in dealt]
 
 
 def ask(users: Users, config: JointSketchConfig) -> None:
@@ -258,13 +273,16 @@ def begun(text: str) -> str:
 # ---------------------------------------------------------------------- the writer
 
 
-def mapped(ratios: npt.NDArray[np.float64]) -> LogitBias:
-    """Log-ratios of the student's tokens as a bias of Gemma's, by whole words.
+def mapped(ratios: npt.NDArray[np.float64], writer: Any) -> LogitBias:
+    """Log-ratios of the student's tokens as a bias of the writer's, by whole words.
 
-    A token of Gemma that is a blank and a word gets the sum of the log-ratios of the student's
+    A token of the writer that is a blank and a word gets the sum of the log-ratios of the student's
     tokens that write it; all others get nothing: what they are part of is not known.
+
+    Args:
+        ratios: (V,) of the student's tokens.
+        writer: the ``tokenizers.Tokenizer`` of the writer, which writes a blank as U+2581.
     """
-    writer, _ = load_tokenizer(str(folder()))
     student, _ = load_tokenizer(STUDENT)
     vocabulary = writer.get_vocab()
     words = {
@@ -287,12 +305,14 @@ class Writer:
         work: folder.
         told: what is made of the release.
         bias: weight of the log-ratios.
+        times: how many times as much is written as is kept, where the release keeps.
         seed: of what is drawn.
     """
 
     work: Path
     told: Told
     bias: float
+    times: int
     seed: int
 
     def __post_init__(self) -> None:
@@ -302,11 +322,12 @@ class Writer:
 
     def _generator(self, *, biased: bool) -> TextGenerator:
         if biased not in self._loaded:
-            name = GEMMA
+            name = gemma.GEMMA
             if biased:
                 folder = self.work / f"biased-{self.seed}-{self.bias:g}"
                 if not folder.exists():
-                    save_biased(GEMMA, folder, mapped(self.told.ratios).scaled(self.bias))
+                    words = mapped(self.told.ratios, load_tokenizer(str(gemma.folder()))[0])
+                    save_biased(gemma.GEMMA, folder, words.scaled(self.bias))
                 name = str(folder)
             self._loaded = {biased: load_generator(name)}
         return self._loaded[biased]
@@ -355,14 +376,13 @@ class Writer:
         if row.shown == "nothing":
             return []
         if row.shown == "best":
-            alone = Row(shown="nothing", prompt=row.prompt)
-            return self.kept(self.written(alone, tokens=4 * tokens), "best", tokens=tokens)
+            alone = Row(shown="nothing", prompt=row.prompt, kept="best")
+            return self.corpus(alone, tokens=tokens)
         return self.told.texts[row.shown]
 
     def _prompt(self, prompt: Prompt, examples: list[str], batch: int, place: int) -> str:
         if not examples:
-            heading = prompt.heading.format(num_samples=prompt.num_samples)
-            return f"{heading}\n{prompt.marker.format(number=1)}\n"
+            return ALONE
         random = np.random.default_rng([self.seed, batch, place])
         chosen = random.choice(len(examples), EXAMPLES, replace=False)
         return prompt.render([examples[index] for index in chosen.tolist()])
@@ -383,7 +403,10 @@ class Writer:
         """The texts of a row."""
         if not row.prompt:
             return self.kept(self.told.texts[row.shown], row.kept, tokens=tokens)
-        return self.kept(self.written(row, tokens=row.times * tokens), row.kept, tokens=tokens)
+        pool = tokens if row.kept == "first" else self.times * tokens
+        # What other rows or an earlier start wrote beyond that does not count.
+        written = self.kept(self.written(row, tokens=pool), "first", tokens=pool)
+        return self.kept(written, row.kept, tokens=tokens)
 
 
 # ---------------------------------------------------------------------- the student
@@ -399,7 +422,9 @@ def measured(
         fine_tune(
             STUDENT,
             texts,
-            settings=CausalTraining(max_steps=steps, max_tokens=WINDOW, learning_rate=rate),
+            settings=CausalTraining(
+                max_steps=steps, batch_size=BATCH, max_tokens=WINDOW, learning_rate=rate
+            ),
             output=student,
             seed=writer.seed,
         )
@@ -439,9 +464,9 @@ def tune(corpus: Path, work: Path, *, kind: str, epsilon: float, texts: int) -> 
     )
     assert sketch is not None
     assert sketch.reading.tokens is not None
-    bias = mapped(sketch.reading.tokens.log_ratio)
+    bias = mapped(sketch.reading.tokens.log_ratio, load_tokenizer(str(gemma.folder()))[0])
     held_out = [" ".join(text.split()[:60]) for text in split.held_out[:texts]]
-    scores = score_bias(GEMMA, bias, held_out, token_weights=WEIGHTS)
+    scores = score_bias(gemma.GEMMA, bias, held_out, token_weights=WEIGHTS)
     for weight, bits in zip(scores.token_weights, scores.bits_per_byte[:, 0], strict=True):
         print(f"{kind}: weight {weight:g}: {bits:.4f} bits per byte", flush=True)
 
@@ -462,6 +487,21 @@ def table(results: Path) -> None:
         )
 
 
+#: What a row was made with, by its name in the results.
+_SETTINGS: Final = ("row", "seed", "epsilon", "tokens", "steps", "bias", "times")
+
+
+def made_with(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What tells a row from the same row made in another way."""
+    row = ROWS.get(name)
+    made = {key: getattr(arguments, key) for key in ("seed", "epsilon", "tokens", "steps")}
+    if row is not None and row.biased:
+        made["bias"] = arguments.bias
+    if row is not None and (row.shown == "best" or row.kept != "first"):
+        made["times"] = arguments.times
+    return {"row": name, **made}
+
+
 def main() -> None:
     """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -477,6 +517,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--bias", type=float, default=0.5)
+    parser.add_argument("--times", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["write", "ask"], help="do no more than that")
     parser.add_argument("--tune", action="store_true")
@@ -493,7 +534,9 @@ def main() -> None:
             texts=24,
         )
         return
-    held_out, users = deal(arguments.data, arguments.held_out, arguments.users)
+    held_out, users = people(
+        arguments.data, arguments.held_out, arguments.users, kept=arguments.work / "people.json"
+    )
     writer = Writer(
         work=arguments.work,
         told=told(
@@ -504,6 +547,7 @@ def main() -> None:
             seed=arguments.seed,
         ),
         bias=arguments.bias,
+        times=arguments.times,
         seed=arguments.seed,
     )
     if arguments.only == "ask":
@@ -512,28 +556,27 @@ def main() -> None:
         for name in arguments.rows:
             writer.corpus(ROWS[name], tokens=arguments.tokens)
         return
-    settings = {key: getattr(arguments, key) for key in ("seed", "epsilon", "tokens", "steps")}
     known = [
-        (record["row"], {key: record[key] for key in settings})
+        {key: value for key, value in record.items() if key in _SETTINGS}
         for record in read_json_lines(arguments.results)
     ]
-    if ("student as it is", settings) not in known:
-        found = quality(STUDENT, held_out)
-        append_json_lines(arguments.results, [{"row": "student as it is", **settings, **found}])
-    for name in arguments.rows:
-        if (name, settings) in known:
+    for name in ("student as it is", *arguments.rows):
+        made = made_with(name, arguments)
+        if made in known:
             continue
-        found = measured(
-            writer,
-            ROWS[name],
-            held_out,
-            tokens=arguments.tokens,
-            steps=arguments.steps,
-            rate=arguments.rate,
+        found = (
+            measured(
+                writer,
+                ROWS[name],
+                held_out,
+                tokens=arguments.tokens,
+                steps=arguments.steps,
+                rate=arguments.rate,
+            )
+            if name in ROWS
+            else quality(STUDENT, held_out)
         )
-        append_json_lines(
-            arguments.results, [{"row": name, **settings, "bias": arguments.bias, **found}]
-        )
+        append_json_lines(arguments.results, [{**made, **found}])
         print(f"{name}: {100 * found['accuracy']:.2f} %", flush=True)
     table(arguments.results)
 
