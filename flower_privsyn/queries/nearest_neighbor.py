@@ -7,6 +7,7 @@ Private Federated Data in the Age of LLMs" (ICML 2024), Algorithm 1, lines 6-10 
 
 from __future__ import annotations
 
+import collections
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.models.threads import side_by_side
 from flower_privsyn.queries.once_per_array import all_finite, once_per_array
 from flower_privsyn.queries.query import (
     Broadcast,
@@ -25,9 +27,14 @@ from flower_privsyn.queries.query import (
     IntArray,
     Query,
 )
+from flower_privsyn.queries.sieve import Block, Sieve, sieve_of
 
 #: Elements of one block of the similarity matrix: 8 MiB of float32.
 _BLOCK_ELEMENTS = 2**21
+#: Candidates whose product with a record takes as long as another look at one of them.
+_PAIRS_WORTH_A_PRODUCT = 256
+#: Records that a sieve has left undecided, copied at a time.
+_ROWS_AT_A_TIME = 2**15
 
 VoteClip = Literal["count", "l2", "share"]
 
@@ -45,6 +52,10 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
     therefore the float64 brute force's, exactly, whatever the block size, the BLAS or the number
     of threads (unless a record is 1e8 times longer than every candidate, where the brute force
     itself loses the difference). Equal distances go to the lowest index.
+
+    Where PyTorch is loaded and multiplies bfloat16 faster, such a product comes first and rules
+    out, by a proven bound, all candidates but a few (`flower_privsyn.queries.sieve`); those are
+    decided in the same way, with the same result.
 
     Args:
         records: (n, d) float32, finite.
@@ -64,14 +75,63 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
         )
     if not all_finite(candidates):
         raise ValueError("candidates must be finite")
-    n, dimension = records.shape
-    m = len(candidates)
-    right, largest = _right_side(candidates)
+    sieve = sieve_of(candidates, len(records))
+    if sieve is None:
+        return _by_product(records, candidates)
+    nearest = _by_sieve(sieve, records, candidates)
+    rest = np.flatnonzero(nearest < 0)
+    for start in range(0, len(rest), _ROWS_AT_A_TIME):
+        rows = rest[start : start + _ROWS_AT_A_TIME]
+        nearest[rows] = _by_product(records[rows], candidates)
+    return nearest
+
+
+def _by_sieve(sieve: Sieve, records: Float32Array, candidates: Float32Array) -> IntArray:
+    """The nearest of the candidates that a sieve leaves; -1 where it does not help."""
+    nearest = np.full(len(records), -1, dtype=np.int64)
+    pieces, spare = sieve.pieces(len(records)), list[Any]()
+    helps = True
+
+    def decide(piece: tuple[int, int]) -> None:
+        nonlocal helps
+        if not helps:
+            return
+        block = sieve.block(records, *piece, spare)
+        # Where many are left, as of candidates that hardly differ, one product is the faster way.
+        few = len(candidates) * len(block.lengths) // _PAIRS_WORTH_A_PRODUCT
+        helps = len(block.rows) <= few and 2 * block.open <= len(block.lengths)
+        if helps:
+            nearest[slice(*piece)] = _among(block, records, candidates)
+
+    for part in (pieces[:1], pieces[1:]):  # the first, which is small, tells of the others
+        collections.deque(side_by_side(decide, part), maxlen=0)
+    return nearest
+
+
+def _tolerance(lengths: Float64Array, longest: float, dimension: int) -> Float64Array:
+    """How far two sums of a float32 product may be apart although their candidates tie.
+
+    Args:
+        lengths: (n,) of the records with a 1 behind them.
+        longest: length of the longest candidate.
+        dimension: numbers in a record.
+    """
     # |fl(x.y) - x.y| <= (d + 2) u |x| |y| / (1 - ...) for float32 with u = 2^-24, in any order of
     # summation; twice that separates two sums, and one factor 2 covers the rounded last column.
     unit = (dimension + 3) * 2.0**-24 * 4.0
     underflow = (dimension + 3) * 2.0**-147
+    bound = lengths * math.hypot(longest, 0.5 * longest**2)
+    # Beyond float32 a partial sum may overflow although the product does not, and which
+    # one does depends on the other rows of the block: there only float64 decides. At the
+    # other end products may underflow, each by 2^-149 at most.
+    return np.where(bound < 1e38, unit * bound + underflow, np.inf)
 
+
+def _by_product(records: Float32Array, candidates: Float32Array) -> IntArray:
+    """The nearest candidates by one float32 product, near ties decided in float64."""
+    n, dimension = records.shape
+    m = len(candidates)
+    right, longest = _right_side(candidates)
     nearest = np.empty(n, dtype=np.int64)
     rows = block_rows(m)
     left = np.ones((min(rows, n), dimension + 1), dtype=np.float32)
@@ -83,14 +143,36 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
             block[:, :-1] = records[start:stop]
             np.matmul(block, right, out=product)
             lengths = np.sqrt(np.einsum("nd,nd->n", block, block, dtype=np.float64))
-            bound = lengths * math.hypot(largest, 0.5 * largest**2)
-            # Beyond float32 a partial sum may overflow although the product does not, and which
-            # one does depends on the other rows of the block: there only float64 decides. At the
-            # other end products may underflow, each by 2^-149 at most.
-            tolerance = np.where(bound < 1e38, unit * bound + underflow, np.inf)
+            tolerance = _tolerance(lengths, longest, dimension)
             nearest[start:stop] = _best_with_ties(
                 product, tolerance, records[start:stop], candidates
             )
+    return nearest
+
+
+def _among(block: Block, records: Float32Array, candidates: Float32Array) -> IntArray:
+    """The nearest of the candidates that a sieve has left; -1 for records that are open."""
+    nearest = np.full(block.stop - block.start, -1, dtype=np.int64)
+    rows, columns = block.rows, block.columns
+    nearest[rows] = columns
+    several = np.bincount(rows, minlength=len(nearest))[rows] > 1
+    rows, columns = rows[several], columns[several]
+    if len(rows) == 0:
+        return nearest
+    right, longest = _right_side(candidates)
+    scores = np.einsum("pd,pd->p", records[block.start + rows], candidates[columns])
+    scores += right[-1, columns]
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    top = np.repeat(np.maximum.reduceat(scores, first), np.diff(first, append=len(rows)))
+    tolerance = _tolerance(np.hypot(block.lengths, 1.0), longest, records.shape[1])[rows]
+    close = ~(scores < top.astype(np.float64) - tolerance)
+    rows, columns = rows[close], columns[close]
+    nearest[rows] = columns
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    for begin, end in zip(first, np.append(first[1:], len(rows)), strict=True):
+        if end - begin > 1:
+            record = records[block.start + rows[begin]]
+            nearest[rows[begin]] = _by_float64(record, candidates, columns[begin:end])
     return nearest
 
 
@@ -129,11 +211,16 @@ def _best_with_ties(
             close = np.flatnonzero(~(scores[row] < top[row] - tolerance[row]))
         else:
             close = np.arange(len(candidates))
-        difference = records[row].astype(np.float64) - candidates[close].astype(np.float64)
-        # Added up from left to right, so that no distance depends on how many are close.
-        distances = np.add.accumulate(difference**2, axis=-1)[:, -1]
-        best[row] = close[np.argmin(distances)]
+        best[row] = _by_float64(records[row], candidates, close)
     return best
+
+
+def _by_float64(record: Float32Array, candidates: Float32Array, close: IntArray) -> int:
+    """The nearest of some candidates, ascending, to one record."""
+    difference = record.astype(np.float64) - candidates[close].astype(np.float64)
+    # Added up from left to right, so that no distance depends on how many are close.
+    distances = np.add.accumulate(difference**2, axis=-1)[:, -1]
+    return int(close[np.argmin(distances)])
 
 
 @dataclass(frozen=True, kw_only=True)

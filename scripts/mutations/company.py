@@ -7,6 +7,8 @@ from mutation import Mutation
 EMBEDDER = "flower_privsyn/embedding/embedder.py"
 EMBEDDING_TESTS = "tests/embedding/test_company.py"
 QUERY_TESTS = "tests/queries/test_company.py"
+SIEVE = "flower_privsyn/queries/sieve.py"
+SIEVE_TESTS = "tests/queries/test_sieve.py"
 LOCAL = "flower_privsyn/training/local.py"
 LOCAL_TESTS = "tests/training/test_local.py"
 
@@ -98,6 +100,30 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="    doubtful = ~(top - second > tolerance)",
         after="    doubtful = (top - second > tolerance) & False",
         tests=("tests/queries/test_nearest_neighbor.py", QUERY_TESTS),
+    ),
+    Mutation(
+        name="what rounding takes from candidates is forgotten",
+        file=SIEVE,
+        function="Sieve._error",
+        before="rounded * self.taken + self.apart",
+        after="self.apart",
+        tests=(SIEVE_TESTS,),
+    ),
+    Mutation(
+        name="what rounding takes from records is forgotten",
+        file=SIEVE,
+        function="Sieve._error",
+        before="taken * self.longest",
+        after="0.0 * taken",
+        tests=(SIEVE_TESTS,),
+    ),
+    Mutation(
+        name="only one of two products may be off",
+        file=SIEVE,
+        function="_least_bits",
+        before="- 2.0 * error",
+        after="- error",
+        tests=(SIEVE_TESTS,),
     ),
     Mutation(
         name="a library's cosine",
