@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks import Ratio
 from flower_privsyn.privacy import (
     BandedToeplitz,
     BufferedLinearToeplitz,
@@ -80,8 +82,8 @@ def at_equal_privacy(epsilon: float, delta: float) -> None:
         print(f"| {rounds} | {gap} | {' | '.join(cells)} | {poisson:.3g} | {' | '.join(gains)} |")
 
 
-def speed(parameters: int) -> None:
-    """Print what a round's noise costs."""
+def speed(parameters: int) -> list[Ratio]:
+    """Print what a round's noise costs, beside drawing it."""
     rounds, gap = 100, 10
     participation = Participation(rounds=rounds, min_separation=gap, cyclic=True)
     print(f"\n{parameters:,} parameters, T = {rounds}, b = {gap}\n")
@@ -91,6 +93,7 @@ def speed(parameters: int) -> None:
     start = time.process_time()
     random.rounded_normal(STEPS, parameters)
     drawing = time.process_time() - start
+    ratios = []
     for name, one in candidates(rounds, gap).items():
         noise = CorrelatedNoise(Correlation.create(one, participation), random=random)
         noise.prepare(1, parameters)
@@ -104,18 +107,23 @@ def speed(parameters: int) -> None:
             f"| {name} | {one.buffers} | {one.buffers * parameters * 8 / 1e6:.0f} | "
             f"{np.median(seconds):.3f} | {drawing:.3f} |"
         )
+        part = f"a round's noise, {name}, {parameters:,} parameters"
+        ratios.append(
+            Ratio(part, "drawing it", "floor", float(np.median(seconds)), drawing, "CPU s")
+        )
+    return ratios
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0, 7.0])
     parser.add_argument("--delta", type=float, default=3e-6)
     parser.add_argument("--parameters", type=int, default=1_000_000)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(given)
     for epsilon in chosen.epsilon:
         at_equal_privacy(epsilon, chosen.delta)
-    speed(chosen.parameters)
+    return speed(chosen.parameters)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks import Ratio
 from flower_privsyn.data.public_text import public_documents
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training.causal import training_rows
@@ -125,7 +126,7 @@ class Work:
             self.student.zero_grad(set_to_none=True)
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Print a line for every way."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--teacher", default="privsyn-lm")
@@ -136,7 +137,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=10)
     parser.add_argument("--rest", choices=["lumped", "drawn", "dropped"], default="lumped")
     parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     work = Work(arguments)
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, PyTorch {torch.__version__} on "
@@ -168,6 +169,9 @@ def main() -> None:
         f"  kept: {nbytes:,} bytes, {100 * nbytes / dense:.2f} % of all probabilities in float16; "
         f"loading the teacher took {work.loading:.2f} s"
     )
+    both, floor = float(median["both"][1]), float(median["floor"][1])
+    part = f"distillation, {len(work.rows):,} rows"
+    return [Ratio(part, "forward twice, backward once", "floor", both, floor, "CPU s")]
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import numpy as np
 import psutil
 import torch
 
+from benchmarks import Ratio
 from flower_privsyn.data import public_texts
 from flower_privsyn.generation import (
     MaskFill,
@@ -133,8 +134,9 @@ def generation_floor(model: Any, rows: int, prompt: int, peak: tuple[float, floa
 
 def compare_generation(
     name: str, batches: Sequence[int], repeats: int, peak: tuple[float, float], everything: bool
-) -> None:
+) -> list[Ratio]:
     """Print one line per batch and kind of prompt."""
+    ratios = []
     generator = TransformersGenerator(name)
     tokenizer, marker = generator._tokenizer, load_prompt("pre-text")
     texts = public_texts(tokenizer=tokenizer, max_tokens=MASK_TOKENS)
@@ -164,12 +166,18 @@ def compare_generation(
                 cases["static, compiled"] = plain_generate(
                     name, prompts, dtype=half, cache_implementation="static"
                 )
-            figures = []
+            figures, taken = [], {}
             for label, work in cases.items():
-                seconds = best_seconds(work, repeats)
+                seconds = taken[label] = best_seconds(work, repeats)
                 speed = batch * NEW_TOKENS / seconds
                 figures.append(f"{label} {speed:,.0f} ({seconds / floor:.1f}x)")
             print(f"  batch {batch:>3}, prompts of {kind} ({length:.0f}): " + ", ".join(figures))
+            part, ours = f"generation, {batch} prompts of {length:.0f} tokens", taken["ours"]
+            ratios += [
+                Ratio(part, "products or memory, whichever is slower", "floor", ours, floor, "s"),
+                Ratio(part, "generate()", "peer", ours, taken["generate()"], "s"),
+            ]
+    return ratios
 
 
 # --------------------------------------------------------------------------------------- writers
@@ -339,25 +347,32 @@ def mask_fill_floor(model: Any, texts: int, peak: tuple[float, float]) -> float:
     return flops / peak[0]
 
 
-def compare_mask_fill(name: str, count: int, repeats: int, peak: tuple[float, float]) -> None:
+def compare_mask_fill(
+    name: str, count: int, repeats: int, peak: tuple[float, float]
+) -> list[Ratio]:
     """Print one line."""
     fill = MaskFill(name, max_tokens=MASK_TOKENS)
     texts = public_texts(tokenizer=fill._tokenizer, max_tokens=MASK_TOKENS)[:count]
     floor = mask_fill_floor(fill._model, count, peak)
-    figures = []
+    figures, taken = [], {}
     for label, work in (
         ("plain", plain_mask_fill(name, texts)),
         ("ours", lambda: fill.vary(texts, seed=0)),
     ):
-        seconds = best_seconds(work, repeats)
+        seconds = taken[label] = best_seconds(work, repeats)
         figures.append(f"{label} {count / seconds:,.0f} ({seconds / floor:.1f}x)")
     print(
         f"{name}: two steps on {count} texts of at most {MASK_TOKENS} tokens, texts/s (times the "
         "floor's seconds)\n  " + ", ".join(figures)
     )
+    part = f"mask filling, {count} texts"
+    return [
+        Ratio(part, "its products", "floor", taken["ours"], floor, "s"),
+        Ratio(part, "plain mask filling", "peer", taken["ours"], taken["plain"], "s"),
+    ]
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Measure generation, then mask filling."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="privsyn-lm")
@@ -369,7 +384,7 @@ def main() -> None:
     parser.add_argument("--writers", nargs="+", help="compare these generators, and nothing else")
     parser.add_argument("--new-tokens", type=int, default=32, help="of --writers")
     parser.add_argument("--all", action="store_true", help="also what did not get in")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     peak = peaks()
@@ -381,9 +396,13 @@ def main() -> None:
         alone = one_core()
         print(f"one core: {alone[0] / 1e9:.0f} bfloat16 GFLOP/s, {alone[1] / 1e9:.1f} GB/s")
         compare_writers(arguments.writers, arguments.batches[0], arguments.new_tokens, alone)
-        return
-    compare_generation(arguments.model, arguments.batches, arguments.repeats, peak, arguments.all)
-    compare_mask_fill(arguments.masked, arguments.texts, arguments.repeats, peak)
+        return []
+    return [
+        *compare_generation(
+            arguments.model, arguments.batches, arguments.repeats, peak, arguments.all
+        ),
+        *compare_mask_fill(arguments.masked, arguments.texts, arguments.repeats, peak),
+    ]
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from benchmarks import Ratio
 from flower_privsyn.queries import Cohort, JointSketch, frequent_bigrams
 from flower_privsyn.training.selection import LogRatioScorer, Rows, SelectionRule, select
 
@@ -36,7 +37,7 @@ def seconds(work: Callable[[], object], repeats: int) -> tuple[float, float]:
     return float(np.median(walls)), float(np.median(cpus))
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Print one line per form."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--users", type=int, default=3000)
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--bigrams", type=int, default=150_000)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     print(f"{platform.machine()}, {os.cpu_count()} cores, numpy {np.__version__}")
 
     generator = np.random.default_rng(0)
@@ -55,6 +56,7 @@ def main() -> None:
     cohort = Cohort.of(list(texts), np.arange(arguments.users), arguments.users)
     keys = frequent_bigrams(list(texts), vocabulary=VOCABULARY, most=arguments.bigrams)
 
+    found = []
     floor, _ = seconds(
         lambda: np.bincount(np.concatenate(list(texts)), minlength=VOCABULARY), arguments.repeats
     )
@@ -73,6 +75,8 @@ def main() -> None:
             f"{down:,} bytes down, "
             f"{8 * query.answer_length(broadcast):,} up"
         )
+        part = f"joint sketch, {name}, {arguments.users:,} users"
+        found.append(Ratio(part, "one bincount", "floor", wall, floor, "s"))
 
     rows = Rows(tokens=generator.choice(VOCABULARY, size=(arguments.rows, 64), p=law))
     ratios = generator.normal(size=VOCABULARY)
@@ -98,6 +102,9 @@ def main() -> None:
             f"  {name:24s} {wall:.3f} s wall, {cpu:.3f} s CPU, "
             f"{arguments.rows / wall:,.0f} rows/s, {wall / floor:.0f} x the floor"
         )
+        part = f"choosing rows, {name}, {arguments.rows:,} rows"
+        found.append(Ratio(part, "one look-up and sum", "floor", wall, floor, "s"))
+    return found
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import Ratio
 from benchmarks.other_frameworks import (
     PFL_INSTALL,
     Pfl,
@@ -122,7 +123,7 @@ def check_equal(name: str, found: np.ndarray, expected: np.ndarray) -> None:
         raise SystemExit(f"{name} trains differently")
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Print users per second of all ways."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="privsyn-lm")
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--in-process", action="store_true", help="without Flower")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
     spec = TrainableModel(name=arguments.model, trainable=arguments.trainable)
@@ -199,8 +200,15 @@ def main() -> None:
     ours = float(np.median(cpu["cohort"]))
     for name in ways:
         line(name, float(np.median(wall[name])), float(np.median(cpu[name])), ours)
+    part = f"training on a node, {arguments.users} users"
+    ratios = [
+        Ratio(part, "forward and backward alone", "floor", ours, base, "CPU s"),
+        Ratio(part, "a copy per user", "peer", ours, float(np.median(cpu["copies"])), "CPU s"),
+    ]
+    apples = float(np.median(cpu["pfl"])) if "pfl" in ways else None
+    ratios.append(Ratio(part, "pfl", "peer", ours, apples, "CPU s", PFL_INSTALL))
     if arguments.in_process or arguments.trainable != "full":
-        return
+        return ratios
     theirs, update = by_flower(arguments.model, written, users, query)
     check_equal("Flower's own strategy", update, average)
     rounds = {
@@ -214,6 +222,12 @@ def main() -> None:
             float(np.mean([one.cpu for one in taken])),
             ours,
         )
+    in_flower, flowers = (
+        float(np.mean([one.cpu for one in rounds[name]]))
+        for name in ("ours in Flower", "Flower's own")
+    )
+    part = f"a round of training in Flower, {arguments.users} users"
+    return [*ratios, Ratio(part, "Flower's own strategy", "peer", in_flower, flowers, "CPU s")]
 
 
 if __name__ == "__main__":

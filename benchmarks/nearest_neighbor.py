@@ -2,9 +2,13 @@
 
     python -m benchmarks.nearest_neighbor [--users 10000] [--samples 8] [--repeats 5]
 
-For each number of candidates: the seconds of `NearestNeighborHistogram.answer`, the seconds of one
-float32 matrix product (records x candidates, in the blocks the kernel uses, in the same process),
-and their ratio. The floor is 2 n m d floating-point operations.
+For each number of candidates, in the same process and in turn: the votes
+(`NearestNeighborHistogram.answer`), with a product in bfloat16 first where the package finds that
+faster; the nearest candidates by one product in float32 alone; that product (records x candidates,
+in the same blocks); and faiss's flat index where it is installed, which is also the search of
+Microsoft's `private-evolution`. The floor is 2 n m d floating-point operations in float32. Seconds
+of the clock, CPU seconds of all threads, and the ratios of both: medians, those of ratios taken run
+by run.
 """
 
 from __future__ import annotations
@@ -13,84 +17,104 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
-from flower_privsyn.queries import NearestNeighborHistogram
-from flower_privsyn.queries.nearest_neighbor import block_rows
-from flower_privsyn.testing import random_cohort
+from benchmarks import Ratio
+from flower_privsyn.queries import Cohort, NearestNeighborHistogram
+from flower_privsyn.queries.nearest_neighbor import _by_product, block_rows
+from flower_privsyn.queries.sieve import sieve_of
 
-
-def wall_seconds(work: Callable[[], object], repeats: int) -> list[float]:
-    """Wall seconds of each of `repeats` calls."""
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return seconds
+FAISS_INSTALL = "pip install faiss-cpu"
 
 
-def main() -> None:
-    """Print one line per number of candidates."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def unit(generator: np.random.Generator, count: int, dimension: int) -> np.ndarray:
+    """Random rows of length 1."""
+    rows = generator.standard_normal((count, dimension), dtype=np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
+def ways_of(
+    cohort: Cohort, candidates: np.ndarray, samples: int
+) -> dict[str, Callable[[], object]]:
+    """What is compared, by name."""
+    query = NearestNeighborHistogram(max_samples=samples)
+    records, m = cohort.records, len(candidates)
+    right, rows = np.ascontiguousarray(candidates.T), block_rows(m)
+    out = np.empty((rows, m), dtype=np.float32)
+
+    def sgemm() -> None:
+        for start in range(0, len(records), rows):
+            block = records[start : start + rows]
+            np.matmul(block, right, out=out[: len(block)])
+
+    ways: dict[str, Callable[[], object]] = {
+        "votes": lambda: query.answer(cohort, {"candidates": candidates}),
+        "float32": lambda: _by_product(records, candidates),
+        "sgemm": sgemm,
+    }
+    try:
+        import faiss
+    except ImportError:
+        return ways
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    index = faiss.IndexFlatL2(records.shape[1])
+    index.add(candidates)
+    return ways | {"faiss": lambda: index.search(records, 1)}
+
+
+def main(given: Sequence[str] | None = None) -> list[Ratio]:
+    """Print one line per number of candidates and way."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--users", type=int, default=10_000)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--dimension", type=int, default=384)
     parser.add_argument("--candidates", type=int, nargs="+", default=[2048, 18_000])
     parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
+    users, samples, d = arguments.users, arguments.samples, arguments.dimension
 
-    cohort = random_cohort(
-        num_users=arguments.users,
-        max_records=arguments.samples,
-        dimension=arguments.dimension,
-        seed=0,
-        empty=0.0,
-    )
-    # Every user has the full number of samples.
-    n = arguments.users * arguments.samples
     generator = np.random.default_rng(1)
-    records = generator.standard_normal((n, arguments.dimension)).astype(np.float32)
-    records /= np.linalg.norm(records, axis=1, keepdims=True)
-    cohort = type(cohort)(
-        records, np.repeat(np.arange(arguments.users), arguments.samples), arguments.users
+    cohort = Cohort(
+        unit(generator, users * samples, d), np.repeat(np.arange(users), samples), users
     )
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, numpy "
-        f"{np.__version__}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}"
+        f"{np.__version__}, torch {torch.__version__}, OMP_NUM_THREADS="
+        f"{os.environ.get('OMP_NUM_THREADS', 'unset')}, load {os.getloadavg()[0]:.1f} before"
     )
-    print("users x samples  candidates  histogram s  sgemm s  ratio  sgemm GFLOP/s")
+    print("users x samples  candidates  way           s   CPU s  to sgemm  CPU s to sgemm")
+    ratios = []
     for m in arguments.candidates:
-        candidates = generator.standard_normal((m, arguments.dimension)).astype(np.float32)
-        candidates /= np.linalg.norm(candidates, axis=1, keepdims=True)
-        query = NearestNeighborHistogram(max_samples=arguments.samples)
-        right = np.ascontiguousarray(candidates.T)
-        rows = block_rows(m)
-        out = np.empty((rows, m), dtype=np.float32)
-
-        def product(right: np.ndarray = right, out: np.ndarray = out, rows: int = rows) -> None:
-            for start in range(0, n, rows):
-                block = records[start : start + rows]
-                np.matmul(block, right, out=out[: len(block)])
-
-        def histogram(
-            query: NearestNeighborHistogram = query, candidates: np.ndarray = candidates
-        ) -> None:
-            query.answer(cohort, {"candidates": candidates})
-
-        product()  # warm-up: threads, pages
-        ours, floor = [], []
-        for _ in range(arguments.repeats):  # interleaved, so that a busy moment hits both
-            ours += wall_seconds(histogram, 1)
-            floor += wall_seconds(product, 1)
-        seconds, sgemm = float(np.median(ours)), float(np.median(floor))
-        flops = 2.0 * n * m * arguments.dimension
-        print(
-            f"{arguments.users:>7,} x {arguments.samples:<5} {m:>10,} {seconds:>12.2f} "
-            f"{sgemm:>8.2f} {seconds / sgemm:>6.2f} {flops / sgemm / 1e9:>14.0f}"
-        )
+        candidates = unit(generator, m, d)
+        candidates.flags.writeable = False  # as a round's are
+        ways = ways_of(cohort, candidates, samples)
+        for work in ways.values():
+            work()  # warm-up: threads, pages
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        for _ in range(arguments.repeats):  # in turn, so that a busy moment hits all
+            for name, work in ways.items():
+                wall, cpu = time.perf_counter(), time.process_time()
+                work()
+                taken[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+        seconds = {name: np.array(times) for name, times in taken.items()}
+        for name, times in seconds.items():
+            wall, cpu = np.median(times, axis=0)
+            to_wall, to_cpu = np.median(times / seconds["sgemm"], axis=0)
+            print(
+                f"{users:>7,} x {samples:<5} {m:>10,}  {name:<8} {wall:>6.2f} {cpu:>7.2f} "
+                f"{to_wall:>9.2f} {to_cpu:>15.2f}"
+            )
+        used = sieve_of(candidates, len(cohort.records)) is not None
+        print(f"  a product in bfloat16 {'came first' if used else 'is not faster here'}")
+        part, ours = f"votes, {m:,} candidates", float(np.median(seconds["votes"][:, 1]))
+        for name, kind in (("sgemm", "floor"), ("faiss", "peer")):
+            theirs = float(np.median(seconds[name][:, 1])) if name in seconds else None
+            ratios.append(Ratio(part, name, kind, ours, theirs, "CPU s", FAISS_INSTALL))  # type: ignore[arg-type]
+    return ratios
 
 
 if __name__ == "__main__":

@@ -38,11 +38,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+
+from benchmarks import Ratio
 
 APP = Path(__file__).parent / "scale-app"
 METHODS = {
@@ -259,7 +262,7 @@ def population(work: Path, users: int, samples: int) -> Path:
     return path
 
 
-def measure(arguments: argparse.Namespace) -> None:
+def measure(arguments: argparse.Namespace) -> list[Ratio]:
     """Run the grid and add its lines to the output."""
     work = Path(arguments.work or tempfile.mkdtemp(prefix="privsyn-scale-")).absolute()
     work.mkdir(parents=True, exist_ok=True)
@@ -271,6 +274,7 @@ def measure(arguments: argparse.Namespace) -> None:
         "operations_per_cpu_second": core_speed(),
     }
     run = run_in_process if arguments.in_process else run_app
+    new = []
     for users in arguments.users:
         path = population(work, users, arguments.samples)
         for nodes in arguments.nodes:
@@ -317,8 +321,20 @@ def measure(arguments: argparse.Namespace) -> None:
                         "machine": machine,
                     }
                     lines.append(line)
+                    new.append(line)
                     output.write_text(json.dumps({"lines": lines}, indent=1) + "\n")
                     print(_row(line), flush=True)
+    return [
+        Ratio(
+            f"a whole round, {line['method']}, {line['users']:,} users",
+            "its products",
+            "floor",
+            line["cpu_seconds_round"],
+            line["floor_operations"] / line["machine"]["operations_per_cpu_second"],
+            "CPU s",
+        )
+        for line in new
+    ]
 
 
 _COLUMNS = (
@@ -486,7 +502,7 @@ def broadcast(arguments: argparse.Namespace) -> None:
     ray.shutdown()
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Measure, or show what was measured."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -516,8 +532,9 @@ def main() -> None:
     sending = commands.add_parser("broadcast")
     sending.add_argument("--repeats", type=int, default=20)
     sending.set_defaults(command=broadcast)
-    arguments = parser.parse_args()
-    arguments.command(arguments)
+    arguments = parser.parse_args(given)
+    found: list[Ratio] = arguments.command(arguments) or []
+    return found
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks import Ratio
 from flower_privsyn.secure_aggregation import (
     NodeKey,
     Roster,
@@ -164,16 +166,17 @@ def _agreement_seconds() -> float:
     return (time.process_time() - begun) / 500
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 100, 1000])
     parser.add_argument("--numbers", type=int, nargs="+", default=[2048, 18_000, 2_000_000])
-    options = parser.parse_args()
+    options = parser.parse_args(given)
     derive(bytes(32), "warm", b"")
     shamir.split(bytes(32), points=(1, 2), threshold=2)
     print("| nodes | degree | numbers | node CPU (expected) | up | down | server, 10 % lost "
           "(expected) | times the floor |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
+    ratios = []
     for nodes in options.nodes:
         federation = Federation.of(nodes)
         for numbers in options.numbers:
@@ -186,6 +189,9 @@ def main() -> None:
                 f"{'~' if sampled else ''}{spent:.3g} s ({planned[1]:g} s) | {spent / floor:.2f} |",
                 flush=True,
             )
+            part = f"unmasking, {nodes:,} nodes, {numbers:,} numbers"
+            ratios.append(Ratio(part, "keys and masks alone", "floor", spent, floor, "CPU s"))
+    return ratios
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from benchmarks import Ratio
 from flower_privsyn.queries import Cohort, MeanSimilarity, expand_scores, similarity
 from flower_privsyn.queries.user_means import unit_rows, user_means
 
@@ -57,7 +58,7 @@ def seconds(work: Callable[[], object], repeats: int) -> tuple[float, float]:
     return float(np.median(walls)), float(np.median(cpus))
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Print one line per form."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--users", type=int, default=133_000)
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=384)
     parser.add_argument("--naive-users", type=int, default=6_000)
     parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
 
     n, m, d = arguments.users, arguments.candidates, arguments.dimension
     generator = np.random.default_rng(0)
@@ -90,7 +91,10 @@ def main() -> None:
     print(f"{n:,} users x {arguments.samples} texts, {m:,} candidates, {d} dimensions")
     print(f"{'':<44}{'wall s':>8} {'CPU s':>8}")
 
+    taken: dict[str, float] = {}
+
     def line(name: str, measured: tuple[float, float], scale: float = 1.0) -> None:
+        taken[name.strip()] = measured[1] * scale
         print(f"{name:<44}{measured[0] * scale:>8.2f} {measured[1] * scale:>8.2f}")
 
     answers = {}
@@ -139,6 +143,18 @@ def main() -> None:
         f"floors: {cohort_flops / 1e9:,.0f} and {matrix_flops / 1e9:,.0f} GFLOP "
         f"({matrix_flops / cohort_flops:.0f} times as many)"
     )
+    matrix = taken[f"matrix in blocks, from {few.num_users:,} users"]
+    return [
+        Ratio(
+            f'similarities, answer space "{space}", {n:,} users, {m:,} candidates',
+            "the matrix of scores",
+            "peer",
+            taken[f'answer, answer_space = "{space}"'],
+            matrix,
+            "CPU s",
+        )
+        for space in answers
+    ]
 
 
 if __name__ == "__main__":
