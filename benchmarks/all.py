@@ -76,7 +76,7 @@ def machine() -> str:
 
 def table(ratios: Sequence[Ratio]) -> str:
     """The ratios in Markdown, and below it the peers that are not there."""
-    lines = ["| | against | takes | the other takes | ratio |", "|---|---|---|---|---|"]
+    lines = ["| part | against | takes | the other takes | ratio |", "|---|---|---|---|---|"]
     lines += [
         f"| {one.part} | {one.other} ({one.kind}) | {one.ours:.3g} {one.unit} "
         f"| {one.theirs:.3g} {one.unit} | {one.ratio:.2f} |"
