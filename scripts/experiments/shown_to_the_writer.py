@@ -81,7 +81,7 @@ SHOWN: Final = 160
 #: Tokens of a training row and of a window of evaluation; rows of a step.
 WINDOW, BATCH = 64, 16
 
-#: A word's log-ratio beyond which noise and rare pieces speak.
+#: A log-ratio beyond which noise speaks.
 MOST_BIAS: Final = 3.0
 
 WEIGHTS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -276,8 +276,9 @@ def begun(text: str) -> str:
 def mapped(ratios: npt.NDArray[np.float64], writer: Any) -> LogitBias:
     """Log-ratios of the student's tokens as a bias of the writer's, by whole words.
 
-    A token of the writer that is a blank and a word gets the sum of the log-ratios of the student's
-    tokens that write it; all others get nothing: what they are part of is not known.
+    A token of the writer that is a blank and a word gets the log-ratio of the same token of the
+    student. All others get nothing: a sum over the pieces of a rare word says what other words have
+    those pieces.
 
     Args:
         ratios: (V,) of the student's tokens.
@@ -293,7 +294,8 @@ def mapped(ratios: npt.NDArray[np.float64], writer: Any) -> LogitBias:
     rows = token_ids(student, list(words.values()))
     bias = np.zeros(max(vocabulary.values()) + 1, dtype=np.float32)
     for number, row in zip(words, rows, strict=True):
-        bias[number] = np.clip(ratios[row].sum(), -MOST_BIAS, MOST_BIAS)
+        if len(row) == 1:
+            bias[number] = np.clip(ratios[row[0]], -MOST_BIAS, MOST_BIAS)
     return LogitBias(tokens=bias)
 
 

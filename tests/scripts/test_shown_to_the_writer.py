@@ -51,10 +51,17 @@ def test_a_filtered_row_keeps_the_best_of_the_same_texts(writer: Writer) -> None
 
 
 def test_whole_words_alone_are_mapped(writer: Writer) -> None:
-    words = {"\u2581water": 0, "water": 1, "\u2581house": 2, "\u2581water2": 3, "\u2581": 4}
+    words = {
+        "\u2581water": 0,
+        "water": 1,
+        "\u2581house": 2,
+        "\u2581water2": 3,
+        "\u2581": 4,
+        "\u2581waterwater": 5,
+    }
     tokenizer = Tokenizer(WordLevel(words, unk_token="\u2581"))
     bias = mapped(writer.told.ratios, tokenizer).tokens
-    assert bias.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert bias.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert mapped(100 * writer.told.ratios, tokenizer).tokens[0] == MOST_BIAS
 
 
