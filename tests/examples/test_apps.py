@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
+from flwr.app import Context, RecordDict
 
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.strategies import CLIENT_KEYS, PrivateEvolutionConfig
@@ -62,3 +64,30 @@ def test_before_and_after_train_and_measure_the_same_model() -> None:
 )
 def test_shipped_text_says_where_it_comes_from(data: Path) -> None:
     assert "public domain" in (data.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        module
+        for module in sorted(ROOT.glob("[be]*/*/*/client_app.py"))
+        if "return users_of_node(context)" in module.read_text()
+    ],
+    ids=lambda path: path.parts[-3],
+)
+def test_a_supernode_reads_its_own_data_also_where_the_app_has_a_sample(
+    module: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.csv"
+    own.write_text("customer,note\nann,one\nben,two\n")
+    spec = importlib.util.spec_from_file_location("client_app_of_a_test", module)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    node = {"data": str(own), "client-column": "customer", "text-column": "note"}
+    settings = resolve_config(load_app(module.parents[1]))
+    users = loaded.load(
+        Context(run_id=1, node_id=5, node_config=node, state=RecordDict(), run_config=settings)
+    )
+    assert sorted(users.user_ids) == ["ann", "ben"]

@@ -11,7 +11,7 @@ OURS = Path(__file__).parent / "data" / "users.jsonl"
 
 def load(context: Context) -> Users:
     """Deal the users to the nodes."""
-    if context.run_config["data"]:
+    if context.node_config.get("data") or context.run_config["data"]:
         return users_of_node(context)
     return load_users(OURS).deal(
         partition_id=int(context.node_config["partition-id"]),
