@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import struct
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,6 +21,7 @@ from flower_privsyn.runs.trackers import (
     tracker_of,
 )
 from tests.support import golden_runs
+from tests.support.tracked import mlflow_run, tensorboard_points, wandb_run
 
 
 @pytest.fixture
@@ -47,8 +45,6 @@ def test_figures_are_numbers_of_rounds_and_settings_without_places(run: RunDirec
 
 def test_tensorboard_reads_every_figure_and_one_time(run: RunDirectory) -> None:
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
     assert tell(TensorBoard(), run)
     (file,) = (run.path / "tensorboard").iterdir()
     before = file.read_bytes()
@@ -56,14 +52,8 @@ def test_tensorboard_reads_every_figure_and_one_time(run: RunDirectory) -> None:
     assert file.read_bytes() == before
     run.append_metrics({"round": 3, "released": True})
     assert tell(TensorBoard(), run)
-    events = list(LegacyEventFileLoader(str(file)).Load())
-    assert {event.wall_time for event in events} == {figures_of(run).created}
-    found = [
-        (event.step, value.tag, value.simple_value)
-        for event in events
-        for value in event.summary.value
-        if value.HasField("simple_value")
-    ]
+    found, moments = tensorboard_points(file.parent)
+    assert moments == {figures_of(run).created}
     assert found == [*POINTS, (3, "released", 1.0)]
     assert b"/secret" not in file.read_bytes()
 
@@ -71,39 +61,20 @@ def test_tensorboard_reads_every_figure_and_one_time(run: RunDirectory) -> None:
 def test_mlflow_goes_on_with_the_run_it_has(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     assert tell(MLflow(), run)
     run.append_metrics({"round": 3, "released": True})
     run.mark_finished()
     assert tell(MLflow(), run)
-    client = mlflow.MlflowClient()
-    experiment = client.get_experiment_by_name("flower-privsyn").experiment_id
-    (found,) = client.search_runs([experiment])
+    found, points, moments = mlflow_run()
     moment = round(1000 * figures_of(run).created)
     assert (found.info.start_time, found.info.end_time) == (moment, moment)
     assert found.info.status == "FINISHED"
     assert found.data.params == {"num-rounds": "3", "epsilon": "2.0"}
-    history = client.get_metric_history(found.info.run_id, "released")
-    assert [(point.step, point.value, point.timestamp) for point in history] == [
-        (1, 1.0, moment),
-        (2, 0.0, moment),
-        (3, 1.0, moment),
-    ]
-
-
-def logged(file: Path) -> list[Any]:
-    """The records of a file of Weights & Biases: a log of LevelDB, each record whole in a block."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, found, place = file.read_bytes(), [], 7  # after the file's own header
-    while place + 7 <= len(data):
-        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
-        assert kind == 1
-        found.append(wandb_internal_pb2.Record.FromString(data[place + 7 : place + 7 + length]))
-        place += 7 + length
-    return found
+    assert sorted(points) == sorted([*POINTS, (3, "released", 1.0)])
+    assert moments == {moment}
 
 
 def test_weights_and_biases_hears_all_at_the_end_and_one_time(
@@ -119,23 +90,11 @@ def test_weights_and_biases_hears_all_at_the_end_and_one_time(
     assert tell(WeightsAndBiases(), run)
     (file,) = run.owner.path.rglob("*.wandb")
     assert b"/secret" not in file.read_bytes()
-    records = logged(file)
-    (config,) = [one.run.config for one in records if one.WhichOneof("record_type") == "run"][:1]
-    settings = {item.key: json.loads(item.value_json) for item in config.update}
+    settings, found, moments = wandb_run(run.owner.path)
     assert {key: settings[key] for key in ("num-rounds", "epsilon")} == {
         "num-rounds": "3",
         "epsilon": "2.0",
     }
-    found, moments = [], set()
-    for one in records:
-        if one.WhichOneof("record_type") == "history":
-            items = {
-                item.key or ".".join(item.nested_key): json.loads(item.value_json)
-                for item in one.history.item
-            }
-            moments.add(items.pop("_timestamp"))
-            step = items.pop("_step")
-            found += [(step, name, value) for name, value in items.items() if name[0] != "_"]
     assert sorted(found) == sorted([*POINTS, (3, "released", 1.0)])
     assert moments == {figures_of(run).created}
 

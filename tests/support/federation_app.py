@@ -40,6 +40,7 @@ round-seconds = 0.0
 behaviour = "honest"
 window = 128
 ray-address = ""
+tracker = ""
 """
 
 _SERVER = """
