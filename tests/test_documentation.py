@@ -24,7 +24,13 @@ DOCS = ROOT / "docs"
 #: Pages whose links lead into the repository.
 PAGES = [
     page.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "examples/*/README.md", "baselines/*/README.md")
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "docs/*/*.md",
+        "examples/*/README.md",
+        "baselines/*/README.md",
+    )
     for page in sorted(ROOT.glob(pattern))
 ]
 
