@@ -49,6 +49,8 @@ Follower = Callable[[Sequence[Mapping[str, Any]]], None]
 _RESUME_WAIT_SECONDS = 10.0
 _CLUSTER_SECONDS = 10.0
 _NO_CONTEXT = "Queue timeout. No context received."
+#: What Flower's ServerApp is told that asks for its work when the time to start is over.
+_LATE = "[/v1/runtime/pull-task-input][ApiError:1008] Runtime task-token authentication failed."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,6 +400,12 @@ def _judge(
         return Outcome(path=run_path, error=None)
     if full is not None or says_disk_full(log):
         sentence, unexpected = f"{disk_full_sentence(full)}.", False
+    elif status.died and run is None and _LATE in log:
+        sentence = (
+            "Flower gave up the ServerApp before it had started: on this machine, busy as it is, "
+            "that took longer than Flower waits. Nothing was spent: run it again."
+        )
+        unexpected = False
     elif status.died:
         sentence = "The ServerApp was killed before the run was finished."
     elif status.word == "finished:completed":

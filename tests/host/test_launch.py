@@ -259,6 +259,18 @@ def test_the_run_directory_decides(app: App, tmp_path: Path) -> None:
     assert _judge(app, run.path, "finished:failed").error is None
 
 
+def test_a_server_app_that_flower_did_not_wait_for_is_told_from_one_that_was_killed(
+    app: App, tmp_path: Path
+) -> None:
+    log = f"\x1b[91mERROR \x1b[0m:     {launch._LATE}\n"
+    outcome = _judge(app, tmp_path / "run", "finished:failed", died=True, log=log)
+    assert outcome.error is not None
+    assert "longer than Flower waits. Nothing was spent" in outcome.error
+    RunDirectory.create(tmp_path / "run", config={})
+    outcome = _judge(app, tmp_path / "run", "finished:failed", died=True, log=log)
+    assert outcome.error == "The ServerApp was killed before the run was finished."
+
+
 def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     outcome = _judge(app, run.path, "running", died=True)
