@@ -137,6 +137,7 @@ NOT_RUN = {
     r"pip install torch==.*": "needs the index of PyTorch",
     r"pip install .*\[quickstart,gemma\].*|privsyn run .*gemma.*": "needs a model of 253 MB",
     r"pip install 'flower-privsyn\[.*": "is on no index yet; the wheel's command is run",
+    r"pip install -e \.": "installs the reader's own package",
     r"pip install --no-deps --target \S+ pfl.*": "measures another framework",
     r".*python -m benchmarks\..*|python -m scripts.bits_per_byte .*": "measures, some for hours",
     r"python -m scripts.experiments.\S+ (run|report) .*|(alias )?ask.*": "hours of measuring",

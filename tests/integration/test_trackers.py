@@ -20,7 +20,8 @@ def test_a_run_is_read_back_from_its_tracker(
     tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(tracker)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     monkeypatch.setenv("WANDB_MODE", "offline")
     app = write_app(tmp_path / "app")
     assert simulate(app, tmp_path / "run", tracker=tracker) is None
