@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from flower_privsyn.training.causal_settings import CausalTraining
     from flower_privsyn.training.distillation import Distillation
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "AugPE": "strategies",
