@@ -27,9 +27,22 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = {"flwr": "", "transformers": "server", "trl": "training", "peft": "training"}
 
 
-#: Versions of Python on which the workflow runs the tests; the ends of a range are asked for the
+#: Versions of Python on which the workflow runs the tests; the oldest of a range is asked for the
 #: first alone.
 PYTHONS = ("3.11", "3.12", "3.13")
+
+#: Other versions that tests were run with, on Python 3.11, each laid over the versions of
+#: constraints.txt without what else it asks for; what was run and how it ended.
+TRIED = {
+    "flwr 1.42.0": (
+        "passes tests/integration/test_federations.py -k superlink_and (a simulation of six nodes "
+        "and two SuperNodes release the same bits), tests/host/test_superlink.py, "
+        "tests/client_apps/test_handlers.py, tests/docs/test_add_a_method.py, "
+        "tests/docs/test_upstream.py, tests/examples/test_bundles.py. No index that was asked has "
+        "the certifi that it wants, 2026.10.19"
+    ),
+    "trl 1.15.0": "fails tests/training/test_preference.py: outside of the range",
+}
 
 
 @dataclass(frozen=True)
@@ -129,16 +142,17 @@ def rows() -> list[Row]:
         allowed = declared((extra,) if extra else ())[name]
         found = versions_of(name)
         inside = [version for version in found if version in allowed]
+        tested = versions_in_use().get(name, "-")
         asked = dict.fromkeys([*inside[:1], *inside[-1:], *found[:1]])
         answers = {
             version: tuple(
                 python
-                for python in (PYTHONS if version in inside[:1] else PYTHONS[:1])
+                for python in (PYTHONS if version in (inside[0], tested) else PYTHONS[:1])
                 if resolves(extra, f"{name}=={version}", python)
             )
             for version in asked
         }
-        made.append(Row(name, allowed, versions_in_use().get(name, "-"), found, answers))
+        made.append(Row(name, allowed, tested, found, answers))
     return made
 
 
@@ -149,14 +163,20 @@ def page(made: list[Row]) -> str:
         "|---|---|---|---|---|---|",
         *(f"| {' | '.join(row.cells())} |" for row in made),
     ]
+    tried = [f"- {version}: {ended}." for version, ended in TRIED.items()]
     return f"""# Versions
 
 `python -m scripts.versions > docs/versions.md` wrote this page. *Tested* is the version that the
 tests run with (constraints.txt). In brackets the versions of Python for which there are wheels of
 all that the package or its extra asks for with this version: nothing was installed, nothing run.
-The newest inside the range was asked for {", ".join(PYTHONS)}, the others for {PYTHONS[0]} alone.
+The tested one and the newest inside the range were asked for {", ".join(PYTHONS)}, the others for
+{PYTHONS[0]} alone.
 
 {chr(10).join(table)}
+
+Tests were run with these as well, laid over the versions of constraints.txt:
+
+{chr(10).join(tried)}
 """
 
 
