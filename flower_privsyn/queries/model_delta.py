@@ -224,7 +224,9 @@ class ModelDelta(Query):
         """
         if self.bit_share or type(self).statistic is not ModelDelta.statistic:
             return super().answer(cohort, broadcast)
-        total = np.zeros(self.answer_length(broadcast), dtype=np.float64)
+        # Written at once: memory that is zero by the kernel's word costs a page fault where it is
+        # read and another where it is written.
+        total = np.full(self.answer_length(broadcast), 0.0)
         work = np.empty(COLUMNS, dtype=np.float64)
         for update in self._usable(cohort).records:
             self._add_clipped(update, total, unit=self.unit, work=work)
