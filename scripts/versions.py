@@ -42,6 +42,10 @@ TRIED = {
         "the certifi that it wants, 2026.10.19"
     ),
     "trl 1.15.0": "fails tests/training/test_preference.py: outside of the range",
+    "peft 0.20.0": (
+        "passes 67 of 68 tests of tests/training/test_preference.py; in the other one a training "
+        "that was killed goes on from an earlier step than it should"
+    ),
 }
 
 
