@@ -70,33 +70,28 @@ def teach(options: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------------------------ compare
 
 
-class InThisProcess(Comparison):
-    """A comparison whose nodes are called and not sent for; nothing else is different."""
+def run_here(_: Comparison, folder: Path, values: Mapping[str, Any], __: Any) -> RunDirectory:
+    """The run of a cell, whose nodes are called and not sent for; nothing else is different."""
+    from flower_privsyn.client_apps.training import create_training_app
+    from flower_privsyn.strategies import strategy_of
+    from flower_privsyn.testing import LoopbackGrid, flower_identity
 
-    def _run(self, folder: Path, values: Mapping[str, Any], _: Any) -> RunDirectory:
-        from flower_privsyn.client_apps.training import create_training_app
-        from flower_privsyn.strategies import strategy_of
-        from flower_privsyn.testing import LoopbackGrid, flower_identity
-
-        path = folder / "run"
-        begun = (path / "config.json").is_file()
-        if begun and RunDirectory.open(path).status == "finished":
-            return RunDirectory.open(path)
-        asked = {**values, "run-dir": str(path), "resume": begun}
-        grid = LoopbackGrid(
-            create_training_app(), num_nodes=int(values["num-nodes"]), run_config=asked
-        )
-        with _with_variable(CPU_TIME, str(folder / "cpu_time.jsonl")), flower_identity():
-            strategy_of(asked).start(grid)
+    path = folder / "run"
+    begun = (path / "config.json").is_file()
+    if begun and RunDirectory.open(path).status == "finished":
         return RunDirectory.open(path)
+    asked = {**values, "run-dir": str(path), "resume": begun}
+    grid = LoopbackGrid(create_training_app(), num_nodes=int(values["num-nodes"]), run_config=asked)
+    with _with_variable(CPU_TIME, str(folder / "cpu_time.jsonl")), flower_identity():
+        strategy_of(asked).start(grid)
+    return RunDirectory.open(path)
 
 
 def compare(words: Sequence[str]) -> int:
     """`privsyn compare` with cells that run in this process."""
-    import flower_privsyn.comparison
     from flower_privsyn.cli import main as privsyn
 
-    flower_privsyn.comparison.Comparison = InThisProcess  # type: ignore[misc]
+    Comparison._run = run_here  # type: ignore[method-assign]
     return privsyn(["compare", *words])
 
 
