@@ -125,7 +125,8 @@ def generators(options: argparse.Namespace) -> None:
     """Read held-out text with the generator of every finished cell, before and after its rounds."""
     users = load_users(str(options.folder / "data" / "held_out.jsonl"))
     embedder = load_embedder("all-MiniLM-L6-v2")
-    samples = Cut(max_tokens=64).samples(users.documents(), tokenizer=embedder.tokenizer)
+    cut = Cut(max_tokens=64)
+    samples = cut.samples(cut.documents(users), tokenizer=embedder.tokenizer)
     texts = [samples.texts[place] for place in np.unique(samples.owners, return_index=True)[1]]
     sizes = np.array([len(text.encode()) for text in texts])
     of_texts = load_topics().at(64).nearest(embedder.embed(texts)).tolist()
