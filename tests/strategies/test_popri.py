@@ -111,12 +111,17 @@ class TestWholeRun:
         assert summary["rounds_learned"] == [1, 2, 3]
         assert summary["writer"] == "the adapter that wrote in round 4"
 
-    def test_messages_hold_candidates_and_prompts_alone(
+    def test_messages_hold_candidates_and_prompts_or_their_root_alone(
         self, federation: Builder, config: Builder
     ) -> None:
-        for centre, names in (("prompt", {"candidates", "prompt"}), ("all", {"candidates"})):
+        for space, centre, names, numbers in (
+            ("candidates", "prompt", {"candidates", "prompt"}, None),
+            ("candidates", "all", {"candidates"}, None),
+            ("span", "prompt", {"root"}, 32),  # one per dimension
+        ):
             grid = federation()
-            strategy = popri(config(centre=centre, run_dir=config().run_dir + centre))
+            folder = config().run_dir + space + centre
+            strategy = popri(config(centre=centre, answer_space=space, run_dir=folder))
             strategy.start(grid)
             asked = [m for m in grid.requests if m.metadata.message_type == "query.mean_similarity"]
             assert len(asked) == 6
@@ -125,13 +130,19 @@ class TestWholeRun:
             stored = Candidates.from_parquet(
                 strategy.run.path / "rounds" / "0003" / "candidates.parquet"
             )
-            assert np.array_equal(sent["candidates"].numpy(), stored.embeddings)
+            if space == "candidates":
+                assert np.array_equal(sent["candidates"].numpy(), stored.embeddings)
+            else:
+                root = strategy.config.similarity().broadcast(
+                    stored.embeddings, prompt=stored.group
+                )
+                assert np.array_equal(sent["root"].numpy(), root["root"])
             answers = [
                 read_answer(reply).total
                 for reply in grid.replies
                 if "privsyn.answer" in reply.content
             ]
-            assert {len(answer) for answer in answers} == {32}  # the span: one per dimension
+            assert {len(answer) for answer in answers[-2:]} == {numbers or len(stored)}
 
     @pytest.mark.parametrize("answer_space", ["span", "candidates"])
     def test_the_generator_moves_towards_the_users(
