@@ -1,7 +1,7 @@
 """The orders that CTCL must show: C1 to C4 of docs/ctcl.md, on people's text.
 
     python -m scripts.experiments.ctcl_orders teach --corpus DIR --generators generators
-    python -m scripts.experiments.ctcl_orders compare --config ctcl --data FILE... --epsilon 1 ...
+    privsyn compare --config ctcl --data FILE... --epsilon 1 ...
     python -m scripts.experiments.ctcl_orders generators FOLDER
 
 C1: at epsilon 1 CTCL is ahead of Aug-PE, and that of a vanilla generator, which is no worse than
@@ -12,9 +12,8 @@ C3: keywords, then pretraining on public text after keywords, each lower the per
 C4: Aug-PE leads at a few thousand texts, CTCL beyond ten thousand.
 
 `teach` makes the two generators of C3: the same public passages, read after the keywords of their
-topics or alone. `compare` is `privsyn compare` word for word, whose cells run in this process
-instead of in Flower's: for machines that have no time for Flower's own. `generators` reads the
-generators of a comparison for C3. All figures are of held-out text without noise: for research.
+topics or alone. `generators` reads the generators of a comparison for C3. All figures are of
+held-out text without noise: for research.
 """
 
 from __future__ import annotations
@@ -23,20 +22,17 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.comparison.run import Comparison, _with_variable
 from flower_privsyn.data import Cut, load_users
 from flower_privsyn.embedding import load_embedder
-from flower_privsyn.environment import CPU_TIME
 from flower_privsyn.generation.topics import load_topics
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.runs import RunDirectory
 
 #: Of the passages that are read, and of the training on them.
 SEED = 20240603
@@ -65,34 +61,6 @@ def teach(options: argparse.Namespace) -> None:
         folder = options.generators / name
         found = fine_tune(options.model, rows, settings=settings, output=folder, seed=SEED)
         print(f"{folder}: {len(rows)} passages, {found.steps} steps", flush=True)
-
-
-# ------------------------------------------------------------------------------------------ compare
-
-
-def run_here(_: Comparison, folder: Path, values: Mapping[str, Any], __: Any) -> RunDirectory:
-    """The run of a cell, whose nodes are called and not sent for; nothing else is different."""
-    from flower_privsyn.client_apps.training import create_training_app
-    from flower_privsyn.strategies import strategy_of
-    from flower_privsyn.testing import LoopbackGrid, flower_identity
-
-    path = folder / "run"
-    begun = (path / "config.json").is_file()
-    if begun and RunDirectory.open(path).status == "finished":
-        return RunDirectory.open(path)
-    asked = {**values, "run-dir": str(path), "resume": begun}
-    grid = LoopbackGrid(create_training_app(), num_nodes=int(values["num-nodes"]), run_config=asked)
-    with _with_variable(CPU_TIME, str(folder / "cpu_time.jsonl")), flower_identity():
-        strategy_of(asked).start(grid)
-    return RunDirectory.open(path)
-
-
-def compare(words: Sequence[str]) -> int:
-    """`privsyn compare` with cells that run in this process."""
-    from flower_privsyn.cli import main as privsyn
-
-    Comparison._run = run_here  # type: ignore[method-assign]
-    return privsyn(["compare", *words])
 
 
 # ------------------------------------------------------------------------------------------ C3
@@ -162,9 +130,6 @@ def _error(gains: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> float:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Read the command line and do what it says."""
-    words = sys.argv[1:] if words is None else list(words)
-    if words[:1] == ["compare"]:
-        return compare(words[1:])
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True)
     made = commands.add_parser("teach", help="make the two generators of C3")
@@ -176,7 +141,6 @@ def main(words: Sequence[str] | None = None) -> int:
     read = commands.add_parser("generators", help="measure the generators of a comparison")
     read.add_argument("folder", type=Path)
     read.set_defaults(work=generators)
-    commands.add_parser("compare", help="privsyn compare, in this process")
     options = parser.parse_args(words)
     options.work(options)
     return 0
