@@ -57,7 +57,7 @@ RUN_BY = {
     r"privsyn run baselines/dp-fl --config cpu( --set strategy=dp-ftrl)?": (
         "tests/baselines/test_dp_fl.py::test_runs_on_the_sample"
     ),
-    r"privsyn check examples/quickstart": "tests/dry_run/test_check.py::test_a_run_that_is_ready",
+    r"privsyn check (examples/quickstart|baselines/popri .*)": "tests/dry_run/test_check.py::test_a_run_that_is_ready",
     r"privsyn compare .*": "tests/comparison/test_run.py::test_a_comparison",
     r"privsyn budget .*": "tests/cli/test_budget.py::test_budget_from_epsilon_and_back",
     r"privsyn data describe .*": "tests/cli/test_data.py::test_what_is_shown",
@@ -140,7 +140,10 @@ NOT_RUN = {
     r"pip install -e \.": "installs the reader's own package",
     r"pip install --no-deps --target \S+ pfl.*": "measures another framework",
     r".*python -m benchmarks\..*|python -m scripts.bits_per_byte .*": "measures, some for hours",
-    r"python -m scripts.experiments.\S+ (run|report) .*|(alias )?ask.*": "hours of measuring",
+    r"python -m scripts.experiments.(\S+ (run|report)|ctcl_orders|shown_to_the_writer) .*": (
+        "hours of measuring; what they read and count is tested"
+    ),
+    r"(alias )?ask.*": "hours of measuring",
     r"python (-m scripts.experiments.fred_data|scripts/public_models/\S+) .*": (
         "reads a corpus that is not here; what they call is tested"
     ),
