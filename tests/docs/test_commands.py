@@ -57,7 +57,9 @@ RUN_BY = {
     r"privsyn run baselines/dp-fl --config cpu( --set strategy=dp-ftrl)?": (
         "tests/baselines/test_dp_fl.py::test_runs_on_the_sample"
     ),
-    r"privsyn check (examples/quickstart|baselines/popri .*)": "tests/dry_run/test_check.py::test_a_run_that_is_ready",
+    r"privsyn check (examples/quickstart|baselines/popri .*)": (
+        "tests/dry_run/test_check.py::test_a_run_that_is_ready"
+    ),
     r"privsyn compare .*": "tests/comparison/test_run.py::test_a_comparison",
     r"privsyn budget .*": "tests/cli/test_budget.py::test_budget_from_epsilon_and_back",
     r"privsyn data describe .*": "tests/cli/test_data.py::test_what_is_shown",
