@@ -172,8 +172,10 @@ class CatalogueEntry(ComparedMethod):
 
     @property
     def paper(self) -> str:
-        """Its papers in one line."""
-        return "; ".join(map(str, self.papers)) or "of this package"
+        """Its papers in one line; where there is none, whose method it is."""
+        home = re.split("[.:]", self.config)[0]
+        whose = "of this package" if home == "flower_privsyn" else f"of {home}"
+        return "; ".join(map(str, self.papers)) or whose
 
     def classes(self) -> tuple[type[Any], type[Any]]:
         """Load its settings and its strategy."""

@@ -235,6 +235,8 @@ def test_a_method_of_another_distribution_is_one_like_the_others(
     outside("toy-methods", toy="outside_methods:TOY")
     assert refusals() == ()
     assert list(entries())[-1] == "toy"
+    assert entries()["toy"].paper == "of outside_methods"
+    assert entries()["joint-sketch"].paper == "of this package"
     assert list(compared())[-2:] == ["toy", "finetune-private"]
     config = configuration_of({"strategy": "toy", "epsilon": 2.0, "own-setting": 5})
     assert (type(config).__name__, config.own_setting) == ("Settings", 5)
