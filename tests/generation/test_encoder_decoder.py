@@ -14,7 +14,6 @@ from flower_privsyn.generation import SamplingParameters, TransformersGenerator
 from flower_privsyn.models.pretrained import first_token, holds_encoder_decoder, load_pretrained
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
-from flower_privsyn.training.dp_adam import RecordModel
 from flower_privsyn.training.local import LocalModel
 
 CONDITIONS = ["Keywords: river, mountain\n", "Keywords: doctor\n", "Keywords: music, letter, tea\n"]
@@ -135,7 +134,3 @@ class TestRefusals:
         place: Any = None
         with pytest.raises(ConfigError, match="is an encoder-decoder, of which only CTCL has some"):
             strategy.method.prepare(place)
-
-    def test_records_in_one_place(self, bart: Path) -> None:
-        with pytest.raises(ModelError, match="records in one place train causal language models"):
-            RecordModel(TrainableModel(name=str(bart)))
