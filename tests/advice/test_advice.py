@@ -212,7 +212,8 @@ class TestThePage:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         setup = [word for line in MeasuredTable.read().setup for word in ("--setup", line)]
-        words = ["measured_cells", str(DOCS / "joint_sketch.jsonl"), *setup]
+        sources = [str(DOCS / f"{page}.jsonl") for page in ("joint_sketch", "hybrid")]
+        words = ["measured_cells", *sources, *setup]
         monkeypatch.setattr("sys.argv", words)
         assert measured_cells.main() == 0
         made = json.loads(capsys.readouterr().out)
