@@ -119,10 +119,16 @@ def leftovers(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f".{glob.escape(path.name)}.*"))
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file as a whole, durably; see `plain` for what the values become."""
+def write_json(path: Path, value: Mapping[str, Any], *, for_the_owner: bool = False) -> None:
+    """Write a JSON file as a whole, durably; see `plain` for what the values become.
+
+    Args:
+        path: the file.
+        value: what it is to hold.
+        for_the_owner: whether nobody else may read it.
+    """
     text = json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n"
-    with replacing(path) as temporary:
+    with replacing(path, for_the_owner=for_the_owner) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

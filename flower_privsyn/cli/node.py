@@ -127,7 +127,8 @@ def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
             "itself"
         )
         if run["classes"]:
-            print(f"    asked about the classes {few(run['classes'])} of documents")
+            classes = few(run["classes"], most=8, letters=None)
+            print(f"    asked about the classes {classes} of documents")
     print(
         f"  together epsilon {epsilon(entry['epsilon'])} of {epsilon(entry['limit'])} at delta "
         f"{entry['delta']:g} ({entry['relation']}), {epsilon(entry['left'])} left; limits from "

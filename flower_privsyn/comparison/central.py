@@ -15,8 +15,6 @@ Papers:
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -55,6 +53,7 @@ from flower_privsyn.queries.model_delta import Trainable
 from flower_privsyn.runs import lock_file
 from flower_privsyn.strategies.parts.topic_texts import TopicWriter, WordFilter, check_room
 from flower_privsyn.training.dp_adam import RECORD_LEVEL, DPAdam, Example, RecordModel
+from flower_privsyn.training.fingerprint import digest_of_texts
 
 CentralMethod = Literal["ctcl", "vanilla", "resampled", "downstream"]
 CENTRAL_METHODS: Final[tuple[str, ...]] = get_args(CentralMethod)
@@ -227,8 +226,8 @@ class CentralRun:
     def _refuse_other_settings(self) -> None:
         begun = read_json(self._output / _BEGUN)
         if not begun:
-            others = [one for one in _entries(self._output) if one.name != _LOCK]
-            if others:
+            folder = self._output
+            if folder.exists() and any(one.name != _LOCK for one in folder.iterdir()):
                 raise ConfigError(f"--output {self._output} is not empty: name another folder")
             return
         asked = _settings(self.baseline)
@@ -250,7 +249,7 @@ class CentralRun:
         if len(documents) < 2:
             raise DataError(f"there must be at least 2 records, got {len(documents)}")
         begun = read_json(self._output / _BEGUN)
-        if begun and begun["digest"] != _digest(documents):
+        if begun and begun["digest"] != digest_of_texts(documents):
             raise DataError(f"--output {self._output} was begun with other records")
         return self.baseline.plan(len(documents))
 
@@ -291,8 +290,8 @@ class CentralRun:
         examples, of_records = self._read(documents)
         if len(of_records) < 2:
             raise DataError(f"{len(of_records)} records have text to learn, at least 2 are needed")
-        begun = {"settings": _settings(self.baseline), "digest": _digest(documents)}
-        _write_for_the_owner(self._output / _BEGUN, begun)
+        begun = {"settings": _settings(self.baseline), "digest": digest_of_texts(documents)}
+        write_json(self._output / _BEGUN, begun, for_the_owner=True)
         noise = {phase.name: phase.noise_multiplier or 0.0 for phase in plan.phases}
         optimiser = self.baseline.optimiser
         histogram = self._histogram(of_records, noise.get("topics", 0.0))
@@ -307,7 +306,8 @@ class CentralRun:
             )
         write_json(self._output / "privacy.json", self._said(plan, len(examples)))
         if histogram is not None:
-            _write_for_the_owner(self._output / _HISTOGRAM, {"counts": histogram.tolist()})
+            counts = {"counts": histogram.tolist()}
+            write_json(self._output / _HISTOGRAM, counts, for_the_owner=True)
         self._model.save(self._output / "model", self._model.parameters)
 
     def _said(self, plan: Plan, records: int) -> dict[str, Any]:
@@ -444,30 +444,11 @@ class CentralRun:
         return [str(record["text"]) for record in records]
 
 
-def _entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where there is none."""
-    return sorted(folder.iterdir()) if folder.exists() else []
-
-
 def _settings(baseline: CentralBaseline) -> dict[str, Any]:
     """What a baseline was asked for, those of DP-Adam beside the others, as JSON has them."""
     values = asdict(baseline)
     optimiser = values.pop("optimiser")
     return dict(plain(values | optimiser))
-
-
-def _digest(documents: Sequence[str]) -> str:
-    """Which documents these are; of private text, so that only their owner may read it."""
-    digest = hashlib.blake2b(digest_size=16)
-    for document in documents:
-        text = document.encode("utf-8", "surrogatepass")
-        digest.update(len(text).to_bytes(8, "big") + text)
-    return digest.hexdigest()
-
-
-def _write_for_the_owner(path: Path, value: dict[str, Any]) -> None:
-    with replacing(path, for_the_owner=True) as temporary:
-        temporary.write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def resampled(

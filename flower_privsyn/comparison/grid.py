@@ -91,10 +91,10 @@ class Grid:
     def _write(self, documents: Sequence[Mapping[str, Any]], say: Callable[[str], None]) -> None:
         plan = self.comparisons[0].plan
         cells = collect(_cells(documents), own=[method.name for method in plan.methods])
-        write_json(self.table_file, document(cells, setup=_setup(plan, self.command)))
-        if not any(cell.is_private for cell in cells):
+        table = MeasuredTable(cells=tuple(cells), setup=_setup(plan, self.command))
+        write_json(self.table_file, document(table.cells, setup=table.setup))
+        if not table.kinds:
             return
-        table = MeasuredTable.read(self.table_file)
         files = {"grid.md": page(table, made_by="`privsyn compare --grid`", file="grid.json")}
         try:
             files["grid.svg"] = picture(table, table.kinds[0])
@@ -113,14 +113,14 @@ def _cells(
         yield from ((data["name"], int(data["private_users"]), cell) for cell in one["cells"])
 
 
-def _setup(plan: Plan, command: str) -> list[str]:
+def _setup(plan: Plan, command: str) -> tuple[str, ...]:
     """How all cells were measured, in sentences."""
     training = plan.training
     length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs} epochs"
-    return [
+    return (
         f"Student: {plan.downstream}, {length} of {training.batch_size} rows of "
         f"{training.max_tokens} tokens at {training.learning_rate:g} for everybody; "
         f"{len(plan.held_out):,} users held out, the same for every number of users.",
         f"By: {command}",
         f"Stamp: {plan.stamp}.",
-    ]
+    )

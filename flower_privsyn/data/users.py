@@ -368,11 +368,16 @@ def check_labels(parts: Sequence[Users], classes: Sequence[str]) -> None:
     )
 
 
-def few(names: Sequence[str]) -> str:
-    """The first names of a list, short and quoted, and how many more there are.
+def few(names: Sequence[str], *, most: int = 5, letters: int | None = 40) -> str:
+    """The first names of a list, quoted, and how many more there are.
 
     Args:
         names: of any length each.
+        most: how many are named.
+        letters: that are shown of a name; None for all.
     """
-    shown = [repr(name if len(name) <= 40 else f"{name[:40]}...") for name in names[:5]]
-    return ", ".join(shown) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+    shown = [
+        repr(name if letters is None or len(name) <= letters else f"{name[:letters]}...")
+        for name in names[:most]
+    ]
+    return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")

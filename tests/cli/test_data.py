@@ -66,14 +66,17 @@ def test_bad_data_are_named(
     assert SECRET not in shown.err
 
 
-def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a long path would be broken over two lines
     rows = [
         *({"client_id": "ann", "text": f"{SECRET} {n}", "date": "2025-03-18"} for n in range(9)),
         {"client_id": "ben", "text": "\u4eca\u5929\u5f88", "date": "soon"},
         {"client_id": "cem", "text": 5},
     ]
-    (tmp_path / "u.jsonl").write_text(lines(rows))
-    assert main(["data", "describe", str(tmp_path / "u.jsonl"), "--max-samples", "4"]) == 0
+    Path("u.jsonl").write_text(lines(rows))
+    assert main(["data", "describe", "u.jsonl", "--max-samples", "4"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith(f"[{STAMP}] For you, who hold this text: do not publish these figures")
     for said in (

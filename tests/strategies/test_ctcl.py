@@ -94,6 +94,21 @@ def start(
     return strategy, nodes
 
 
+def clipped_update(model: LocalModel, samples: Any, *, user: int, **given: Any) -> np.ndarray:
+    """What a user's training in round 2 adds to the sum, in clip norms."""
+    update = model.update(
+        samples,
+        learning_rate=0.5,
+        epochs=1,
+        batch_size=4,
+        max_steps=64,
+        seed=[0, 2, *f"user-{user}".encode()],
+        **given,
+    )
+    assert update is not None
+    return np.asarray(update * min(1.0, 0.05 / np.linalg.norm(update)) / 0.05)
+
+
 class TestAWholeRun:
     def test_histogram_updates_and_texts_are_what_the_paper_says(
         self, config: Builder, people: Users, tmp_path: Path, llama: Path, topics_file: Path
@@ -117,20 +132,15 @@ class TestAWholeRun:
         for user in range(5):
             places = np.flatnonzero(people.owners == user)
             samples = model.encode([people.texts[place] for place in places])
-            update = model.update(
+            total += clipped_update(
+                model,
                 [
                     model.after_condition(before[place], sample)
                     for place, sample in zip(places, samples, strict=True)
                 ],
                 given=[len(before[place]) for place in places],
-                learning_rate=0.5,
-                epochs=1,
-                batch_size=4,
-                max_steps=64,
-                seed=[0, 2, *f"user-{user}".encode()],
+                user=user,
             )
-            assert update is not None
-            total += update * min(1.0, 0.05 / np.linalg.norm(update)) / 0.05
         assert np.allclose(release(strategy.run.path, 2), total, atol=1e-5)
         # Texts: exactly as many of each topic as the histogram says.
         texts = list(read_json_lines(strategy.run.path / "synthetic.jsonl"))
@@ -298,16 +308,7 @@ def test_without_keywords_documents_are_trained_on_alone(
     for user in range(5):
         own = [people.texts[place] for place in np.flatnonzero(people.owners == user)]
         samples = [[*sample, 2] for sample in model.encode(own)]
-        update = model.update(
-            samples,
-            learning_rate=0.5,
-            epochs=1,
-            batch_size=4,
-            max_steps=64,
-            seed=[0, 2, *f"user-{user}".encode()],
-        )
-        assert update is not None
-        total += update * min(1.0, 0.05 / np.linalg.norm(update)) / 0.05
+        total += clipped_update(model, samples, user=user)
     assert np.allclose(release(strategy.run.path, 2), total, atol=1e-5)
     written = list(read_json_lines(strategy.run.path / "synthetic.jsonl"))
     assert len(written) == 24

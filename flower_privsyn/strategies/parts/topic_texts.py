@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.files import append_json_lines, read_json, read_json_lines, replacing
+from flower_privsyn.files import append_json_lines, read_json, read_json_lines, write_json
 from flower_privsyn.generation import SamplingParameters, TextGenerator
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.topics import quotas
@@ -104,9 +103,7 @@ class TopicsOfRun:
 
     def write(self, run: RunDirectory) -> None:
         """Keep them in the directory of a run, for its owner alone: the weights are a release."""
-        text = json.dumps(asdict(self), ensure_ascii=False, indent=2) + "\n"
-        with replacing(run.path / TOPICS_FILE, for_the_owner=True) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_json(run.path / TOPICS_FILE, asdict(self), for_the_owner=True)
 
 
 @dataclass(frozen=True, kw_only=True)
