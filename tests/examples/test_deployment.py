@@ -261,6 +261,10 @@ def test_what_is_released_is_the_simulated_sum_of_answers_and_noise(
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "all" / "run"
     released = [np.rint(one * STEPS).astype(np.int64) for one in sums(run)]
+    deviation = [
+        json.loads((run / "rounds" / f"000{number}" / "state.json").read_text())["noise_std"]
+        for number in (1, 2)
+    ]
     shape = [(line["extra"]["least_nodes"], line["extra"]["colluding_nodes"])
              for line in releases(run)]  # fmt: skip
     noise = [
@@ -286,7 +290,7 @@ def test_what_is_released_is_the_simulated_sum_of_answers_and_noise(
         assert np.array_equal(total.view(np.int64), released[place])
         clear, counts = release(self, asked, got)
         assert clear is not None
-        return replace(clear, values=released[place] / STEPS), counts
+        return replace(clear, values=released[place] / STEPS, noise_std=deviation[place]), counts
 
     monkeypatch.setattr(PrivateSumStrategy, "_release", same)
     settings = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
