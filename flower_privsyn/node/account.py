@@ -24,10 +24,10 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     Release,
     Sampling,
-    ledger_file,
     release_epsilon,
 )
-from flower_privsyn.privacy.ledger_file import LedgerFile, damaged
+from flower_privsyn.privacy.ledger_chain import damaged, read_chain
+from flower_privsyn.privacy.ledger_file import LedgerFile, unwritable
 
 _VERSION = 1
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -253,7 +253,7 @@ class NodeLedger:
         """
         if not self.path.exists():
             return NodeAccount(self._dataset)
-        return self._account(ledger_file.read(self.path))
+        return self._account(read_chain(self.path).lines)
 
     def charge(self, charge: Charge, policy: NodePolicy) -> bool:
         """Charge an answer; it may leave once this returns.
@@ -285,7 +285,7 @@ class NodeLedger:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             status = self._folder.stat()
         except OSError as error:
-            raise ledger_file.unwritable(self._folder, error) from error
+            raise unwritable(self._folder, error) from error
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             # Its mode is left alone: the folder may be there for something else too.
             raise LedgerError(
@@ -335,12 +335,11 @@ def ledger_folder() -> Path:
     return Path(state) / "flower-privsyn" / "ledgers"
 
 
-def datasets(folder: Path | None = None) -> list[str]:
+def datasets() -> list[str]:
     """The names of the data sets that have a ledger."""
-    folder = folder or ledger_folder()
     found = []
-    for path in sorted(folder.glob("*.jsonl")):
-        lines = ledger_file.read(path)
+    for path in sorted(ledger_folder().glob("*.jsonl")):
+        lines = read_chain(path).lines
         if lines and lines[0].get("kind") == "node":
             found.append(str(lines[0]["dataset"]))
     return found

@@ -22,7 +22,7 @@ from flower_privsyn.privacy import (
     Sampling,
     mechanism_from_dict,
 )
-from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, LEAST_MULTIPLIER
+from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, accounted
 from flower_privsyn.secure_aggregation import Terms
 
 Key: TypeAlias = tuple[str, str, str]
@@ -181,10 +181,8 @@ def planned_release(
             sampling, noise_multiplier = FullParticipation(), noise_multiplier / 2.0
     else:
         sampling = FullParticipation()
-    if noise_multiplier < LEAST_MULTIPLIER:
-        noise_multiplier = 0.0
     return Release(
-        noise_multiplier=min(noise_multiplier, LARGEST_MULTIPLIER),
+        noise_multiplier=min(accounted(noise_multiplier), LARGEST_MULTIPLIER),
         sampling=sampling,
         relation=relation,
         max_nodes_per_user=max_nodes_per_user if isinstance(sampling, PoissonSampling) else 1,

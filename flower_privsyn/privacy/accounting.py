@@ -152,7 +152,7 @@ class Accountant(ABC):
         amplified = self._epsilon(costs, delta)
         # Nobody learns more without the cohorts than with them. Matters for large fixed-size
         # cohorts, where the doubled sensitivity outweighs the sampling.
-        return min(amplified, self._epsilon(_unsampled(releases), delta))
+        return min(amplified, self._epsilon(_grouped(_with_known_cohorts(releases)), delta))
 
     def delta(self, releases: Releases, *, epsilon: float) -> float:
         """Return the delta of all releases together.
@@ -178,7 +178,8 @@ class Accountant(ABC):
         if any(multiplier == 0.0 for (_, multiplier, *_), _ in costs):
             return 1.0
         amplified = self._delta(costs, epsilon)
-        return min(1.0, amplified, self._delta(_unsampled(releases), epsilon))
+        unsampled = _grouped(_with_known_cohorts(releases))
+        return min(1.0, amplified, self._delta(unsampled, epsilon))
 
     @abstractmethod
     def _epsilon(self, costs: Costs, delta: float) -> float: ...
@@ -324,19 +325,15 @@ def known_cohorts_epsilon(releases: Releases, *, delta: float, accountant: str =
     """Return the epsilon of a user in every cohort against somebody who knows the cohorts.
 
     Args:
-        releases: As for `Accountant.epsilon`. Where the observer sees less noise than the
-            release carries, as the server does with noise in shares and no secure aggregation,
-            state the smaller noise multiplier.
+        releases: As for `Accountant.epsilon`. Where the observer sees less noise than a release
+            carries, state the smaller noise multiplier.
         delta: Between 0 and 1, exclusive.
         accountant: "pld" or "rdp".
 
     Raises:
         ConfigError: As for `Accountant.epsilon`.
     """
-    known = Counter[Release]()
-    for release, count in _counted(releases):
-        known[_with_known_cohort(release)] += count
-    return _accountant(accountant).epsilon(known, delta=delta)
+    return _accountant(accountant).epsilon(_with_known_cohorts(releases), delta=delta)
 
 
 def by_participations(
@@ -423,6 +420,13 @@ def _with_known_cohort(release: Release) -> Release:
     return replace(release, sampling=FullParticipation(release.sampling.population))
 
 
+def _with_known_cohorts(releases: Releases) -> Counter[Release]:
+    known = Counter[Release]()
+    for release, count in _counted(releases):
+        known[_with_known_cohort(release)] += count
+    return known
+
+
 def _counted(releases: Releases) -> Iterator[tuple[Release, int]]:
     if isinstance(releases, Mapping):
         for release, count in releases.items():
@@ -446,13 +450,6 @@ def _grouped(releases: Releases) -> Costs:
             f"{' and '.join(sorted(relations))}."
         )
     return tuple(sorted(costs.items()))
-
-
-def _unsampled(releases: Releases) -> Costs:
-    known = Counter[Release]()
-    for release, count in _counted(releases):
-        known[_with_known_cohort(release)] += count
-    return _grouped(known)
 
 
 def _cost(release: Release) -> Cost:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import zipfile
 from collections.abc import Mapping
@@ -32,6 +33,8 @@ from flower_privsyn.privacy.factorisation import (
 from flower_privsyn.privacy.participation import Participation
 from flower_privsyn.privacy.randomness import RandomSource
 from flower_privsyn.privacy.trees import TreeAggregation
+
+_STREAM = re.compile(r"[0-9a-f]{32}")
 
 #: Innovations are drawn on a grid of this many steps per standard deviation.
 _INNOVATION_STEPS = 2.0**50
@@ -74,7 +77,7 @@ class Correlation:
     first_round: int = 1
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.stream, str) and len(self.stream) == 32):
+        if not isinstance(self.stream, str) or not _STREAM.fullmatch(self.stream):
             raise ConfigError(f"stream must be 32 hexadecimal digits, got {self.stream!r}.")
         check_whole("first_round", self.first_round, ge=0)
         self.factorisation.sensitivity(self.participation)  # refuses other numbers of rounds
@@ -115,16 +118,6 @@ class Correlation:
                 0: what papers on DP-FTRL call the noise multiplier.
         """
         return round_multiplier / self.sensitivity
-
-    def round_multiplier(self, noise_multiplier: float) -> float:
-        """Return the noise multiplier of the innovations, from that of all rounds together.
-
-        Args:
-            noise_multiplier: At least 0, such as
-                `calibrate_noise_multiplier` returns for
-                one round of full participation.
-        """
-        return noise_multiplier * self.sensitivity
 
     def step(self, number: int) -> int:
         """Return the place of a round in the stream, from 1.
@@ -200,8 +193,8 @@ class CorrelatedNoise:
     """The noise of one round after the other, as a random source for the Gaussian mechanism.
 
     In place of independent draws `rounded_normal` returns the noise of the round that was
-    prepared, so a round is released by the same
-    `release` as with independent noise:
+    prepared, so a round is released by the same `GaussianMechanism.release` as with independent
+    noise:
 
         noise.prepare(round_number, len(total))
         ledger.charge(round=round_number, num_users=num_users)

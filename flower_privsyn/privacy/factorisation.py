@@ -78,8 +78,7 @@ class Recurrence(ABC):
 class Factorisation(ABC):
     """How the noise of ``rounds`` rounds is correlated.
 
-    Subclasses: `BandedToeplitz`, `BufferedLinearToeplitz`,
-    `TreeAggregation`.
+    Subclasses: `BandedToeplitz`, `BufferedLinearToeplitz`, `TreeAggregation`.
     """
 
     name: ClassVar[str]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
-from flower_privsyn.privacy import accounting, ledger_file
+from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.ledger_book import LedgerBook
-from flower_privsyn.privacy.ledger_chain import VERSION, damaged, refuse_cut
+from flower_privsyn.privacy.ledger_chain import VERSION, damaged, read_chain, refuse_cut
 from flower_privsyn.privacy.ledger_chain import header as header_of
 from flower_privsyn.privacy.ledger_file import LedgerFile
 from flower_privsyn.privacy.ledger_lines import PlannedRelease
@@ -120,9 +119,10 @@ class PrivacyLedger(LedgerBook):
             LedgerError: The file is missing or damaged before its last line.
         """
         path = Path(path)
-        lines = ledger_file.read(path)
-        ledger = cls(LedgerFile(path, None), _checked_header(path, lines))
-        for number, line in enumerate(lines, start=1):
+        chain = read_chain(path)
+        file = LedgerFile(path, None, digests=chain.digests)
+        ledger = cls(file, _checked_header(path, chain.lines))
+        for number, line in enumerate(chain.lines, start=1):
             ledger._replay(number, line)
         return ledger
 
@@ -434,14 +434,11 @@ class PrivacyLedger(LedgerBook):
     ) -> dict[str, Any]:
         release = planned.release()
         charged = self._charged + Counter({release: 0 if self._is_covered(planned) else 1})
-        private = planned.private and release.noise_multiplier > 0.0
+        private = planned.is_private(release)
         epsilon_release = epsilon_known_cohorts = None
         if self._private and private:
             epsilon_release = self._epsilon(charged)
-            known = accounting.known_cohorts_epsilon(
-                charged, delta=self._delta, accountant=self._accountant
-            )
-            epsilon_known_cohorts = known if math.isfinite(known) else None
+            epsilon_known_cohorts = self._epsilon_known_cohorts(charged)
         line: dict[str, Any] = {
             "event": "release",
             "round": planned.round,
@@ -470,7 +467,7 @@ class PrivacyLedger(LedgerBook):
         if extra is not None:
             line["extra"] = dict(extra)
         line = self._write(line)
-        self._settle(planned, line, release, private)
+        self._settle(planned, line, release)
         return dict(line)
 
     def _write(self, line: Mapping[str, Any]) -> dict[str, Any]:
@@ -494,8 +491,7 @@ class PrivacyLedger(LedgerBook):
                     del self._pending[planned.round]
                 else:
                     release = planned.with_multiplier(line["noise_multiplier"])
-                    private = planned.private and release.noise_multiplier > 0.0
-                    self._settle(planned, line, release, private)
+                    self._settle(planned, line, release)
             elif event != "repaired" and not (event == "opened" and number == 1):
                 raise damaged(self._path, number, f"unknown event {event!r}")
         except (KeyError, TypeError, ValueError) as error:
@@ -507,7 +503,7 @@ def _turns(sampling: Sampling) -> dict[str, Any]:
     return {**sampling.to_dict(), "population": None}
 
 
-def _checked_header(path: Path, lines: list[dict[str, Any]]) -> dict[str, Any]:
+def _checked_header(path: Path, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     header = header_of(path, lines)
     try:
         check_number("delta", header["delta"], gt=0, lt=1)

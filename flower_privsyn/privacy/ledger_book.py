@@ -11,9 +11,6 @@ from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.ledger_lines import NoiseStream, PlannedRelease
-from flower_privsyn.privacy.mechanisms import GaussianMechanism
-from flower_privsyn.privacy.relation import NeighboringRelation
-from flower_privsyn.privacy.sampling import Sampling
 
 # The accountants and the calibration are deterministic; the room is for other platforms.
 _BUDGET_TOLERANCE = 1e-6
@@ -65,12 +62,7 @@ class LedgerBook:
     @property
     def epsilon_known_cohorts(self) -> float | None:
         """Epsilon so far of a user in every cohort, when it is known; None when not private."""
-        if not self._private:
-            return None
-        value = accounting.known_cohorts_epsilon(
-            self._charged, delta=self._delta, accountant=self._accountant
-        )
-        return value if math.isfinite(value) else None
+        return self._epsilon_known_cohorts(self._charged) if self._private else None
 
     @property
     def releases(self) -> tuple[dict[str, Any], ...]:
@@ -120,36 +112,7 @@ class LedgerBook:
         stream = self._streams.get(correlation.stream)
         return None if stream is None else stream.released
 
-    def allows(
-        self,
-        count: int,
-        *,
-        mechanism: GaussianMechanism,
-        sampling: Sampling,
-        relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-        max_nodes_per_user: int = 1,
-    ) -> bool:
-        """Say whether the budget allows so many more such releases; always without a budget.
-
-        Args:
-            count: How many, at least 0.
-            mechanism: The noise of each.
-            sampling: How each cohort is drawn.
-            relation: Which collections of users are neighbours.
-            max_nodes_per_user: On how many nodes one user may be, at least 1.
-
-        Raises:
-            ConfigError: The relation is another one than before.
-        """
-        release = Release(
-            noise_multiplier=mechanism.noise_multiplier,
-            sampling=sampling,
-            relation=relation,
-            max_nodes_per_user=max_nodes_per_user,
-        )
-        return self.allows_all({release: count})
-
-    def allows_all(self, releases: Mapping[Release, int]) -> bool:
+    def allows(self, releases: Mapping[Release, int]) -> bool:
         """Say whether the budget allows these releases as well; always without a budget.
 
         Args:
@@ -163,56 +126,18 @@ class LedgerBook:
         cost = self._epsilon(self._committed() + Counter(releases))
         return cost is not None and self._within_budget(cost)
 
-    def remaining(
-        self,
-        *,
-        mechanism: GaussianMechanism,
-        sampling: Sampling,
-        relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-        max_nodes_per_user: int = 1,
-    ) -> int | None:
-        """Return how many more such releases the budget allows; None without a budget.
-
-        Args:
-            mechanism: The noise of each.
-            sampling: How each cohort is drawn.
-            relation: Which collections of users are neighbours.
-            max_nodes_per_user: On how many nodes one user may be, at least 1.
-
-        Returns:
-            The number, at least 0; counting stops at 2^20.
-
-        Raises:
-            ConfigError: The relation is another one than before.
-        """
-        if self._epsilon_budget is None:
-            return None
-
-        def fits(count: int) -> bool:
-            return self.allows(
-                count,
-                mechanism=mechanism,
-                sampling=sampling,
-                relation=relation,
-                max_nodes_per_user=max_nodes_per_user,
-            )
-
-        low, high = 0, 1
-        while high <= 2**20 and fits(high):
-            low, high = high, 2 * high
-        if low == 2**20:
-            return low
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
-
     @property
     def _open_rounds(self) -> tuple[PlannedRelease, ...]:
         return tuple(self._pending.values())
 
     def _epsilon(self, releases: Mapping[Release, int]) -> float | None:
         value = accounting.release_epsilon(releases, delta=self._delta, accountant=self._accountant)
+        return value if math.isfinite(value) else None
+
+    def _epsilon_known_cohorts(self, releases: Mapping[Release, int]) -> float | None:
+        value = accounting.known_cohorts_epsilon(
+            releases, delta=self._delta, accountant=self._accountant
+        )
         return value if math.isfinite(value) else None
 
     def _within_budget(self, cost: float) -> bool:
@@ -250,7 +175,6 @@ class LedgerBook:
         planned: PlannedRelease,
         line: dict[str, Any],
         release: Release,
-        private: bool,
     ) -> None:
         del self._pending[planned.round]
         self._lines.append(line)
@@ -262,4 +186,4 @@ class LedgerBook:
                 stream.charged = planned.round
             if not line["interrupted"]:
                 stream.released = planned.round
-        self._private = self._private and private
+        self._private = self._private and planned.is_private(release)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import LedgerError
-from flower_privsyn.privacy.ledger_chain import damaged as damaged
-from flower_privsyn.privacy.ledger_chain import digest, read_chain, split
+from flower_privsyn.privacy.ledger_chain import digest, split
 
 
 class LedgerFile:
@@ -21,7 +20,7 @@ class LedgerFile:
     Mode 0600, locked while it is open, and synchronised when `append` returns. What a process
     that dies inside `append` leaves behind is no line: the call never returned.
 
-    Use `create` or `open`; `read` to look only.
+    Use `create` or `open`; `flower_privsyn.privacy.ledger_chain.read_chain` to look only.
 
     Args:
         path: Where the file is.
@@ -179,15 +178,6 @@ class LedgerFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a file, without locking or repairing it; a torn last one is left out.
-
-    Raises:
-        LedgerError: The file is missing or damaged before its last line.
-    """
-    return list(read_chain(path).lines)
 
 
 def unwritable(path: Path, error: OSError) -> LedgerError:

@@ -30,10 +30,9 @@ class PlannedRelease:
     correlation: Correlation | None = None
     max_nodes_per_user: int = 1
 
-    @property
-    def private(self) -> bool:
-        """Whether the release carries noise from a secure source."""
-        return self.secure_randomness and self.mechanism.noise_multiplier > 0.0
+    def is_private(self, release: Release) -> bool:
+        """Whether what was released of this carries noise, from a secure source."""
+        return self.secure_randomness and release.noise_multiplier > 0.0
 
     def release(self) -> Release:
         """The release as the accountants see it."""

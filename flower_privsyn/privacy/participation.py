@@ -2,9 +2,8 @@
 
 With independent noise every round costs on its own. With correlated noise the rounds are one
 mechanism, and what a user costs is decided by the set of rounds that the user takes part in. So the
-pattern is a contract: `Participation` states it,
-`CyclicSampling` keeps it, and the ledger refuses a round
-that would break it.
+pattern is a contract: `Participation` states it, `CyclicSampling` keeps it, and the ledger refuses
+a round that would break it.
 """
 
 from __future__ import annotations

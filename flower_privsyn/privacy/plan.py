@@ -115,7 +115,8 @@ class Plan:
         max_nodes_per_user: on how many nodes one user may be, >= 1.
 
     Raises:
-        ConfigError: there is no phase, two have one name, or disjoint groups meet replace-one.
+        ConfigError: there is no phase, two have one name, or users take turns in other rounds than
+            those of their phase.
     """
 
     phases: tuple[Phase, ...]

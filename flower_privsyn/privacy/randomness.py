@@ -33,9 +33,8 @@ class RandomSource(Protocol):
 class SecureRandom:
     """Randomness from the operating system, fetched afresh on every call.
 
-    Normal variates are drawn as whole numbers, each with its own probability
-    (`rounded_normal`): there are no floats whose
-    pattern could tell one sum from another.
+    Normal variates are drawn as whole numbers, each with its own probability (`rounded_normal`):
+    there are no floats whose pattern could tell one sum from another.
     """
 
     name = "os.urandom"

@@ -23,9 +23,9 @@ class Sampling(ABC):
 
     One object decides who takes part (`participants`, `allocate`) and is what the
     accountants read, so the two cannot disagree. Subclasses: `FullParticipation`,
-    `PoissonSampling`, `FixedSizeSampling`, `CyclicSampling` for correlated
-    noise, `GroupSampling` for phases that ask disjoint groups, and `DisjointCyclicSampling` for
-    correlated noise in such phases.
+    `PoissonSampling`, `FixedSizeSampling`, `CyclicSampling` for correlated noise, `GroupSampling`
+    for phases that ask disjoint groups, and `DisjointCyclicSampling` for correlated noise in such
+    phases.
     """
 
     method: ClassVar[str]

@@ -181,7 +181,7 @@ def _for_the_rest(plan: Plan, planned: float, *, run: RunDirectory, ledger: Priv
     behind = rounds_behind(run)
 
     def fits(multiplier: float) -> bool:
-        return ledger.allows_all(_left(plan.with_multiplier(multiplier), behind))
+        return ledger.allows(_left(plan.with_multiplier(multiplier), behind))
 
     if fits(planned):
         return planned

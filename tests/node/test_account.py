@@ -32,10 +32,10 @@ from flower_privsyn.privacy import (
     Participation,
     PoissonSampling,
     Release,
-    ledger_file,
     participation_of,
     release_epsilon,
 )
+from flower_privsyn.privacy.ledger_chain import read_chain
 from flower_privsyn.privacy.ledger_file import LedgerFile
 
 Asked = Callable[..., Charge]
@@ -425,7 +425,7 @@ class TestFile:
             future.result() for future, error in zip(begun, errors, strict=True) if error is None
         )
         winner.close()
-        assert [line["event"] for line in ledger_file.read(path)] == ["ab"[errors.index(None)]]
+        assert [line["event"] for line in read_chain(path).lines] == ["ab"[errors.index(None)]]
 
     def test_of_another_data_set_is_refused(self, asked: Asked) -> None:
         NodeLedger("people").charge(asked(), ANY)

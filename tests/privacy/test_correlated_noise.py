@@ -214,7 +214,7 @@ def audited(factorisation: Factorisation, multiplier: float, *, present: bool) -
     """
     rounds = correlation(factorisation)
     mechanism = GaussianMechanism(
-        noise_multiplier=rounds.round_multiplier(multiplier), l2_sensitivity=8.0
+        noise_multiplier=multiplier * rounds.sensitivity, l2_sensitivity=8.0
     )
     random = InsecureRandom(22)
     weights, _ = attack(factorisation, mechanism)
@@ -248,7 +248,7 @@ def test_the_claimed_epsilon_is_neither_broken_nor_out_of_reach(
     _, squared = attack(
         factorisation,
         GaussianMechanism(
-            noise_multiplier=correlation(factorisation).round_multiplier(multiplier),
+            noise_multiplier=multiplier * correlation(factorisation).sensitivity,
             l2_sensitivity=8.0,
         ),
     )
@@ -384,7 +384,7 @@ def test_an_insecure_source_stays_insecure() -> None:
 def test_all_rounds_are_one_gaussian_mechanism() -> None:
     rounds = correlation()
     assert rounds.sensitivity == pytest.approx(BANDED.sensitivity(PATTERN))
-    assert rounds.noise_multiplier(rounds.round_multiplier(3.0)) == pytest.approx(3.0)
+    assert rounds.noise_multiplier(3.0 * rounds.sensitivity) == pytest.approx(3.0)
     other = Correlation.from_dict(json.loads(json.dumps(rounds.to_dict())))
     assert other == rounds
     # A file cannot talk the sensitivity down.
@@ -407,7 +407,7 @@ class Rounds:
             epsilon=epsilon or 2.0, delta=1e-6, rounds=1, sampling=FullParticipation()
         )
         self.mechanism = GaussianMechanism(
-            noise_multiplier=self.correlation.round_multiplier(whole), l2_sensitivity=0.3
+            noise_multiplier=whole * self.correlation.sensitivity, l2_sensitivity=0.3
         )
         self.ledger = PrivacyLedger.create(path, delta=1e-6, epsilon_budget=epsilon)
 

@@ -32,6 +32,7 @@ from flower_privsyn.privacy import (
     Participation,
     PoissonSampling,
     PrivacyLedger,
+    Release,
     Sampling,
     calibrate_noise_multiplier,
 )
@@ -40,6 +41,7 @@ from tests.support.run_files import times_in
 DELTA = 3e-6
 FULL = FullParticipation(1000)
 MECHANISM = GaussianMechanism(noise_multiplier=19.3, l2_sensitivity=8.0)
+ONE = Release(noise_multiplier=19.3, sampling=FULL)
 
 
 def begin(ledger: PrivacyLedger, number: int, **changes: Any) -> dict[str, Any]:
@@ -130,7 +132,9 @@ def test_an_independent_recomputation_from_the_lines_gives_the_same_epsilons(
             run_round(ledger, number, 900, mechanism=mechanism, sampling=sampling)
 
     release_side, server_side = recomputation(accountant, fixed=sampling.method == "fixed-size")
-    for line in releases_of(path):
+    charged = releases_of(path)
+    assert len(charged) == 4
+    for line in charged:
         release_side.compose(event_of(line, accountant))
         server_side.compose(dp_accounting.GaussianDpEvent(line["noise_multiplier"]))
         released = release_side.get_epsilon(line["delta"])
@@ -281,11 +285,13 @@ def test_a_budget_for_five_rounds_allows_five(tmp_path: Path, sampling: Sampling
     path = tmp_path / "ledger.jsonl"
     multiplier = calibrate_noise_multiplier(epsilon=1.0, delta=DELTA, rounds=5, sampling=sampling)
     mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=8.0)
+    release = Release(noise_multiplier=multiplier, sampling=sampling)
     changes = {"mechanism": mechanism, "sampling": sampling, "planned_users": 100}
     with create(path, epsilon_budget=1.0) as ledger:
         for number in range(1, 6):
-            left = ledger.remaining(mechanism=mechanism, sampling=sampling)
-            assert left == 6 - number
+            left = 6 - number
+            assert ledger.allows({release: left})
+            assert not ledger.allows({release: left + 1})
             run_round(ledger, number, 100, **changes)
         assert ledger.epsilon_release is not None
         assert 0.999 < ledger.epsilon_release <= 1.0
@@ -295,7 +301,7 @@ def test_a_budget_for_five_rounds_allows_five(tmp_path: Path, sampling: Sampling
         ):
             begin(ledger, 6, **changes)
         assert path.read_bytes() == before
-        assert ledger.remaining(mechanism=mechanism, sampling=sampling) == 0
+        assert not ledger.allows({release: 1})
     with (
         PrivacyLedger.open(path, epsilon_budget=1.0) as ledger,
         pytest.raises(BudgetExceededError),
@@ -308,7 +314,7 @@ def test_started_rounds_count_before_they_are_charged(tmp_path: Path) -> None:
     with create(tmp_path / "ledger.jsonl", epsilon_budget=budget) as ledger:
         begin(ledger, 1)
         begin(ledger, 2)
-        assert ledger.remaining(mechanism=MECHANISM, sampling=FULL) == 0
+        assert not ledger.allows({ONE: 1})
         with pytest.raises(BudgetExceededError):
             begin(ledger, 3)
         ledger.discard(round=1, num_users=3, reason="too few users")
@@ -323,7 +329,7 @@ def test_no_noise_is_over_every_budget(tmp_path: Path) -> None:
     with create(tmp_path / "ledger.jsonl", epsilon_budget=1e6) as ledger:
         with pytest.raises(BudgetExceededError, match="bring epsilon to infinity"):
             begin(ledger, 1, mechanism=silent)
-        assert ledger.remaining(mechanism=silent, sampling=FULL) == 0
+        assert not ledger.allows({Release(noise_multiplier=0.0, sampling=FULL): 1})
 
 
 def test_seeded_noise_counts_against_the_budget_as_if_it_were_not(tmp_path: Path) -> None:
@@ -336,7 +342,7 @@ def test_seeded_noise_counts_against_the_budget_as_if_it_were_not(tmp_path: Path
 
 def test_without_a_budget_nothing_is_limited(tmp_path: Path) -> None:
     with create(tmp_path / "ledger.jsonl") as ledger:
-        assert ledger.remaining(mechanism=MECHANISM, sampling=FULL) is None
+        assert ledger.allows({ONE: 2**20})
         for number in range(50):
             run_round(ledger, number)
 
@@ -471,6 +477,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
         assert seen.num_releases == 0
         ledger.charge(round=1, num_users=1)
         assert PrivacyLedger.read(path).epsilon_release == ledger.epsilon_release
+        assert PrivacyLedger.read(path).digest == ledger.digest
     assert other_process() == "opened\n"
 
 

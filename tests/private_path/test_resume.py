@@ -24,6 +24,7 @@ from flower_privsyn.privacy import (
     Phase,
     Plan,
     PrivacyLedger,
+    Release,
     calibrate_noise_multiplier,
 )
 from flower_privsyn.private_path.resume import rounds_behind
@@ -338,9 +339,8 @@ class TestFewerUsers:
         assert needed > planned
         with PrivacyLedger.open(run.ledger_file) as ledger:
             for multiplier, fits in ((needed, True), (needed / 1.011, False)):
-                mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=1.0)
-                sampling = FullParticipation(12)
-                assert ledger.allows(1, mechanism=mechanism, sampling=sampling) is fits
+                left = Release(noise_multiplier=multiplier, sampling=FullParticipation(12))
+                assert ledger.allows({left: 1}) is fits
 
     def test_no_noise_makes_up_for_a_budget_that_is_gone(self, tmp_path: Path) -> None:
         run = self.ledger(tmp_path, 3, self.planned(3))
