@@ -41,16 +41,16 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
     sampling = ask.sampling
     if isinstance(sampling, FixedSizeSampling) and sampling.population < len(user_ids):
         raise wire.WireError("the request's population is smaller than this node's users alone")
+    # Of everybody here, as the server asks before it begins: a refusal must not tell who was drawn.
+    if ask.query.answer_bound(len(user_ids)) > LARGEST_SUM:
+        raise wire.WireError("the clip norm lets sums leave the numbers that are exact")
+    if (most := ask.query.largest_cohort) is not None and len(user_ids) > most:
+        raise wire.WireError("the question is not asked about so many users on a node")
     chosen: npt.NDArray[np.bool_] = sampling.participants(
         user_ids,
         key=ask.sampling_key,
         count=ask.sample_count if ask.sample_count >= 0 else None,
     )
-    num_users = int(chosen.sum())
-    if ask.query.answer_bound(num_users) > LARGEST_SUM:
-        raise wire.WireError("the clip norm lets sums leave the numbers that are exact")
-    if (most := ask.query.largest_cohort) is not None and num_users > most:
-        raise wire.WireError("the question is not asked about so many users on a node")
     return chosen
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from flower_privsyn.client_apps.node_users import EmbedderLoader
 from flower_privsyn.client_apps.records import EmbeddingSource
 from flower_privsyn.data import Samples, Users, load_configured
 from flower_privsyn.embedding import (
@@ -29,8 +30,6 @@ from flower_privsyn.embedding import (
 from flower_privsyn.embedding.machine import device_of
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
-
-EmbedderLoader = Callable[[str, str], Embedder]
 
 #: Texts of one piece of work: what a killed process loses.
 _BLOCK = 512

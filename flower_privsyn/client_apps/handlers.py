@@ -110,14 +110,15 @@ def add_handlers(
     queries: Sequence[type[Query]] = (),
 ) -> None:
     """Add this package's handlers to an existing ClientApp; arguments as `create_client_app`."""
+    load = load or users_of_node
     users = NodeUsers(
-        load=load or users_of_node,
+        load=load,
         load_embedder=embedder or default_embedder,
         cache_directory=Path(cache_directory) if cache_directory else None,
         trainer=trainer,
     )
     node = _Node(users, known_queries(QUERIES, queries))
-    _RECIPES[app] = load or users_of_node
+    _RECIPES[app] = load
 
     @app.query("prepare")
     def prepare(message: Message, context: Context) -> Message:
@@ -209,12 +210,12 @@ class _Node:
             self.secure.check_ready(context, guard)
         prepared = self.users.prepared(data, context, guard)
         self.users.check_deal(prepared.user_ids, data, context)
-        roster = wire.Roster(
+        entry = wire.RosterEntry(
             num_users=len(prepared.user_ids),
             embedder=prepared.fingerprint,
             dimension=prepared.dimension,
         )
-        return wire.reply(wire.pack_roster(roster), message)
+        return wire.reply(wire.pack_roster(entry), message)
 
     def _asked(self, names: Sequence[str]) -> list[type[Query]]:
         """The questions of these names; updates of models are asked for where the app trains."""

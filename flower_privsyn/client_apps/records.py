@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,8 +36,6 @@ from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import TEXT_DIMENSION, TEXT_FINGERPRINT, Cohort
 
 logger = logging.getLogger("flower_privsyn.client")
-
-Progress = Callable[[int], None]
 
 
 class Records(Protocol):
@@ -68,7 +66,7 @@ class RecordSource(Protocol):
 
     @property
     def dimension(self) -> int:
-        """Numbers in a record; what it is for tokens and text, `wire.Roster` says."""
+        """Numbers in a record; what it is for tokens and text, `wire.RosterEntry` says."""
 
     @property
     def tokenizer(self) -> Any:
@@ -206,9 +204,7 @@ class EmbeddingSource:
             return records
         return FixedRecords.stored(stored)
 
-    def read(
-        self, samples: Samples, user_ids: Sequence[str], progress: Progress | None = None
-    ) -> FixedRecords:
+    def read(self, samples: Samples, user_ids: Sequence[str]) -> FixedRecords:
         """Embed samples, each distinct text once in the life of the cache.
 
         A sample without an embedding, or with one that is not finite, is left out.
@@ -216,7 +212,7 @@ class EmbeddingSource:
         Raises:
             ModelError: On this machine the embedder's vectors depend on what else is embedded.
         """
-        records = self.vectors(samples.texts, progress)
+        records = self.vectors(samples.texts)
         usable = np.asarray(np.isfinite(records).all(axis=1))  # (n,)
         cohort = Cohort(records, samples.owners, len(user_ids), samples.labels)
         if not usable.all():
@@ -225,9 +221,7 @@ class EmbeddingSource:
             cohort = cohort.rows(usable)
         return FixedRecords(cohort)
 
-    def vectors(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> npt.NDArray[np.float32]:
+    def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Embed texts, each distinct one once in the life of the cache; (n, dimension).
 
         Raises:
@@ -239,7 +233,7 @@ class EmbeddingSource:
             cache = EmbeddingCache(self.cache_directory)
         except DataError as error:
             logger.warning("%s Continuing without it.", error)
-        return cached_embed(self.embedder, texts, cache, progress)
+        return cached_embed(self.embedder, texts, cache)
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ class _ConditionedUpdates(_Updates):
             quarantine.note((user_ids[user] for user in users), records=int((~usable).sum()))
         bounds = np.searchsorted(samples.owners, np.arange(len(user_ids) + 1))
         kept: list[tuple[list[int], ...]] = []
-        for own, first, last in zip(found.samples, bounds, bounds[1:], strict=False):
+        for own, (first, last) in zip(found.samples, itertools.pairwise(bounds), strict=True):
             there = usable[first:last].tolist()
             kept.append(tuple(itertools.compress(own, there)))
         vectors, owners = vectors[usable], samples.owners[usable]

@@ -105,7 +105,7 @@ def message_type(query: type[Query] | Query) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roster:
+class RosterEntry:
     """A node's reply to the preparation request.
 
     Attributes:
@@ -241,12 +241,12 @@ def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
     return data, plan
 
 
-def pack_roster(roster: Roster) -> RecordDict:
+def pack_roster(entry: RosterEntry) -> RecordDict:
     """A node's answer to the preparation request."""
-    return RecordDict({_ROSTER: ConfigRecord(asdict(roster))})
+    return RecordDict({_ROSTER: ConfigRecord(asdict(entry))})
 
 
-def unpack_roster(message: Message) -> Roster:
+def unpack_roster(message: Message) -> RosterEntry:
     """Read and check a roster reply on the server."""
     record = _config(message, _ROSTER)
     _only(message, {_ROSTER})
@@ -256,7 +256,7 @@ def unpack_roster(message: Message) -> Roster:
         raise WireError("the roster holds an absurd number")
     if not re.fullmatch(r"[0-9A-Za-z-]{1,80}", str(record["embedder"])):
         raise WireError("the roster's embedder is no fingerprint")
-    return Roster(**{key: record[key] for key in values})  # type: ignore[arg-type]
+    return RosterEntry(**{key: record[key] for key in values})  # type: ignore[arg-type]
 
 
 def broadcast_record(

@@ -89,7 +89,7 @@ def read_node_key(path: Path) -> NodeKey:
         raise NotAllowedError(f"The node's key {path} is not 64 hexadecimal digits.") from None
 
 
-def check_state_folder(folder: Path | None = None) -> None:
+def check_state_folder() -> None:
     """Refuse to keep secrets where others could change them.
 
     Who can take away what a node has kept of a round can have it take a step twice.
@@ -97,7 +97,7 @@ def check_state_folder(folder: Path | None = None) -> None:
     Raises:
         NotAllowedError: The folder is another user's, or others can write it.
     """
-    folder = folder or state_folder()
+    folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -124,11 +124,10 @@ class RoundStore:
     Args:
         run: Flower's number of the run.
         node: Flower's number of the node.
-        folder: Default `state_folder()`.
     """
 
-    def __init__(self, run: int, node: int, *, folder: Path | None = None) -> None:
-        self._folder = folder or state_folder()
+    def __init__(self, run: int, node: int) -> None:
+        self._folder = state_folder()
         self.path = self._folder / f"{run}-{node}.json"
 
     @contextlib.contextmanager

@@ -26,10 +26,9 @@ from flower_privsyn.secure_aggregation.roster import KeyCard, Roster, Session
 from flower_privsyn.secure_aggregation.server import ServerRound
 from flower_privsyn.secure_aggregation.simulated import Step, simulated_sum
 from flower_privsyn.secure_aggregation.state import State, pack_state, session_of, unpack_state
-from flower_privsyn.secure_aggregation.terms import LEAST_ROSTER, Graph, Terms, graph_of
+from flower_privsyn.secure_aggregation.terms import Graph, Terms, graph_of
 
 __all__ = [
-    "LEAST_ROSTER",
     "Advertised",
     "Agreed",
     "Graph",

@@ -21,9 +21,6 @@ from flower_privsyn.errors import ProtocolError
 POLYNOMIAL: Final = 0x1100B
 _ORDER: Final = 2**16 - 1
 
-#: Points at which shares may lie.
-MOST_SHARES: Final = _ORDER
-
 Elements = NDArray[np.uint16]
 
 

@@ -18,15 +18,17 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.answer import answer_of
+from flower_privsyn.client_apps.answer import answer_of, chosen_users
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism, PoissonSampling
+from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.queries import (
     Broadcast,
     Cohort,
     KernelMean,
     MeanSimilarity,
+    ModelDelta,
     NearestNeighborHistogram,
     Query,
 )
@@ -110,6 +112,25 @@ def ask(app: ClientApp, query: Query, broadcast: Broadcast, context: Context) ->
     record = wire.broadcast_record(broadcast, precision="float32")
     content = wire.pack_ask(question, record)
     return app(Message(content, dst_node_id=5, message_type=wire.message_type(query)), context)
+
+
+@pytest.mark.parametrize("rate", [2.0**-60, 1.0])
+def test_whether_a_question_is_too_large_does_not_hang_on_the_coins(rate: float) -> None:
+    """Else a refusal would say how many were drawn, which nobody but the node may know."""
+    query = ModelDelta(clip_to=LARGEST_SUM / 2)
+    question = wire.Ask(
+        round_number=1,
+        query=query,
+        broadcast={},
+        data=DATA,
+        sampling=PoissonSampling(rate),
+        sampling_key=bytes(32),
+        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
+        num_rounds=1,
+    )
+    assert len(chosen_users(question, ["a", "b"])) == 2
+    with pytest.raises(wire.WireError, match="leave the numbers that are exact"):
+        chosen_users(question, ["a", "b", "c"])
 
 
 def facts(reply: Message) -> tuple[bytes, int]:

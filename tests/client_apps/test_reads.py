@@ -113,7 +113,7 @@ def unpacked(reply: Message, query: Query, *, length: int, users: int) -> wire.A
 class TestText:
     def test_a_question_about_whole_documents(self, app: ClientApp, tmp_path: Path) -> None:
         prepared, answered = ask_node(app, TextLengths())
-        assert wire.unpack_roster(prepared) == wire.Roster(
+        assert wire.unpack_roster(prepared) == wire.RosterEntry(
             num_users=5, embedder="text", dimension=1
         )
         answer = wire.unpack_answer(

@@ -91,7 +91,7 @@ class TestAnswers:
         reply = prepare(app_of(users, cache_directory=tmp_path / "cache"), data)
         roster = wire.unpack_roster(reply)
         trained = LocalModel(model)
-        assert roster == wire.Roster(
+        assert roster == wire.RosterEntry(
             num_users=2, embedder=trained.fingerprint, dimension=trained.dimension
         )
         # Nothing of the text is kept on disk.

@@ -169,7 +169,7 @@ class TestReplies:
         return RecordDict({"privsyn.roster": ConfigRecord(values)})
 
     def test_a_roster_arrives(self) -> None:
-        roster = wire.Roster(num_users=3, embedder="ab" * 32, dimension=384)
+        roster = wire.RosterEntry(num_users=3, embedder="ab" * 32, dimension=384)
         assert wire.unpack_roster(message(wire.pack_roster(roster))) == roster
 
     @pytest.mark.parametrize(
