@@ -1,25 +1,17 @@
 """One run, one directory: its files, the lock on it, its owner's folder, older formats."""
 
-from flower_privsyn.environment import RESUME, RUN_DIRECTORY, RUNS_FOLDER
 from flower_privsyn.runs.directory import RESEARCH_STAMP, RunDirectory
-from flower_privsyn.runs.locks import lock_file, supervisor_lock, watch_supervisor
+from flower_privsyn.runs.locks import lock_file, supervisor_lock
 from flower_privsyn.runs.places import default_run_directory, new_run_path, unnamed_run
-from flower_privsyn.runs.rounds import RoundFiles, Rounds
 from flower_privsyn.runs.run_format import LAUNCH_FILE
 
 __all__ = [
     "LAUNCH_FILE",
     "RESEARCH_STAMP",
-    "RESUME",
-    "RUNS_FOLDER",
-    "RUN_DIRECTORY",
-    "RoundFiles",
-    "Rounds",
     "RunDirectory",
     "default_run_directory",
     "lock_file",
     "new_run_path",
     "supervisor_lock",
     "unnamed_run",
-    "watch_supervisor",
 ]

@@ -65,7 +65,6 @@ from flower_privsyn.runs.run_format import (
     FORMAT,
     LAUNCH_FILE,
     LEDGER_KEY,
-    hide_dates,
     read_json_object,
     refuse_other_format,
     stated_digests,
@@ -521,7 +520,7 @@ class RunDirectory:
 
     def hide_dates(self) -> None:
         """Give all files the date of the run's creation; call it when work on the run has ended."""
-        hide_dates(self.path, str(self.document.get("created", "")))
+        hide_dates_of(self.path)
 
     # ---------------------------------------------------------------- one process at a time
 

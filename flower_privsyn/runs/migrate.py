@@ -92,7 +92,7 @@ def _convert(run: RunDirectory, chain: Chain | None) -> list[str]:
         chain = _write_ledger(run, chain)
     _rewrite_states(run, chain)
     moved = _move_logs(run)
-    (run.path / "progress.json").unlink(missing_ok=True)
+    run.progress_file.unlink(missing_ok=True)
     done = [
         f"{rounded} files of released numbers were rounded to multiples of 2^-30, which costs no "
         "privacy.",

@@ -69,8 +69,7 @@ class OwnerFolder:
 
         Args:
             event: what happened, such as "round".
-            figures: durations in seconds and what they belong to, as plain JSON values; `time` in
-                place of the moment to the second.
+            figures: durations in seconds and what they belong to, as plain JSON values.
         """
         line = {"event": event, "time": clock.now(), **figures}
         with contextlib.suppress(OSError):

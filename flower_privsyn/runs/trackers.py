@@ -22,12 +22,13 @@ from typing import Any, Final, Protocol
 from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.files import replacing
 from flower_privsyn.runs.directory import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs.run_format import LEDGER_KEY
 from flower_privsyn.runs.surroundings import PLACES
 
 logger = logging.getLogger("flwr.privsyn")
 
 #: What is no figure of a line: its number, and the digest that it states.
-_NO_FIGURES: Final = frozenset({"round", "ledger"})
+_NO_FIGURES: Final = frozenset({"round", LEDGER_KEY})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn import runs
 from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.host.processes import started_at
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.locks import watch_supervisor
 
 _HOLD = """
 import sys, time
@@ -69,7 +69,7 @@ def test_a_lock_that_outlives_its_dead_holder_for_a_moment_is_waited_for(tmp_pat
 
 _WATCH = """
 import sys, time
-from flower_privsyn.runs import watch_supervisor
+from flower_privsyn.runs.locks import watch_supervisor
 print(watch_supervisor(), flush=True)
 time.sleep(60)
 """
@@ -96,4 +96,4 @@ def test_a_process_ends_with_its_supervisor_even_when_nobody_collects_it() -> No
 
 def test_without_a_supervisor_there_is_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SUPERVISOR_PID, raising=False)
-    assert runs.watch_supervisor() is False
+    assert watch_supervisor() is False

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.runs import RoundFiles, Rounds, RunDirectory
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.rounds import RoundFiles, Rounds
 
 
 def test_rounds_count_once_their_state_is_written(tmp_path: Path) -> None:
