@@ -23,7 +23,7 @@ from flower_privsyn.messages.shared_array import content_digest
 from flower_privsyn.messages.wire import MASKED as _MASKED
 from flower_privsyn.messages.wire import SECURE as _SECURE
 from flower_privsyn.messages.wire import Ask, Traffic, WireError, pack_ask
-from flower_privsyn.secure_aggregation import KeyCard, Sealed, Terms, Unmasking
+from flower_privsyn.secure_aggregation import KeyCard, Sealed, Terms, Unmasking, graph_of
 from flower_privsyn.secure_aggregation.keys import SEAL_BYTES, digest
 
 KEYS: Final = "query.sa_keys"
@@ -324,24 +324,24 @@ def unpack_unmasking(message: Message) -> Unmasking:
 # ---- what it carries
 
 
-def traffic(ask: Ask, broadcast: ArrayRecord, *, nodes: int, degree: int) -> Traffic:
+def traffic(ask: Ask, broadcast: ArrayRecord, terms: Terms, *, nodes: int) -> Traffic:
     """Count a round's five exchanges with one node, none of them lost.
 
     Args:
         ask: the question.
         broadcast: `ask.broadcast` packed.
+        terms: of the round.
         nodes: on the roster.
-        degree: with how many others a node shares masks.
     """
+    degree, needed = graph_of(nodes, terms).degree, terms.signatures(nodes)
     length = ask.query.answer_length(ask.broadcast)
     card = KeyCard(
         name=0, node_key=bytes(32), seal_key=bytes(32), mask_key=bytes(32), signature=bytes(64)
     )
     letters = dict.fromkeys(range(degree), bytes(64 + SEAL_BYTES))
-    needed = nodes if ask.secure is None else ask.secure.signatures(nodes)
     down = [
         pack_keys_request(ask.round_number),
-        RecordDict({_SECURE: ConfigRecord({"cards": [card.to_bytes()] * nodes})}),
+        pack_roster(ask.round_number, terms, [card] * nodes),
         pack_input(pack_ask(ask, broadcast), Mail(active=frozenset(range(nodes)), letters=letters)),
         pack_survivors(ask.round_number, range(nodes), dict.fromkeys(range(degree), bytes(64))),
         pack_signatures(ask.round_number, dict.fromkeys(range(needed), bytes(64))),

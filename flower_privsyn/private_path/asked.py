@@ -49,16 +49,15 @@ class AskedRound:
 
         Args:
             released: its release; None where none was made.
-            counts: replies that were used, and why others were not; emptied where they are secret.
+            counts: replies that were used, and why others were not.
         """
         metrics: dict[str, Any] = {"round": self.number, "released": released is not None}
         if self.sampling.hides_cohort:
             # Who was asked, answered or failed to is part of what the amplification by sampling
             # assumes unseen, and who is late was asked in an earlier round.
-            counts.clear()
-        else:
-            metrics["num_nodes"] = len(self.most_users)
-            metrics["num_users"] = 0 if released is None else released.num_users
+            return metrics
+        metrics["num_nodes"] = len(self.most_users)
+        metrics["num_users"] = 0 if released is None else released.num_users
         return metrics | {key: counts[key] for key in sorted(counts)}
 
     def consequence_of_silence(self, *, makes_up: bool, go_on: str) -> str:

@@ -25,9 +25,7 @@ from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
 from flower_privsyn.privacy import (
     CorrelatedNoise,
     Correlation,
-    GaussianMechanism,
     NeighboringRelation,
-    Phase,
     Plan,
     PrivacyLedger,
     RandomSource,
@@ -44,6 +42,7 @@ from flower_privsyn.private_path.method import Method, Question, need
 from flower_privsyn.private_path.outline import (
     ask_of,
     broadcast_of,
+    mechanism_of,
     shown,
     spending_of,
     traffic_of,
@@ -52,7 +51,6 @@ from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
 from flower_privsyn.private_path.settings import PrivateSumConfig
-from flower_privsyn.queries import Query
 from flower_privsyn.runs import RunDirectory, unnamed_run
 from flower_privsyn.runs.opened import OpenedRun
 from flower_privsyn.runs.trackers import tracker_of
@@ -97,10 +95,11 @@ class PrivateSumStrategy(Strategy):
     messages_under_way: ClassVar[int] = MESSAGES_UNDER_WAY
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a subclass that replaces anything of the private path."""
+        """Refuse a subclass that replaces anything of the private path, itself or by a base."""
         super().__init_subclass__(**kwargs)
-        for name in cls.__dict__:
-            if name in _PRIVATE_PATH:
+        for name in sorted(_PRIVATE_PATH):
+            owner = next(base for base in cls.__mro__ if name in base.__dict__)
+            if owner is not PrivateSumStrategy:
                 raise TypeError(
                     f"{cls.__name__} must not override {name}: sums, noise and accounting are the "
                     "same code for every method"
@@ -245,13 +244,13 @@ class PrivateSumStrategy(Strategy):
         # As nodes see it after the journey.
         question = replace(self._next, broadcast=wire.read_broadcast(arrays))
         refuse_other_question(question.query, phase)
-        mechanism = self._mechanism_of(question.query, phase)
+        mechanism = mechanism_of(question.query, phase, settings)
         refuse_off_the_grid(question.query, federation.roster)
         started = clock.seconds()
-        connected = () if self._grid is None else set(self._grid.get_node_ids())
+        connection = need(self._grid)
         always = federation.roster.always_asked(
             phase.sampling,
-            connected=connected,
+            connected=set(connection.get_node_ids()),
             random=self._random,
             everybody=settings.secure_aggregation,
         )
@@ -306,7 +305,7 @@ class PrivateSumStrategy(Strategy):
                     ),
                 )
 
-        return self._aggregation.messages(asks(), arrays, grid=self._grid)
+        return self._aggregation.messages(asks(), arrays, grid=connection)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -320,7 +319,7 @@ class PrivateSumStrategy(Strategy):
             need(self._rounds),
         )
         released, counts = self._release(asked, replies)
-        if self._grid is not None and (late := self._grid.take_late()):
+        if late := need(self._grid).take_late():
             counts["rejected: late reply"] = late
         answered = clock.seconds()
         spent = {**self._spent(), **self._stamped()}
@@ -387,7 +386,7 @@ class PrivateSumStrategy(Strategy):
             most_users=asked.most_users,
             roster_users=asked.roster_users,
         )
-        collected = self._aggregation.collect(replies, expected=expected, grid=self._grid)
+        collected = self._aggregation.collect(replies, expected=expected, grid=need(self._grid))
         counts, num_users = collected.counts, collected.num_users
         required = self.config.required_users(asked.sampling)
         reason = collected.lost
@@ -451,13 +450,6 @@ class PrivateSumStrategy(Strategy):
                 "alone, and charged",
                 asked.number,
             )
-
-    def _mechanism_of(self, query: Query, phase: Phase) -> GaussianMechanism:
-        """The noise on a question's sum: every node clips, so a user counts once on each."""
-        return GaussianMechanism(
-            noise_multiplier=phase.noise_multiplier or 0.0,
-            l2_sensitivity=self.config.max_nodes_per_user * query.clip_norm,
-        )
 
     def _open_noise(self, number: int) -> Correlation | None:
         """Begin the stream of a phase's correlated noise, or go on with it."""

@@ -8,12 +8,13 @@ from flwr.app import ArrayRecord
 
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import GaussianMechanism, NeighboringRelation, Plan
+from flower_privsyn.privacy import GaussianMechanism, NeighboringRelation, Phase, Plan
 from flower_privsyn.private_path.meeting import data_request
 from flower_privsyn.private_path.method import Outline, Question, RecordSource
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan
-from flower_privsyn.secure_aggregation import Terms, graph_of
+from flower_privsyn.queries import Query
+from flower_privsyn.secure_aggregation import Terms
 
 
 def broadcast_of(question: Question, settings: PrivateSumConfig) -> ArrayRecord:
@@ -61,6 +62,20 @@ def ask_of(
     )
 
 
+def mechanism_of(query: Query, phase: Phase, settings: PrivateSumConfig) -> GaussianMechanism:
+    """The noise on a question's sum: every node clips, so a user counts once on each.
+
+    Args:
+        query: with its clip norm.
+        phase: settled, of the round.
+        settings: of the run.
+    """
+    return GaussianMechanism(
+        noise_multiplier=phase.noise_multiplier or 0.0,
+        l2_sensitivity=settings.max_nodes_per_user * query.clip_norm,
+    )
+
+
 def traffic_of(ask: wire.Ask, broadcast: ArrayRecord, *, nodes: int) -> wire.Traffic:
     """What a round carries to one node and back, all its exchanges together.
 
@@ -71,8 +86,7 @@ def traffic_of(ask: wire.Ask, broadcast: ArrayRecord, *, nodes: int) -> wire.Tra
     """
     if ask.secure is None:
         return wire.traffic(ask, broadcast)
-    degree = graph_of(nodes, ask.secure).degree
-    return secure_wire.traffic(ask, broadcast, nodes=nodes, degree=degree)
+    return secure_wire.traffic(ask, broadcast, ask.secure, nodes=nodes)
 
 
 def planned_traffic(
@@ -95,17 +109,13 @@ def planned_traffic(
         if alike not in counted:
             if packed is None or packed[0] is not question:
                 packed = question, broadcast_of(question, settings)
-            mechanism = GaussianMechanism(
-                noise_multiplier=phase.noise_multiplier or 0.0,
-                l2_sensitivity=settings.max_nodes_per_user * question.query.clip_norm,
-            )
             source = next(one for one in outline.sources if one.suits(question.query))
             ask = ask_of(
                 question,
                 settings,
                 plan,
                 number=number,
-                mechanism=mechanism,
+                mechanism=mechanism_of(question.query, phase, settings),
                 source=source,
                 secure=settings.secure_terms(settings.num_nodes),
             )

@@ -115,7 +115,8 @@ class Preparation:
         ).hold(announcement(method, settings, settled, behind=rounds_behind(run)))
         settings.check_delta(roster.total)
         # Nodes without users have nothing to hide and are asked nothing.
-        terms = settings.secure_terms(sum(users > 0 for users in roster.users.values()))
+        asked = sum(users > 0 for users in roster.users.values())
+        terms = settings.secure_terms(asked)
         if settled is None:
             settled = self._settled(population=roster.total)
         settled = settled.for_population(roster.total)
@@ -128,12 +129,12 @@ class Preparation:
             ", ".join(f"{phase.noise_multiplier:.5g}" for phase in settled.plan.phases),
         )
         if terms is not None:
-            refuse_unfit_noise(settled.plan, terms, nodes=len(roster.users))
+            refuse_unfit_noise(settled.plan, terms, nodes=asked)
             logger.info(
                 "secure aggregation: sums of at least %d of %d nodes, %d of which may collude with "
                 "the server; each adds noise of %.3g times that of the sum",
                 terms.least_nodes,
-                len(roster.users),
+                asked,
                 terms.colluding,
                 terms.noise_share,
             )

@@ -105,7 +105,8 @@ class PrivateSumConfig(Settings):
         Ge(0),
         "rounds answered by fewer users are discarded; 0 discards those that nobody answered. "
         "None, in a run configuration a negative number: half of the users expected in a round. "
-        "Under Poisson and fixed-size sampling there is none: who was drawn is secret.",
+        "Under Poisson and fixed-size sampling there is none: who was drawn is secret. Under "
+        "secure aggregation `least_nodes` takes its place.",
     ] = None
     secure_aggregation: Annotated[
         bool,
@@ -390,7 +391,10 @@ class PrivateSumConfig(Settings):
         )
 
     def required_users(self, sampling: Sampling) -> int:
-        """Users whose answers a round needs to be released; 0 where the cohort is secret.
+        """Users whose answers a round needs to be released; 0 where nobody counts them.
+
+        That is where the cohort is secret, and under secure aggregation: a sum of `least_nodes`
+        nodes is out, and has cost what it costs, when the server learns whose it is.
 
         Args:
             sampling: who takes part, with the population.
@@ -398,7 +402,7 @@ class PrivateSumConfig(Settings):
         Raises:
             ConfigError: more are required than are expected in a round.
         """
-        if sampling.hides_cohort:
+        if sampling.hides_cohort or self.secure_aggregation:
             return 0
         if self.min_users is None:
             return default_least_users(sampling)

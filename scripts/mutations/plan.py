@@ -15,9 +15,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="every phase has the noise of the first",
         file="flower_privsyn/private_path/engine.py",
-        function="PrivateSumStrategy._mechanism_of",
-        before="noise_multiplier=phase.noise_multiplier or 0.0,",
-        after="noise_multiplier=self.plan.phases[0].noise_multiplier or 0.0,",
+        function="PrivateSumStrategy.configure_train",
+        before="mechanism_of(question.query, phase, settings)",
+        after="mechanism_of(question.query, self.plan.phases[0], settings)",
         tests=(f"{PHASES}::test_add_the_noise_of_their_own",),
     ),
     Mutation(

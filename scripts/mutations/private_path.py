@@ -59,12 +59,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the noise keeps the first round's clip norm",
         file=ENGINE,
         function="PrivateSumStrategy.configure_train",
-        before="mechanism = self._mechanism_of(question.query, phase)\n",
+        before="mechanism = mechanism_of(question.query, phase, settings)\n",
         after=(
             "mechanism = (\n"
             "        self._asked.mechanism\n"
             "        if self._asked\n"
-            "        else self._mechanism_of(question.query, phase)\n"
+            "        else mechanism_of(question.query, phase, settings)\n"
             "    )\n"
         ),
         tests=(f"{SUM_TESTS}::TestSampling",),

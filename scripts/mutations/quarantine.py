@@ -202,9 +202,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a user on two nodes has the noise of one",
-        file="flower_privsyn/private_path/engine.py",
-        function="PrivateSumStrategy._mechanism_of",
-        before="l2_sensitivity=self.config.max_nodes_per_user * query.clip_norm",
+        file="flower_privsyn/private_path/outline.py",
+        function="mechanism_of",
+        before="l2_sensitivity=settings.max_nodes_per_user * query.clip_norm",
         after="l2_sensitivity=query.clip_norm",
         tests=(f"{NODES_RUN}::test_the_noise_is_k_times_that_of_one_node",),
     ),

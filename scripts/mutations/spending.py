@@ -145,8 +145,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="what failed in a secret cohort is counted",
         file="flower_privsyn/private_path/asked.py",
         function="AskedRound.outcome",
-        before="        counts.clear()\n",
-        after='        del counts["answers"], counts["missing"]\n',
+        before="        return metrics\n",
+        after=(
+            "        return metrics | {\n"
+            '            key: counts[key] for key in counts if key not in ("answers", "missing")\n'
+            "        }\n"
+        ),
         tests=(f"{TESTS}::TestSecretCohorts",),
     ),
     Mutation(

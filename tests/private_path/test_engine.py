@@ -191,8 +191,11 @@ class TestLedgerComesFirst:
 
     def test_the_path_cannot_be_replaced_by_a_method(self) -> None:
         for name in ("_release", "configure_train", "aggregate_train", "start"):
+            own = {name: lambda self: None}
             with pytest.raises(TypeError, match=name):
-                type("Loose", (Probe,), {name: lambda self: None})
+                type("Loose", (Probe,), own)
+            with pytest.raises(TypeError, match=name):
+                type("Mixed", (type("Loose", (), own), Probe), {})
 
 
 def steps(length: int, width: int, value: int = 0) -> np.ndarray:

@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Context, Error, Message
 
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
+from flower_privsyn.messages.packed import packed_bytes
 from flower_privsyn.privacy.grid import STEPS
 from flower_privsyn.secure_aggregation import KeyCard, NodeKey, Session, Terms
+from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users
 from tests.support.probe import Probe
 from tests.support.run_files import lines, releases
@@ -102,7 +106,10 @@ class TestSums:
         assert [line["extra"] for line in releases(secure.run.path)] == [facts] * 2
         line = secure.run.metrics()[-1]
         assert line["answers"] == 6
-        assert line["bytes_up"] > 0
+        # The messages of the run to any node, and back, are as many bytes as it says of each round.
+        for key, messages in (("bytes_down", grid.requests), ("bytes_up", grid.replies)):
+            sent = sum(packed_bytes(message.content) for message in messages[NODES:])
+            assert line[key] * NODES * 2 == sent
 
     def test_released_noise_has_the_stated_law(self, federation: Builder, probe: Builder) -> None:
         strategy = probe(num_rounds=1, candidates=50_000, noise_multiplier=2.0)
@@ -228,6 +235,21 @@ class TestLosses:
         events = [line["event"] for line in lines(strategy.run.ledger_file)]
         assert ("discarded" in events) is not charged
         assert events.count("started") == 2  # and nothing is left open
+
+    def test_a_sum_of_enough_nodes_is_released_however_few_users_are_on_them(
+        self, tmp_path: Path, probe: Builder
+    ) -> None:
+        """The server has seen it, and every node has charged it: discarding it would be a gift."""
+
+        def load(context: Context) -> Users:
+            return make_users(20 if context.node_config["partition-id"] == 1 else 1)
+
+        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        grid = LoopbackGrid(app, num_nodes=NODES, tamper=losing(secure_wire.INPUT, 2))
+        strategy = probe(num_rounds=1, least_nodes=4, colluding_nodes=1)
+        strategy.start(grid)
+        assert [released.num_users for released in strategy.released] == [5]
+        assert [line["num_users"] for line in releases(strategy.run.path)] == [5]
 
     def test_a_node_whose_key_agrees_with_nobody_is_lost_alone(
         self, federation: Builder, probe: Builder

@@ -46,7 +46,8 @@ class Collected:
         noise_std: standard deviation of the noise that nodes have added to it; 0 for none.
         facts: for the ledger's line of the sum: public, whose noise is in it; None for nothing.
         lost: why there is no sum, in words that the run directory may hold; "" where there is one.
-        charged: whether nodes have answered, so that a lost round costs what a sum does.
+        charged: whether nodes have charged their answers, so that a round that is left out costs
+            what a sum does.
     """
 
     total: npt.NDArray[np.int64]
@@ -71,7 +72,7 @@ class Aggregation(ABC):
 
     @abstractmethod
     def messages(
-        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid | None
+        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid
     ) -> Iterator[Message]:
         """The messages of a round, each built when there is room for it.
 
@@ -82,9 +83,7 @@ class Aggregation(ABC):
         """
 
     @abstractmethod
-    def collect(
-        self, replies: Iterable[Message], *, expected: Expected, grid: Grid | None
-    ) -> Collected:
+    def collect(self, replies: Iterable[Message], *, expected: Expected, grid: Grid) -> Collected:
         """Add up the replies that may be.
 
         Args:

@@ -34,7 +34,7 @@ class Central(Aggregation):
         asks: Iterable[tuple[int, wire.Ask]],
         broadcast: ArrayRecord,
         *,
-        grid: Grid | None,  # noqa: ARG002 - one exchange is all
+        grid: Grid,  # noqa: ARG002 - one exchange is all
     ) -> Iterator[Message]:
         """One message a node: the question."""
         for node, ask in asks:
@@ -49,7 +49,7 @@ class Central(Aggregation):
         replies: Iterable[Message],
         *,
         expected: Expected,
-        grid: Grid | None,  # noqa: ARG002 - one exchange is all
+        grid: Grid,  # noqa: ARG002 - one exchange is all
     ) -> Collected:
         """Add up the first usable reply of every node that was asked."""
         asked = expected.most_users

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -63,7 +63,7 @@ class Secure(Aggregation):
         self._counts: Counter[str] = Counter()
 
     def messages(
-        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid | None
+        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid
     ) -> Iterator[Message]:
         """Exchange keys and shares, then one message a node: the question with its mail."""
         self._begun, self._lost, self._counts = None, "", Counter()
@@ -74,7 +74,7 @@ class Secure(Aggregation):
             raise RuntimeError("under secure aggregation every node is asked the same")
         content = wire.pack_ask(ask, broadcast)
         try:
-            protocol = self._set_up(ask, content, sorted(asked), _need(grid))
+            protocol = self._set_up(ask, content, sorted(asked), grid)
             active = protocol.active
         except ProtocolError as error:
             self._lost = f"nothing was asked: {error}"
@@ -92,9 +92,7 @@ class Secure(Aggregation):
             for node in sorted(active)
         )
 
-    def collect(
-        self, replies: Iterable[Message], *, expected: Expected, grid: Grid | None
-    ) -> Collected:
+    def collect(self, replies: Iterable[Message], *, expected: Expected, grid: Grid) -> Collected:
         """Add up masked answers, have the nodes agree on whose they are, and take the masks off."""
         begun, counts = self._begun, Counter[str]()
         if begun is None:
@@ -114,7 +112,7 @@ class Secure(Aggregation):
         try:
             survivors = protocol.survivors
             self._exchange(
-                _need(grid),
+                grid,
                 secure_wire.AGREE,
                 {
                     node: secure_wire.pack_survivors(
@@ -128,7 +126,7 @@ class Secure(Aggregation):
             )
             signatures = secure_wire.pack_signatures(number, protocol.signatures)
             self._exchange(
-                _need(grid),
+                grid,
                 secure_wire.UNMASK,
                 dict.fromkeys(sorted(protocol.signers), signatures),
                 lambda node, reply: protocol.add_unmasking(
@@ -152,6 +150,7 @@ class Secure(Aggregation):
                 "least_nodes": protocol.roster.terms.least_nodes,
                 "colluding_nodes": protocol.roster.terms.colluding,
             },
+            charged=True,
         )
 
     def _set_up(
@@ -255,9 +254,3 @@ def _users(ask: wire.Ask, expected: Expected, nodes: Iterable[int]) -> int:
     if ask.sampling.hides_cohort:
         return 0
     return sum(expected.roster_users[node] for node in nodes)
-
-
-def _need(grid: Any) -> Grid:
-    if grid is None:
-        raise RuntimeError("secure aggregation takes a grid")
-    return grid  # type: ignore[no-any-return]
