@@ -186,6 +186,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
     ),
     Mutation(
+        name="a refusal tells how many users were drawn",
+        file="flower_privsyn/client_apps/answer.py",
+        function="chosen_users",
+        before="if ask.query.answer_bound(len(user_ids)) > LARGEST_SUM:\n",
+        after=(
+            "drawn = sampling.participants(user_ids, key=ask.sampling_key)\n"
+            "    if ask.query.answer_bound(int(drawn.sum())) > LARGEST_SUM:\n"
+        ),
+        tests=(
+            "tests/client_apps/test_answer.py"
+            "::test_whether_a_question_is_too_large_does_not_hang_on_the_coins",
+        ),
+    ),
+    Mutation(
         name="coins of one round show again in another",
         file=ACCOUNT,
         function="NodeAccount.check",

@@ -14,6 +14,14 @@ POPRI_TESTS = "tests/strategies/test_popri.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        name="a second base class may replace the private path",
+        file=ENGINE,
+        function="PrivateSumStrategy.__init_subclass__",
+        before="if owner is not PrivateSumStrategy:\n",
+        after="if owner is cls:\n",
+        tests=(f"{SUM_TESTS}::TestLedgerComesFirst::test_the_path_cannot_be_replaced_by_a_method",),
+    ),
+    Mutation(
         name="noise divided by the number of users",
         file=ENGINE,
         function="PrivateSumStrategy._release",

@@ -244,6 +244,17 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{PATH}::TestLosses",),
     ),
     Mutation(
+        name="a securely aggregated sum of too few users is discarded",
+        file="flower_privsyn/private_path/settings.py",
+        function="PrivateSumConfig.required_users",
+        before=" or self.secure_aggregation:\n",
+        after=":\n",
+        tests=(
+            f"{PATH}::TestLosses"
+            "::test_a_sum_of_enough_nodes_is_released_however_few_users_are_on_them",
+        ),
+    ),
+    Mutation(
         name="an owner who requires secure aggregation is asked in the clear",
         file="flower_privsyn/node/guard.py",
         function="NodeGuard.check",
