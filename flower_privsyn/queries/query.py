@@ -180,10 +180,11 @@ class Query(Settings, ABC):
     unrounded: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a subclass that replaces the clipping."""
+        """Refuse a subclass that replaces the clipping, itself or by a base."""
         super().__init_subclass__(**kwargs)
         for method in ("contribution", "sensitivity", "_clip", "_add_clipped"):
-            if method in cls.__dict__:
+            owner = next(base for base in cls.__mro__ if method in base.__dict__)
+            if owner is not Query:
                 raise TypeError(
                     f"{cls.__name__} must not override {method}: the bound on what one user "
                     "contributes is the same code for every query"

@@ -24,6 +24,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/queries",),
     ),
     Mutation(
+        name="a second base class may replace the clipping",
+        file="flower_privsyn/queries/query.py",
+        function="Query.__init_subclass__",
+        before="            owner = next(base for base in cls.__mro__ if method in base.__dict__)\n",
+        after="            owner = cls if method in cls.__dict__ else Query\n",
+        tests=("tests/queries/test_nearest_neighbor.py",),
+    ),
+    Mutation(
         name="a wide row is added unclipped",
         file="flower_privsyn/queries/query.py",
         function="Query._add_clipped",

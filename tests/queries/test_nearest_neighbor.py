@@ -275,6 +275,9 @@ class TestClippingCannotBeOverridden:
     def test_subclass_is_refused(self, method: str) -> None:
         with pytest.raises(TypeError, match=method):
             type("Loose", (NearestNeighborHistogram,), {method: lambda self: None})
+        mixin = type("Mixin", (), {method: lambda self: None})
+        with pytest.raises(TypeError, match=method):
+            type("Loose", (mixin, NearestNeighborHistogram), {})
 
     def test_cohort_rejects_unsorted_owners(self) -> None:
         with pytest.raises(ValueError, match="owners"):
