@@ -27,8 +27,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a second base class may replace the clipping",
         file="flower_privsyn/queries/query.py",
         function="Query.__init_subclass__",
-        before="            owner = next(base for base in cls.__mro__ if method in base.__dict__)\n",
-        after="            owner = cls if method in cls.__dict__ else Query\n",
+        before="if owner is not Query:\n",
+        after="if owner is cls:\n",
         tests=("tests/queries/test_nearest_neighbor.py",),
     ),
     Mutation(
