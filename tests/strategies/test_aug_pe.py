@@ -382,6 +382,13 @@ class TestSettings:
         assert config.histogram().clip_norm == 1.0
 
     @pytest.mark.parametrize(
+        ("data", "epsilon", "named"), [("imdb", "1", "data must be"), ("yelp", "3", "epsilon must")]
+    )
+    def test_what_is_not_printed(self, data: Any, epsilon: Any, named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            AugPEConfig.as_printed(data=data, epsilon=epsilon)
+
+    @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
             ({"num_candidates": 25}, "multiple of num-variations = 3 times the 2 classes, got 25"),

@@ -559,6 +559,7 @@ class TestSettings:
             ({"mask_fraction": 0.0}, "mask-fraction"),
             ({"mask_steps": 0}, "mask-steps"),
             ({"generator": "http://localhost:8000/v1"}, "training-model"),
+            ({"generator": "HTTP://localhost:8000/v1"}, "training-model"),
         ],
     )
     def test_bad_ones_are_named(self, config: Builder, changes: dict[str, Any], named: str) -> None:

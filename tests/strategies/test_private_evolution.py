@@ -293,6 +293,8 @@ class TestPaperSettings:
         weak = PrivateEvolutionConfig.pre_text_as_printed(epsilon="7.58")
         assert weak.threshold == pytest.approx(8 * 1.541 * math.sqrt(2))
         assert strong.threshold == pytest.approx(5.9 * weak.threshold)
+        with pytest.raises(ConfigError, match=r'epsilon must be one of "1.29", "7.58", got .1.'):
+            PrivateEvolutionConfig.pre_text_as_printed(epsilon="1")  # type: ignore[arg-type]
 
     def test_published_budgets_come_out(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
