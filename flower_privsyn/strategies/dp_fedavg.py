@@ -189,9 +189,10 @@ class AveragedTraining(FederatedTraining):
         config: the settings.
     """
 
+    config: DPFedAvgConfig
+
     def __init__(self, config: DPFedAvgConfig) -> None:
         super().__init__(config)
-        self.config = config
 
     def following_clip_norm(self, query: ModelDelta, release: ReleasedSum) -> float:
         """The geometric step towards the quantile, or no step without adaptive clipping.

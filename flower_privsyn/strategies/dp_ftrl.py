@@ -181,9 +181,10 @@ class CorrelatedTraining(FederatedTraining):
         config: the settings.
     """
 
+    config: CorrelatedTrainingConfig
+
     def __init__(self, config: CorrelatedTrainingConfig) -> None:
         super().__init__(config)
-        self.config = config
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         """All rounds under the matrix of the settings."""
