@@ -43,14 +43,12 @@ class ExpandResult:
             that was asked for, ``"no-sentence"`` (it begins in the middle of one, ends none or is
             a fragment) and ``"repetition"``.
         num_generated: Continuations generated: kept and dropped ones.
-        num_requested: How many texts were asked for.
     """
 
     texts: tuple[str, ...]
     parents: tuple[tuple[int, ...], ...]
     dropped: Mapping[str, int]
     num_generated: int
-    num_requested: int
 
 
 class Expand:
@@ -216,7 +214,6 @@ class Expand:
             parents=tuple(kept.parents),
             dropped=dict(kept.dropped),
             num_generated=attempts,
-            num_requested=num_samples,
         )
 
     def _opening(self, flat: Sequence[str], group: Sequence[int]) -> str:

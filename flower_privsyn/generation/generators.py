@@ -21,6 +21,9 @@ from flower_privsyn.models import gemma
 from flower_privsyn.models.gguf import digest_of
 from flower_privsyn.models.pretrained import Precision
 
+#: How a name begins whose model vLLM runs in this process.
+_IN_VLLM: Final = "vllm:"
+
 
 def load_generator(
     name: str,
@@ -45,9 +48,8 @@ def load_generator(
         batch_size: Samples per forward pass (Transformers) or requests at a time (a server).
         dtype: As for `TransformersGenerator`; a server has its own.
         device: As for `TransformersGenerator`.
-        api_key_env: The environment variable that holds a server's key (see
-            `read_key`), sent as a bearer token; empty for
-            none.
+        api_key_env: The environment variable that holds a server's key (see `read_key`), sent as a
+            bearer token; empty for none.
 
     Returns:
         The generator.
@@ -68,8 +70,8 @@ def load_generator(
         return _server(name, api_key_env, max_concurrency=batch_size)
     if is_gguf(name):
         return GGUFGenerator(file_of(name))
-    if name.startswith("vllm:"):
-        return VLLMGenerator(name.removeprefix("vllm:"), dtype=dtype)
+    if name.startswith(_IN_VLLM):
+        return VLLMGenerator(name.removeprefix(_IN_VLLM), dtype=dtype)
     return TransformersGenerator(name, device=device, dtype=dtype, batch_size=batch_size)
 
 
@@ -121,7 +123,7 @@ def is_remote(name: str) -> bool:
 
     Or that vLLM runs: either way it is kept busy by many requests, and costs no CPU time here.
     """
-    return name.startswith(("http://", "https://", "vllm:"))
+    return is_address(name) or name.startswith(_IN_VLLM)
 
 
 def is_gguf(name: str) -> bool:
@@ -153,7 +155,7 @@ def describe_generator(name: str) -> dict[str, Any]:
     """
     if is_address(name):
         backend = "a server"
-    elif name.startswith("vllm:"):
+    elif name.startswith(_IN_VLLM):
         backend = "vLLM"
     else:
         backend = "llama.cpp" if is_gguf(name) else "Transformers"

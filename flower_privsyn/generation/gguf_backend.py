@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import logging
 import os
 import secrets
 import select
@@ -31,8 +30,6 @@ from flower_privsyn.models.threads import most_threads
 if TYPE_CHECKING:
     import httpx
 
-logger = logging.getLogger(__name__)
-
 PREFIX: Final = "gguf:"
 
 #: Texts written at the same time, where the memory for their caches suffices.
@@ -54,7 +51,6 @@ _PLAIN_SAMPLING: Final = {
     "min_p": 0.0,
     "cache_prompt": True,
 }
-
 
 #: What the process of llama.cpp is told of the environment, and how names begin that it is told:
 #: what it needs to start and to compute. No keys of servers or hubs: it holds other people's files.

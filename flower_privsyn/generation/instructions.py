@@ -116,11 +116,6 @@ class Instruction:
         if "style" in used and not self.styles:
             raise ConfigError(f"prompt setting {key} holds {{style}}, and styles is empty")
 
-    @property
-    def knows_classes(self) -> bool:
-        """Whether what is written depends on the class."""
-        return bool(self.of_class)
-
     def render(self, *, chat: bool, label: str = "", **values: str) -> str:
         """Write the prompt for one text.
 

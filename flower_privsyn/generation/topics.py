@@ -162,25 +162,6 @@ class TopicHierarchy:
         known = ", ".join(map(str, self.counts))
         raise ConfigError(f"num-topics must be one of {known}, which the topics have, got {count}")
 
-    def ancestors(self, fine: int, coarse: int) -> IntArray:
-        """(fine,) which of the coarser topics each of the finer ones falls into.
-
-        Args:
-            fine: how many the finer level has.
-            coarse: how many the coarser one has; at most `fine`.
-
-        Raises:
-            ConfigError: there is no such level, or it is not the coarser one.
-        """
-        places = {count: place for place, count in enumerate(self.counts)}
-        first, last = self.at(coarse), self.at(fine)
-        if len(first) > len(last):
-            raise ConfigError(f"{coarse} topics are not coarser than {fine}")
-        found: IntArray = np.arange(fine, dtype=np.int64)
-        for parents in reversed(self.parents[places[coarse] : places[fine]]):
-            found = parents[found]
-        return found
-
     def check_embedder(self, embedder: Embedder, *, setting: str) -> None:
         """Refuse topics that were made with another embedding model.
 

@@ -15,10 +15,7 @@ import numpy as np
 from flower_privsyn.checks import check_choice, check_number, check_whole
 from flower_privsyn.errors import GenerationError, ModelError
 from flower_privsyn.generation import streams
-from flower_privsyn.generation.backends import (
-    ProgressCallback,
-    check_texts,
-)
+from flower_privsyn.generation.backends import ProgressCallback, check_texts
 from flower_privsyn.models.pretrained import Precision, load_pretrained
 from flower_privsyn.models.threads import is_small, side_by_side
 
@@ -141,6 +138,7 @@ class MaskFill:
 
         Raises:
             ConfigError: A setting is out of range.
+            GenerationError: `max_tokens` is more than the model reads.
             ModelError: The model cannot be found or is no masked language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """

@@ -1,8 +1,7 @@
 """Continuations from vLLM in this process, where it is importable.
 
 vLLM and Flower's dependencies exclude each other in one environment; a server reached through
-`OpenAIGenerator` is the ordinary way. This is for the machine
-that only generates.
+`OpenAIGenerator` is the ordinary way. This is for the machine that only generates.
 """
 
 from __future__ import annotations

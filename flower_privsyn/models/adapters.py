@@ -37,7 +37,8 @@ class AdapterSwitch:
             import peft
         except ImportError as error:
             raise MissingExtraError(
-                f"the adapter {folder} needs PEFT ({shorten(error)}): pip install peft"
+                f"the adapter {folder} needs PEFT ({shorten(error)}): "
+                "pip install 'flower-privsyn[training]'"
             ) from error
         try:
             with warnings.catch_warnings():

@@ -7,7 +7,7 @@ import inspect
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import MissingExtraError, ModelError
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
-_PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+Kind = Literal["causal", "masked", "causal or encoder-decoder"]
+
 _HUB_TIMEOUT_SECONDS = 5.0
 
 
@@ -53,7 +54,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """
     import torch
 
-    check_choice("generation setting dtype", dtype, _PRECISIONS)
+    check_choice("generation setting dtype", dtype, get_args(Precision))
     if dtype != "auto":
         chosen: torch.dtype = getattr(torch, dtype)
         return chosen
@@ -62,9 +63,6 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if device.type == "cpu" and _cpu_multiplies_bfloat16():
         return torch.bfloat16
     return torch.float32
-
-
-Kind = Literal["causal", "masked", "causal or encoder-decoder"]
 
 
 def load_pretrained(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from flower_privsyn.checks import check_choice, check_whole
 from flower_privsyn.errors import ConfigError
@@ -54,7 +54,7 @@ def make_tokenizer(
     """
     from transformers import PreTrainedTokenizerFast
 
-    check_choice("tokenizer", kind, ("words", "subwords"))
+    check_choice("tokenizer", kind, get_args(TokenizerKind))
     check_whole("vocabulary", vocabulary, ge=1 if kind == "words" else _BYTES)
     made = (_words if kind == "words" else _subwords)(texts, vocabulary)
     found = made.get_vocab_size() - len(SPECIAL_TOKENS)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack, final
 
 import numpy as np
 
-from flower_privsyn.checks import PositiveInt
+from flower_privsyn.checks import PositiveInt, check_choice
 from flower_privsyn.data.cut import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import located
@@ -150,8 +150,13 @@ class AugPEConfig(EvolutionConfig):
         One text is one user, who votes once (`max_samples` = 1), so that the sensitivity is the
         paper's. Their code asks for no number of words with open models; neither do these prompts
         insist. Classes of OpenReview and Yelp are left to `classes`.
+
+        Raises:
+            ConfigError: no such data set or epsilon is printed.
         """
+        check_choice("data", data, tuple(_AS_PRINTED))
         printed = _AS_PRINTED[data]
+        check_choice("epsilon", epsilon, tuple(printed["noise"]))
         preset: dict[str, Any] = {
             "noise_multiplier": printed["noise"][epsilon],
             "delta": 1 / (printed["texts"] * math.log(printed["texts"])),
@@ -225,6 +230,8 @@ class EvolutionByClass(Evolution):
 
     changeable = frozenset({"generator-api-key-env"})
 
+    config: AugPEConfig
+
     def __init__(
         self,
         config: AugPEConfig,
@@ -234,7 +241,6 @@ class EvolutionByClass(Evolution):
         generator: TextGenerator | None = None,
     ) -> None:
         super().__init__(config, embedder=embedder, variation=variation, generator=generator)
-        self.config = config
         self._of_class: dict[str, list[str]] = {}
         self._writer: ByInstruction | None = None
 

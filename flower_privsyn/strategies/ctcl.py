@@ -44,6 +44,7 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
+from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies.parts.federated_training import FederatedTraining
 from flower_privsyn.strategies.parts.first_release import (
     FIRST_ROUND,
@@ -60,7 +61,7 @@ from flower_privsyn.strategies.parts.topic_texts import (
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation.topics import Topics
+    from flower_privsyn.generation.topics import TopicHierarchy, Topics
     from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
@@ -280,9 +281,10 @@ class TopicsAndTraining(FederatedTraining):
     changeable_once_released = _USES
     has_conditions = True
 
+    config: CTCLConfig
+
     def __init__(self, config: CTCLConfig, *, embedder: Embedder | None = None) -> None:
         super().__init__(config)
-        self.config = config
         self._embedder = embedder
         self._topics: Topics | None = None
 
@@ -334,20 +336,10 @@ class TopicsAndTraining(FederatedTraining):
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load topics, the model that finds them, and the generator."""
-        from flower_privsyn.embedding import (
-            default_cache_directory,
-            load_embedder,
-            require_company,
-        )
-
         config = self.config
         self._topics = self._load_topics()
-        if self._embedder is None:
-            self._embedder = load_embedder(
-                located(config.embedding_model), precision=config.embedding_precision
-            )
-        self._hierarchy().check_embedder(self._embedder, setting=f'topics = "{config.topics}"')
-        require_company(self._embedder, default_cache_directory())
+        embedder = self._embedder = embedder_of(config, self._embedder)
+        self._hierarchy().check_embedder(embedder, setting=f'topics = "{config.topics}"')
         (training,) = super().prepare(place)
         if self.model.encoder_decoder and not config.keywords:
             raise ConfigError(
@@ -362,14 +354,10 @@ class TopicsAndTraining(FederatedTraining):
         )
         self._refuse_other_topics(place.run)
         return (
-            RecordSource(
-                fingerprint=self._embedder.fingerprint, dimension=self._embedder.dimension
-            ),
+            embeddings_by(embedder),
             replace(
                 training,
-                fingerprint=conditioned_fingerprint(
-                    training.fingerprint, self._embedder.fingerprint
-                ),
+                fingerprint=conditioned_fingerprint(training.fingerprint, embedder.fingerprint),
                 conditioned=True,
             ),
         )
@@ -496,14 +484,13 @@ class TopicsAndTraining(FederatedTraining):
 
     # ------------------------------------------------------------------ topics
 
-    def _hierarchy(self) -> Any:
+    def _hierarchy(self) -> TopicHierarchy:
         from flower_privsyn.generation.topics import load_topics
 
         return load_topics(located(self.config.topics))
 
     def _load_topics(self) -> Topics:
-        found: Topics = self._hierarchy().at(self.config.num_topics)
-        return found
+        return self._hierarchy().at(self.config.num_topics)
 
     def _need_topics(self) -> Topics:
         return need(self._topics)

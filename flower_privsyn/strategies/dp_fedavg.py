@@ -18,7 +18,6 @@ Andrew et al.: the bit beside the update, and C for the next round   `following_
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,8 +39,6 @@ from flower_privsyn.strategies.parts.federated_training import (
 
 if TYPE_CHECKING:
     from flower_privsyn.preset_keywords import DPFedAvgKeywords
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: What PrE-Text searched for its baseline (Hou et al. 2024, appendix), 4 samples a step.
 PRE_TEXT_GRID: Final[Mapping[str, tuple[float, ...]]] = {
@@ -192,9 +189,10 @@ class AveragedTraining(FederatedTraining):
         config: the settings.
     """
 
+    config: DPFedAvgConfig
+
     def __init__(self, config: DPFedAvgConfig) -> None:
         super().__init__(config)
-        self.config = config
 
     def following_clip_norm(self, query: ModelDelta, release: ReleasedSum) -> float:
         """The geometric step towards the quantile, or no step without adaptive clipping.

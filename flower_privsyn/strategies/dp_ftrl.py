@@ -18,7 +18,6 @@ Algorithm 1 of Kairouz et al., for users instead of records:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, final
@@ -35,8 +34,6 @@ from flower_privsyn.strategies.parts.federated_training import FederatedTraining
 
 if TYPE_CHECKING:
     from flower_privsyn.preset_keywords import DPFTRLKeywords
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: POPri's noise multipliers for DP-FTRL by (users, users per round) and epsilon, table 3.
 POPRI_TREES: Final[Mapping[tuple[int, int], Mapping[str, float]]] = {
@@ -184,9 +181,10 @@ class CorrelatedTraining(FederatedTraining):
         config: the settings.
     """
 
+    config: CorrelatedTrainingConfig
+
     def __init__(self, config: CorrelatedTrainingConfig) -> None:
         super().__init__(config)
-        self.config = config
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         """All rounds under the matrix of the settings."""

@@ -20,6 +20,7 @@ import logging
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack, final
 
 import numpy as np
@@ -27,7 +28,7 @@ from annotated_types import Ge, Le
 
 from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
-from flower_privsyn.files import located, replacing, write_json
+from flower_privsyn.files import replacing, write_json
 from flower_privsyn.privacy import (
     FullParticipation,
     NeighboringRelation,
@@ -46,6 +47,7 @@ from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.candidate_text import candidate_names, read_sets
+from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies.parts.moment_settings import (
     DIMENSIONS,
     MomentDimensions,
@@ -71,11 +73,11 @@ logger = logging.getLogger("flwr.privsyn")
 #: In a run directory: the sets of text, the nearest first.
 RANKING_FILE: Final = "ranking.json"
 
+#: What marks a run with `noise_calibration = "too-little-as-printed"`.
 PRINTED_STAMP: Final = (
     "research: the noise is the paper's as printed, too little for the epsilon it names; the "
     "ledger states what it costs"
 )
-"""What marks a run with `noise_calibration = "too-little-as-printed"`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,15 +376,8 @@ class ReleasedMoments(AskedAgain):
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the embedding model, read the candidates, and settle the coordinates."""
-        from flower_privsyn.embedding import default_cache_directory, load_embedder, require_company
-
         config, self._place = self.config, place
-        if self._embedder is None:
-            self._embedder = load_embedder(
-                located(config.embedding_model), precision=config.embedding_precision
-            )
-        embedder = self._embedder
-        require_company(embedder, default_cache_directory())
+        embedder = self._embedder = embedder_of(config, self._embedder)
         self._sets = read_sets(
             candidate_names(config.candidates),
             tokenizer=embedder.tokenizer,
@@ -394,7 +389,7 @@ class ReleasedMoments(AskedAgain):
             place.run.path, config.space(), embedder=embedder, progress=place.progress
         )
         self._questions = config.questions(self._space.radius)
-        return (RecordSource(fingerprint=embedder.fingerprint, dimension=embedder.dimension),)
+        return (embeddings_by(embedder),)
 
     def check_plan(self, plan: Plan, *, spent: str) -> None:
         """Say how much of the covariance the noise leaves, and refuse where it leaves nothing."""
@@ -499,7 +494,7 @@ class ReleasedMoments(AskedAgain):
         return {"epsilon_of_a_record": epsilon if math.isfinite(epsilon) else None}
 
     @property
-    def _shift_file(self) -> Any:
+    def _shift_file(self) -> Path:
         """What the rounds after the first subtract, as it travels."""
         return self.run.path / "moments_shift.npy"
 

@@ -143,9 +143,10 @@ class SketchThenTraining(CorrelatedTraining):
     #: The bias is put on when the last round is over.
     changeable_once_released = frozenset({"token-bias", "bigram-bias"})
 
+    config: HybridConfig
+
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(config)
-        self.hybrid_config = config
         self._text: SketchedText | None = None
         self._made: SketchedStudent | None = None
         self._begun: LocalModel | None = None
@@ -153,17 +154,17 @@ class SketchThenTraining(CorrelatedTraining):
     @property
     def queries(self) -> tuple[Query, ...]:
         """The counts, and updates clipped to the first clip norm."""
-        return (self.hybrid_config.sketch_question(), *super().queries)
+        return (self.config.sketch_question(), *super().queries)
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         """One round for the sketch, and those that train."""
         counts, updates = self.queries
         return first_then_training(
-            self.hybrid_config,
+            self.config,
             population,
             name="sketch",
             query=counts,
-            multiplier=self.hybrid_config.sketch_multiplier(),
+            multiplier=self.config.sketch_multiplier(),
             updates=updates,
         )
 
@@ -176,7 +177,7 @@ class SketchThenTraining(CorrelatedTraining):
 
     def needs(self) -> Needs:
         """The model, its teacher and public text."""
-        config, training = self.hybrid_config, super().needs()
+        config, training = self.config, super().needs()
         sketch = sketch_needs(
             model=config.model,
             teacher=config.teacher if config.teacher_weight else "",
@@ -192,7 +193,7 @@ class SketchThenTraining(CorrelatedTraining):
 
     def outline(self, look: Look) -> Outline:
         """The counts, then updates of all that is trained."""
-        config, training = self.hybrid_config, super().outline(look)
+        config, training = self.config, super().outline(look)
         counts = about_tokens(
             config.sketch_question(), num_bigrams=config.num_bigrams, model=config.model, look=look
         )
@@ -208,9 +209,9 @@ class SketchThenTraining(CorrelatedTraining):
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the model, read the public text, and refuse what could not work later."""
-        check_teacher(self.hybrid_config)
+        check_teacher(self.config)
         sources = super().prepare(place)
-        self._text = SketchedText(self.hybrid_config, place)
+        self._text = SketchedText(self.config, place)
         self._text.refuse_short_rows()
         return (self._text.source, *sources)
 
@@ -243,7 +244,7 @@ class SketchThenTraining(CorrelatedTraining):
         if not self._is_released:
             logger.warning("the sketch was lost: the rounds that train begin with the public model")
             return state
-        config = self.hybrid_config
+        config = self.config
         begins = config.initial_model or config.model
         self._student().train(begins, self.run.path / "models" / "student")
         return replace(state, parameters=self.base_of(number + 1).parameters)
@@ -286,7 +287,7 @@ class SketchThenTraining(CorrelatedTraining):
             release = self._need_place().released(FIRST_ROUND)
             if release is None:
                 raise RuntimeError("there is no release to make a student of")
-            self._made = SketchedStudent(self.hybrid_config, self._need_text(), [release.of_users])
+            self._made = SketchedStudent(self.config, self._need_text(), [release.of_users])
         return self._made
 
     def _need_text(self) -> SketchedText:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
-
 
 #: What the refinement is, of which no release knows.
 _REFINEMENT_SETTINGS = frozenset(
@@ -236,7 +234,7 @@ class SketchRefinement(AskedAgain):
     def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
         """With the releases made, the refinement is free to be another until it has begun."""
         free = super().free_settings(run, all_released=all_released)
-        if all_released and not (run.path / "refinement").exists():
+        if all_released and not run.refinement.folder.exists():
             free |= _REFINEMENT_SETTINGS
         return free
 
@@ -256,7 +254,7 @@ class SketchRefinement(AskedAgain):
         self._rounds = PreferenceRounds(
             config,
             public,
-            root=self.run.path / "refinement",
+            rounds=self.run.refinement,
             progress=self.progress,
             trainer=self._trainer,
         )
@@ -344,7 +342,7 @@ class SketchRefinement(AskedAgain):
         config = self.config
         evolution = SketchEvolution(
             sketch,
-            folder=self.run.path / "refinement",
+            rounds=self.run.refinement,
             objective=config.objective,
             num_candidates=config.num_candidates,
         )
@@ -412,11 +410,11 @@ class SketchRefinement(AskedAgain):
                         origins.append((parent,))
         fresh = Population.create(texts, round_number=number, source="variation", parents=origins)
         return Population(
-            parents.texts + fresh.texts,
-            parents.ids + fresh.ids,
-            parents.parents + fresh.parents,
-            parents.source + fresh.source,
-            np.concatenate((parents.embeddings, self._embed(number, fresh.texts))),
+            texts=parents.texts + fresh.texts,
+            ids=parents.ids + fresh.ids,
+            parents=parents.parents + fresh.parents,
+            source=parents.source + fresh.source,
+            embeddings=np.concatenate((parents.embeddings, self._embed(number, fresh.texts))),
         )
 
     def _embed(self, number: int, texts: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -431,11 +429,11 @@ class SketchRefinement(AskedAgain):
 
 
 class SketchEvolution:
-    """Survivors on disk, chosen by a sketch: `<folder>/0001/population.parquet`.
+    """Survivors on disk, chosen by a sketch: of each round `population.parquet`.
 
     Args:
         sketch: what survivors are to resemble.
-        folder: the folder of the rounds.
+        rounds: where the files of the rounds are.
         objective: "witness" chooses the texts that together resemble the users' texts (kernel
             herding); "mean" those that do so one by one.
         num_candidates: survivors of a round.
@@ -445,12 +443,12 @@ class SketchEvolution:
         self,
         sketch: Sketch,
         *,
-        folder: Path,
+        rounds: Rounds,
         objective: Literal["witness", "mean"],
         num_candidates: int,
     ) -> None:
         self._sketch = sketch
-        self._folder = folder
+        self._rounds = rounds
         self._objective = objective
         self._num_candidates = num_candidates
 
@@ -458,7 +456,7 @@ class SketchEvolution:
         """The survivors of a round, with their embeddings; None before it."""
         import pyarrow.parquet as pq
 
-        file = self._file(number)
+        file = self._rounds.files(number).population
         if not file.exists():
             return None
         survived = pq.read_table(file, columns=["survived"]).column("survived").to_numpy()
@@ -475,9 +473,7 @@ class SketchEvolution:
             chosen = np.argsort(-scores, kind="stable")[: self._num_candidates]
         survived = np.zeros(len(pool), dtype=np.bool_)
         survived[chosen] = True
-        self._file(number).parent.mkdir(parents=True, exist_ok=True)
-        pool.to_parquet(self._file(number), survived=survived.tolist())
+        files = self._rounds.files(number)
+        files.folder.mkdir(parents=True, exist_ok=True)
+        pool.to_parquet(files.population, survived=survived.tolist())
         return pool.take(np.flatnonzero(survived))
-
-    def _file(self, number: int) -> Path:
-        return Rounds(self._folder).files(number).population

@@ -63,7 +63,7 @@ class MoreText(Settings):
         Raises:
             ConfigError: the run names no generator, and none is given.
         """
-        own = run.config | run.changed_settings()
+        own = run.config
         values = {
             field.name: own[key]
             for field in fields(cls)
@@ -136,7 +136,7 @@ class MoreText(Settings):
         from flower_privsyn.generation import SamplingParameters, load_trained_generator
         from flower_privsyn.generation.streams import derive_seed
 
-        own = run.config | run.changed_settings()
+        own = run.config
         return TopicWriter(
             generator=generator or load_trained_generator(Path(self.generator)),
             conditions=topics.conditions,
@@ -329,7 +329,7 @@ def _expanded(
 def _used(run: RunDirectory, settings: MoreText, seeds: _Seeds, seed: int) -> dict[str, Any]:
     """What the settings beside a file say of its texts."""
     used: dict[str, Any] = {
-        "run": str(run.path.name),
+        "run": run.path.name,
         "seed": seed,
         "seeds": _digest(seeds.texts),
         **asdict(settings),
@@ -368,11 +368,14 @@ def _conditions(topics: TopicsOfRun) -> _Seeds:
 def _seeds(run: RunDirectory) -> _Seeds:
     """The texts of a run that may stand in prompts, and what they are."""
     weights = str(run.config.get("survivor-weights", "distinct"))
-    found = survivors(run, counted=weights == "counted")
+    chosen = (run.state.get("summary") or {}).get("survivors_of_round")
+    found = survivors(
+        run, counted=weights == "counted", rounds=None if chosen is None else [chosen]
+    )
     if len(found):
-        rounds = len(run.rounds_with_outcome("released"))
         texts, ids, labels = found.texts, found.ids, found.labels
-        kind = f"survivors of {rounds} rounds"
+        rounds = len(run.rounds_with_outcome("released"))
+        kind = f"survivors of {rounds} rounds" if chosen is None else f"survivors of round {chosen}"
     else:
         records = list(read_json_lines(run.synthetic_jsonl))
         texts = tuple(str(record["text"]) for record in records)

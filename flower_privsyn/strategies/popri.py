@@ -432,7 +432,7 @@ class PreferencesByScores(Method):
         return PreferenceRounds(
             self.config,
             public,
-            root=place.run.path / "rounds",
+            rounds=place.run.rounds,
             progress=place.progress,
             trainer=self._trainer,
         )

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack, final
 
 import numpy as np
 
-from flower_privsyn.checks import NonNegativeInt
+from flower_privsyn.checks import NonNegativeInt, check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import write_json
 from flower_privsyn.privacy import RandomSource
@@ -75,7 +75,7 @@ class PrivateEvolutionConfig(EvolutionConfig):
     """Settings of `PrivateEvolution`; the defaults are PrE-Text with our corrections.
 
     References:
-        Hou et al. 2024, section 4 and appendix; values above are from there unless said.
+        Hou et al. 2024, section 4 and appendix; the defaults are from there unless said.
     """
 
     num_rounds: int = 11
@@ -171,7 +171,11 @@ class PrivateEvolutionConfig(EvolutionConfig):
 
         Noise multiplier 11.3 (epsilon 1.29 by the papers' RDP accountant) or 2.31 (7.58), N_syn
         1,024 or 2,048, H in votes, survivors counted once per round.
+
+        Raises:
+            ConfigError: no such epsilon is printed.
         """
+        check_choice("epsilon", epsilon, ("1.29", "7.58"))
         strong = epsilon == "1.29"
         preset: dict[str, Any] = {
             "noise_multiplier": 11.3 if strong else 2.31,
@@ -256,6 +260,8 @@ class EvolutionByVotes(Evolution):
     )
     changeable_once_released = frozenset({"temperature", "top-p"})
 
+    config: PrivateEvolutionConfig
+
     def __init__(
         self,
         config: PrivateEvolutionConfig,
@@ -265,7 +271,6 @@ class EvolutionByVotes(Evolution):
         generator: TextGenerator | None = None,
     ) -> None:
         super().__init__(config, embedder=embedder, variation=variation, generator=generator)
-        self.config = config
         self._selected: SelectedText | None = None
         if config.initial_text == "selected":
             self._selected = SelectedText(config, needed=config.num_candidates, least=1)

@@ -90,15 +90,16 @@ class TrainingInHalves(CorrelatedTraining):
         config: the settings.
     """
 
+    config: PublicMidTrainingConfig
+
     def __init__(self, config: PublicMidTrainingConfig) -> None:
         super().__init__(config)
-        self.mid_config = config
         self._step: PublicStep | None = None
         self._taught: LocalModel | None = None
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         """Both halves, each under a matrix of its own; or all rounds under one."""
-        config = self.mid_config
+        config = self.config
         if not config.in_halves:
             return super().phases(population)
         whole = config.phase(population, asks=self.queries)
@@ -114,12 +115,12 @@ class TrainingInHalves(CorrelatedTraining):
 
     def base_moved(self, number: int) -> bool:
         """Whether nodes train on a base of public text in a round, or began with another one."""
-        before = self.mid_config.rounds_before
+        before = self.config.rounds_before
         return (before is not None and number > before) or super().base_moved(number)
 
     def base_of(self, number: int) -> LocalModel:
         """The model that public text made, in the rounds after it."""
-        before = self.mid_config.rounds_before
+        before = self.config.rounds_before
         if before is None or number <= before:
             return super().base_of(number)
         if self._taught is None:
@@ -132,14 +133,14 @@ class TrainingInHalves(CorrelatedTraining):
         if len(plan.phases) > 1:
             told.append(
                 "nobody takes part in both halves: they cost the larger one"
-                if self.mid_config.cohorts == "disjoint"
+                if self.config.cohorts == "disjoint"
                 else "users take part in both halves: their costs are added up"
             )
         return told
 
     def needs(self) -> Needs:
         """The model that is trained, its teacher, what scores, and public text."""
-        config, needs = self.mid_config, super().needs()
+        config, needs = self.config, super().needs()
         if config.position == "none":
             return needs
         named = {"teacher": config.teacher}
@@ -162,14 +163,14 @@ class TrainingInHalves(CorrelatedTraining):
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the model, read the public text, and refuse what could not work later."""
         sources = super().prepare(place)
-        if self.mid_config.position != "none":
-            self._step = PublicStep(self.mid_config, run=place.run.path, progress=place.progress)
+        if self.config.position != "none":
+            self._step = PublicStep(self.config, run=place.run.path, progress=place.progress)
             self._step.check()
         return sources
 
     def next_start(self, state: ServerState, number: int) -> ServerState:
         """Where the public text stands here, the model it makes, and an optimiser that begins."""
-        if number != self.mid_config.rounds_before:
+        if number != self.config.rounds_before:
             return state
         self._taught = self.loaded(self._need_step().take(state.parameters))
         return replace(
@@ -180,7 +181,7 @@ class TrainingInHalves(CorrelatedTraining):
 
     def trained(self, state: ServerState) -> tuple[LocalModel, npt.NDArray[np.float32]]:
         """The last model, on the base that public text made; or what public text makes of it."""
-        if self.mid_config.position == "after":
+        if self.config.position == "after":
             model = self.loaded(self._need_step().take(state.parameters))
             return model, model.parameters
         return super().trained(state)

@@ -165,7 +165,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="candidates of a round taken back stay for the next",
         file=PREFERENCE_ROUNDS,
         function="PreferenceRounds.take_back",
-        before="    self._candidates_file(number + 1).unlink(missing_ok=True)\n",
+        before="    self._rounds.files(number + 1).candidates.unlink(missing_ok=True)\n",
         after="    pass\n",
         tests=(f"{TESTS}::TestAskingAgain",),
     ),

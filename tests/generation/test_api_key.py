@@ -7,7 +7,7 @@ import pytest
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import OpenAIGenerator, load_generator
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator, read_key, redact
-from flower_privsyn.strategies import POPriConfig, PrivateEvolutionConfig
+from flower_privsyn.strategies import JointSketchConfig, POPriConfig, PrivateEvolutionConfig
 
 KEY = "sk-proj-0123456789abcdefXYZ"
 
@@ -30,7 +30,7 @@ KEY = "sk-proj-0123456789abcdefXYZ"
 )
 def test_an_address_that_may_hold_a_key_is_refused_and_not_quoted(address: str) -> None:
     messages = []
-    for config in (PrivateEvolutionConfig, POPriConfig):
+    for config in (PrivateEvolutionConfig, POPriConfig, JointSketchConfig):
         with pytest.raises(ConfigError) as refused:
             config(epsilon=1.0, generator=address)  # type: ignore[arg-type]
         messages.append(str(refused.value))

@@ -16,6 +16,7 @@ from flower_privsyn.generation import (
     load_generator,
     load_trained_generator,
 )
+from flower_privsyn.generation.generators import is_remote
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.local import LocalModel
 
@@ -67,6 +68,13 @@ def test_a_server_with_its_model(monkeypatch: pytest.MonkeyPatch):
 def test_vllm_in_this_process_where_it_is_not_installed():
     with pytest.raises(MissingExtraError, match="vllm serve"):
         load_generator("vllm:privsyn-lm")
+
+
+def test_what_is_an_address_is_remote():
+    for name in ("http://h:1/v1#m", "HTTP://h:1/v1#m", " https://h/v1", "vllm:/models/llama"):
+        assert is_remote(name)
+    for name in ("privsyn-lm", "gguf:model.gguf", "./http"):
+        assert not is_remote(name)
 
 
 @pytest.mark.parametrize("name", ["", "  ", None])

@@ -1,3 +1,5 @@
+"""Prompts that number text samples: what is rendered, what is parsed, what is refused."""
+
 from __future__ import annotations
 
 import json

@@ -421,7 +421,7 @@ def test_wrong_adapters(llama: Path, gpt2: Path, adapters: tuple[Path, Path], tm
 def test_peft_missing(llama: Path, adapters: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
     generator = TransformersGenerator(llama)
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingExtraError, match="pip install peft"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[training\]'"):
         generator.generate(PROMPTS, sampling=GREEDY, adapter=adapters[0])
 
 

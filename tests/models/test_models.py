@@ -1,3 +1,5 @@
+"""The bundled models: small, whole, made from public text, and read without the network."""
+
 from __future__ import annotations
 
 import json

@@ -31,6 +31,7 @@ from flower_privsyn.strategies import FreD, FreDConfig, MomentSketch
 from flower_privsyn.strategies.fred import PRINTED_STAMP, RANKING_FILE
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid
 from tests.support.federation import WORDS, asked, make_users, rounds_asked
+from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
 from tests.support.traffic import check_planned
 
@@ -38,10 +39,6 @@ Builder = Callable[..., Any]
 
 #: Samples of users are cut to 64 words, so that each text here is one.
 USERS = make_users(40, samples=3)
-
-
-class Killed(BaseException):
-    """A process that dies: nothing may catch it."""
 
 
 def write(path: Path, texts: list[str]) -> str:

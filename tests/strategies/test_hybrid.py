@@ -13,7 +13,7 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from flower_privsyn.data import Users
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.privacy import PrivacyLedger
@@ -318,7 +318,7 @@ class TestBadInput:
         sentence: str,
     ) -> None:
         grid = training_nodes(people)
-        with pytest.raises(Exception, match=sentence):
+        with pytest.raises(PrivsynError, match=sentence):
             Hybrid(config(**changes)).start(grid)
         assert asked(grid) == []
         assert not (tmp_path / "run" / "ledger.jsonl").exists()

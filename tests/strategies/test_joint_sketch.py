@@ -27,6 +27,7 @@ from flower_privsyn.strategies.parts.synthesis import biased_generator
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import unlearnt
 from tests.support.federation import asked, make_users
+from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
 from tests.support.traffic import check_planned
 
@@ -231,14 +232,11 @@ class TestResume:
     ) -> None:
         from flower_privsyn.strategies.parts import sketched_text
 
-        class Stop(BaseException):
-            pass
-
         def die(*args: Any, **kwargs: Any) -> None:
-            raise Stop
+            raise Killed
 
         monkeypatch.setattr(sketched_text.SketchedText, "select", die)
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             JointSketch(config()).start(federation())
         monkeypatch.undo()
         before = len(np.load(tmp_path / "run" / "bigrams.npy"))

@@ -23,14 +23,12 @@ from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.population import survivors
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
 from tests.support.federation import WORDS, make_users, rounds_asked, silent
+from tests.support.methods import learning_nothing
+from tests.support.probe import Killed
 from tests.support.run_files import lines, releases
 from tests.support.traffic import check_planned
 
 Builder = Callable[..., Any]
-
-
-class Killed(BaseException):
-    """A process that dies: nothing may catch it."""
 
 
 @pytest.fixture
@@ -64,13 +62,6 @@ def preferring(tmp_path: Path, public_file: Path) -> Builder:
     return build
 
 
-def frozen(model: Any, pairs: Any, **kwargs: Any) -> Any:
-    """A trainer that learns nothing."""
-    result = train_words(model, pairs, **kwargs)
-    (kwargs["output"] / "adapter_config.json").write_text("{}")
-    return result
-
-
 class TestPOPri:
     def test_moments_are_the_first_release_and_the_nearest_round_writes(
         self, federation: Builder, preferring: Builder
@@ -98,7 +89,7 @@ class TestPOPri:
 
     def test_patience_ends_the_spending(self, federation: Builder, preferring: Builder) -> None:
         grid = federation(make_users(30))
-        strategy = preferring(frozen, patience=1, num_rounds=20)
+        strategy = preferring(learning_nothing, patience=1, num_rounds=20)
         strategy.start(grid)
         charged = releases(strategy.run.path)
         assert 2 <= len(charged) < 20

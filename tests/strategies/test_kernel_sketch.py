@@ -21,7 +21,8 @@ from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.testing import HashEmbedder, ShuffleWords, WordGenerator, train_words
 from tests.support.federation import WORDS, is_rehearsal, make_users
-from tests.support.methods import sketching
+from tests.support.methods import learning_nothing, sketching
+from tests.support.probe import Killed
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -61,10 +62,6 @@ def config(tmp_path: Path, public_file: Path) -> Callable[..., KernelSketchConfi
         return KernelSketchConfig(**values)
 
     return build
-
-
-class Stop(BaseException):
-    """A process that dies: nothing may catch it."""
 
 
 class TestOneRelease:
@@ -204,9 +201,9 @@ class TestKernel:
             def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
                 if is_rehearsal(prompts, kwargs["sampling"]):
                     return super().generate(prompts, **kwargs)
-                raise Stop
+                raise Killed
 
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             sketching(config(), generator=Dying(WORDS)).start(federation())
         kernel = tmp_path / "run" / "kernel.json"
         changed = json.loads(kernel.read_text()) | {"bandwidth": 1.2345}
@@ -219,9 +216,9 @@ class TestKernel:
         self, federation: Builder, config: Builder, tmp_path: Path, damaged: str
     ) -> None:
         def dying(request: Message, reply: Message) -> list[Message]:
-            raise Stop
+            raise Killed
 
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             sketching(config()).start(federation(tamper=dying))
         (tmp_path / "run" / "kernel.json").write_text(damaged)
         with pytest.raises(RunDirectoryError, match=r"kernel\.json holds no readable kernel"):
@@ -284,12 +281,7 @@ class TestPreferences:
         assert {row["round"] for row in lines(strategy.run.synthetic_jsonl)} == {4}
 
     def test_patience_ends_the_refinement(self, federation: Builder, config: Builder) -> None:
-        def frozen(model: Any, pairs: Any, **kwargs: Any) -> Any:
-            report = train_words(model, pairs, **kwargs)
-            (kwargs["output"] / "adapter_config.json").write_text("{}")
-            return report
-
-        strategy = sketching(config(refinement_rounds=30, patience=2), trainer=frozen)
+        strategy = sketching(config(refinement_rounds=30, patience=2), trainer=learning_nothing)
         strategy.start(federation())
         assert len(strategy.run.state["summary"]["squared_mmd"]) < 20
         assert strategy.run.status == "finished"
@@ -430,7 +422,7 @@ class TestResuming:
         def count(what: str) -> None:
             calls[what] += 1
             if what == place and calls[what] == 2:
-                raise Stop
+                raise Killed
 
         class Generator(WordGenerator):
             def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
@@ -449,7 +441,7 @@ class TestResuming:
 
         parts = {"generator": Generator(WORDS), "variation": Variation(), "trainer": trainer}
         values = {"noise_multiplier": 0.0, "refine": refine}
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             sketching(config(**values), **parts).start(federation())
         grid = federation()
         sketching(config(**values, resume=True), **parts).start(grid)
@@ -464,10 +456,10 @@ class TestResuming:
     ) -> None:
         def dying(request: Message, reply: Message) -> list[Message]:
             if "privsyn.answer" in reply.content:
-                raise Stop
+                raise Killed
             return [reply]
 
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             sketching(config(num_rounds=2, epsilon=2.0)).start(federation(tamper=dying))
         strategy = sketching(config(num_rounds=2, epsilon=2.0, resume=True))
         strategy.start(federation())
@@ -559,6 +551,7 @@ class TestSettings:
             ({"mask_fraction": 0.0}, "mask-fraction"),
             ({"mask_steps": 0}, "mask-steps"),
             ({"generator": "http://localhost:8000/v1"}, "training-model"),
+            ({"generator": "HTTP://localhost:8000/v1"}, "training-model"),
         ],
     )
     def test_bad_ones_are_named(self, config: Builder, changes: dict[str, Any], named: str) -> None:

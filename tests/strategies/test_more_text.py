@@ -127,6 +127,17 @@ def test_a_file_written_otherwise_is_not_added_to(finished: RunDirectory, tmp_pa
         write(finished, output=tmp_path / "nowhere" / "more.jsonl")
 
 
+def test_a_run_that_chose_a_round_gives_its_survivors(finished: RunDirectory) -> None:
+    state = json.loads(finished.state_file.read_text())
+    state["summary"]["survivors_of_round"] = 1
+    finished.state_file.write_text(json.dumps(state))
+    written = write(RunDirectory.open(finished.path))
+    chosen, every = survivors(finished, rounds=[1]), survivors(finished)
+    assert written.kind == "survivors of round 1"
+    assert written.seeds == len(set(chosen.texts)) < len(set(every.texts))
+    assert {parent for row in lines(written.path) for parent in row["parent"]} <= set(chosen.ids)
+
+
 def test_a_run_without_survivors_gives_its_synthetic_texts(finished: RunDirectory) -> None:
     for file in finished.path.glob("rounds/*/population.parquet"):
         file.unlink()

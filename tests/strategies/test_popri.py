@@ -30,6 +30,8 @@ from flower_privsyn.strategies.popri import PRINTED_NOISE_MULTIPLIERS
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
 from tests.support.answering import read_answer
 from tests.support.federation import WORDS, is_rehearsal, make_users
+from tests.support.methods import learning_nothing
+from tests.support.probe import Killed
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -313,11 +315,8 @@ class TestScoresAtZeroNoise:
             if group not in best_of or scores[index] > scores[best_of[group]]:
                 best_of[group] = index
         chosen = [index for index, row in enumerate(table(strategy.run.path, 1)) if row["chosen"]]
+        assert chosen
         assert set(chosen) <= set(best_of.values())
-
-
-class Stop(BaseException):
-    """A process that dies: nothing may catch it."""
 
 
 class TestKilledAndResumed:
@@ -358,13 +357,13 @@ class TestKilledAndResumed:
             def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
                 self.calls += not is_rehearsal(prompts, kwargs["sampling"])
                 if self.calls == self.dies_at:
-                    raise Stop
+                    raise Killed
                 if kwargs.get("num_samples", 1) > 1:
                     self.asked += len(prompts)
                 return super().generate(prompts, **kwargs)
 
         first = Dying(WORDS)
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             popri(config(noise_multiplier=0.0), generator=first).start(federation())
         assert (tmp_path / "run" / "rounds" / "0002" / "responses.jsonl").exists()
         second = Dying(WORDS)
@@ -386,9 +385,9 @@ class TestKilledAndResumed:
             def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
                 if is_rehearsal(prompts, kwargs["sampling"]):
                     return super().generate(prompts, **kwargs)
-                raise Stop
+                raise Killed
 
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             popri(config(), generator=Dying(WORDS)).start(federation())
         assert releases(tmp_path / "run") == []
         popri(config(resume=True)).start(federation())
@@ -399,11 +398,11 @@ class TestKilledAndResumed:
             if "privsyn.answer" in reply.content:
                 dying.answers += 1  # type: ignore[attr-defined]
                 if dying.answers == 3:  # type: ignore[attr-defined]
-                    raise Stop
+                    raise Killed
             return [reply]
 
         dying.answers = 0  # type: ignore[attr-defined]
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             popri(config(epsilon=4.0)).start(federation(tamper=dying))
         strategy = popri(config(epsilon=4.0, resume=True))
         strategy.start(federation())
@@ -430,10 +429,10 @@ class TestKilledAndResumed:
                 "privsyn.answer" in reply.content
                 and request.content["privsyn.request"]["round"] > 2
             ):
-                raise Stop
+                raise Killed
             return [reply]
 
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             popri(config()).start(federation(tamper=dying))
         grid = federation()
         strategy = popri(config(resume=True))
@@ -449,10 +448,10 @@ class TestKilledAndResumed:
         def dying(model: Any, pairs: Any, **kwargs: Any) -> Any:
             calls.append(kwargs["output"].parent.name)
             if len(calls) == 2:
-                raise Stop
+                raise Killed
             return train_words(model, pairs, **kwargs)
 
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             popri(config(noise_multiplier=0.0), trainer=dying).start(federation())
         popri(config(noise_multiplier=0.0, resume=True), trainer=dying).start(federation())
         assert calls == ["0001", "0002", "0002", "0003"]
@@ -494,11 +493,11 @@ class TestKilledAndResumed:
             def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
                 self.calls += not is_rehearsal(prompts, kwargs["sampling"])
                 if self.calls == 5:
-                    raise Stop
+                    raise Killed
                 return super().generate(prompts, **kwargs)
 
         values = {"synthetic_samples": 400}
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             popri(config(**values), generator=Dying(WORDS)).start(federation())
         kept = lines(tmp_path / "run" / "expanded.jsonl")
         assert kept
@@ -583,11 +582,11 @@ class TestCheckpointByTheReleasedSketch:
     ) -> None:
         def dying(request: Message, reply: Message) -> list[Message]:
             if "privsyn.answer" in reply.content:
-                raise Stop
+                raise Killed
             return [reply]
 
         values = {"checkpoint": "sketch-mmd", "num_features": 64, "num_rounds": 4}
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             popri(config(**values)).start(federation(tamper=dying))
         strategy = popri(config(**values, resume=True))
         strategy.start(federation())
@@ -645,12 +644,6 @@ class TestCheckpointByTheReleasedSketch:
 
 
 class TestPatience:
-    def frozen(self, model: Any, pairs: Any, **kwargs: Any) -> Any:
-        """A training that learns nothing."""
-        result = train_words(model, pairs, **kwargs)
-        (kwargs["output"] / "adapter_config.json").write_text("{}")
-        return result
-
     def test_ends_the_run_and_the_spending(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:
@@ -662,7 +655,7 @@ class TestPatience:
             "num_features": 128,
         }
         grid = federation()
-        strategy = popri(config(**values), trainer=self.frozen)
+        strategy = popri(config(**values), trainer=learning_nothing)
         strategy.start(grid)
         charged = releases(tmp_path / "run")
         assert 3 <= len(charged) < 20
@@ -693,17 +686,19 @@ class TestPatience:
             def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
                 tried = is_rehearsal(prompts, kwargs["sampling"])
                 if kwargs.get("num_samples", 1) == 1 and self.dying and not tried:
-                    raise Stop
+                    raise Killed
                 return super().generate(prompts, **kwargs)
 
         generator = Dying(WORDS)
         generator.dying = True
-        with pytest.raises(Stop):
-            popri(config(**values), trainer=self.frozen, generator=generator).start(federation())
+        with pytest.raises(Killed):
+            popri(config(**values), trainer=learning_nothing, generator=generator).start(
+                federation()
+            )
         before = releases(tmp_path / "run")
         assert len(before) < 20
         grid = federation()
-        popri(config(**values, resume=True), trainer=self.frozen).start(grid)
+        popri(config(**values, resume=True), trainer=learning_nothing).start(grid)
         assert releases(tmp_path / "run") == before
         assert not [m for m in grid.requests if m.metadata.message_type != "query.prepare"]
 
@@ -1022,13 +1017,13 @@ class TestWithRealModels:
             if len(calls) == 2:
 
                 def stop(_: int) -> None:
-                    raise Stop
+                    raise Killed
 
                 kwargs["progress"] = stop
             return train_preferences(model, pairs, **kwargs)
 
         generator = TransformersGenerator("privsyn-lm")
-        with pytest.raises(Stop):
+        with pytest.raises(Killed):
             POPri(
                 self.settings(config), embedder=HashEmbedder(), generator=generator, trainer=dying
             ).start(federation())

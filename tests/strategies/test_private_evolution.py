@@ -126,16 +126,14 @@ class TestWholeRun:
         embedder = HashEmbedder()
         private = embedder.embed(users.texts)
 
-        def similarity(number: int) -> float:
+        def similarity(number: int, *, survivors: bool) -> float:
             table = pq.read_table(
                 strategy.run.path / "rounds" / f"{number:04d}" / "population.parquet"
             ).to_pylist()
-            kept = [row["text"] for row in table if number == 0 or row["survived"]]
+            kept = [row["text"] for row in table if row["survived"] or not survivors]
             return float((embedder.embed(kept) @ private.T).mean())
 
-        first = pq.read_table(strategy.run.path / "rounds/0001/population.parquet").to_pylist()
-        start = float((embedder.embed([row["text"] for row in first]) @ private.T).mean())
-        assert similarity(3) > start + 0.1
+        assert similarity(3, survivors=True) > similarity(1, survivors=False) + 0.1
 
 
 class TestCarefulText:
@@ -293,6 +291,8 @@ class TestPaperSettings:
         weak = PrivateEvolutionConfig.pre_text_as_printed(epsilon="7.58")
         assert weak.threshold == pytest.approx(8 * 1.541 * math.sqrt(2))
         assert strong.threshold == pytest.approx(5.9 * weak.threshold)
+        with pytest.raises(ConfigError, match=r'epsilon must be one of "1.29", "7.58", got .1.'):
+            PrivateEvolutionConfig.pre_text_as_printed(epsilon="1")  # type: ignore[arg-type]
 
     def test_published_budgets_come_out(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
@@ -517,7 +517,7 @@ class TestRankAndPrompts:
         for row in second:  # the echo's answers are words of its prompt
             (parent,) = row["parent"]
             assert set(row["text"].split()) & set(texts[parent].split())
-        assert any("(letters)" in row["text"] or "letters" in row["text"] for row in second)
+        assert any("letters" in row["text"] for row in second)
         free = strategy.method.free_settings(strategy.run, all_released=False)
         assert "generator" not in free
         assert "generator" in strategy.method.free_settings(strategy.run, all_released=True)

@@ -19,3 +19,10 @@ def sketching(config: KernelSketchConfig, **parts: Any) -> KernelSketch:
         trainer=parts.pop("trainer", train_words),
         **parts,
     )
+
+
+def learning_nothing(model: Any, pairs: Any, **kwargs: Any) -> Any:
+    """A trainer whose adapters leave the generator as it is."""
+    report = train_words(model, pairs, **kwargs)
+    (kwargs["output"] / "adapter_config.json").write_text("{}")
+    return report

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from flower_privsyn.strategies.parts.population import Population
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidates:
     """The usable responses of a round.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,19 +29,19 @@ from flower_privsyn.private_path.method import (
     Workplace,
     need,
 )
-from flower_privsyn.private_path.needs import Look, Needs
+from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies.parts.likelihood import (
     LikelihoodModel,
     LikelihoodQuantile,
     WholeSentences,
     hold_to_public_text,
 )
-from flower_privsyn.strategies.parts.outlines import about_candidates, evolution_needs
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.strategies.parts.selection import (
     SelectionName,
@@ -71,8 +71,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr.privsyn")
 
-
 IntArray = npt.NDArray[np.int64]
+
+#: What is read after the last release alone, unless the generator varies texts before it.
+_OF_THE_GENERATOR: Final = frozenset({"generator", "max-new-tokens"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +172,7 @@ class Evolution(Method):
         generator: in place of `config.generator`.
     """
 
-    #: What is read after the last release alone, unless the generator varies texts before it.
-    of_the_generator: ClassVar[frozenset[str]] = frozenset({"generator", "max-new-tokens"})
+    config: EvolutionConfig
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class Evolution(Method):
         variation: Variation | None = None,
         generator: TextGenerator | None = None,
     ) -> None:
-        self._settings = config
+        self.config = config
         self._classes = config.class_names
         self._query: Query = config.histogram()
         self._selection = selection_of(config)
@@ -205,26 +206,43 @@ class Evolution(Method):
 
     def needs(self) -> Needs:
         """Embedder, what varies texts, public text; and the generator where it is asked."""
-        config = self._settings
-        return evolution_needs(
-            config,
-            judge=config.likelihood_model if config.likelihood_quantile > 0 else "",
-            generator=config.generator if self._asks_generator else "",
+        config, by_prompt = self.config, self.config.variation == "prompt"
+        models = [
+            NeededModel(setting="embedding-model", name=config.embedding_model, kind="embedding")
+        ]
+        if not by_prompt:
+            name = config.variation_model
+            models.append(NeededModel(setting="variation-model", name=name, kind="masked"))
+        if config.likelihood_quantile > 0:
+            name = config.likelihood_model
+            models.append(NeededModel(setting="likelihood-model", name=name, kind="causal"))
+        if self._asks_generator:
+            name = config.generator
+            models.append(NeededModel(setting="generator", name=name, kind="generator"))
+        return Needs(
+            models=tuple(models),
+            libraries=("sentence_transformers", "torch", "transformers"),
+            public_text=config.public_text,
+            variation_prompt=config.variation_prompt if by_prompt else "",
         )
 
     def outline(self, look: Look) -> Outline:
         """Votes for as many candidates in every round."""
-        config = self._settings
-        dimension, m = look.dimension(config.embedding_model), config.num_candidates
-        return about_candidates(
-            self._query, candidates=m, dimension=dimension, labelled=bool(self._classes)
-        )
+        dimension, m = look.dimension(self.config.embedding_model), self.config.num_candidates
+        broadcast: dict[str, npt.NDArray[Any]] = {
+            "candidates": np.zeros((m, dimension), dtype=np.float32)
+        }
+        if self._classes:
+            broadcast["classes"] = np.zeros(m, dtype=np.int32)
+        question = Question(self._query, broadcast)
+        source = RecordSource(fingerprint="", dimension=dimension)
+        return Outline(sources=(source,), question=lambda _: question)
 
     def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
         """As the class says, without what the next population depends on."""
         free = super().free_settings(run, all_released=all_released)
-        held = self._settings.variation == "prompt" and not all_released
-        return free - self.of_the_generator if held else free
+        held = self.config.variation == "prompt" and not all_released
+        return free - _OF_THE_GENERATOR if held else free
 
     @property
     def run(self) -> RunDirectory:
@@ -240,16 +258,10 @@ class Evolution(Method):
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the models and the public text."""
-        self._place = place
-        from flower_privsyn.embedding import default_cache_directory, load_embedder, require_company
         from flower_privsyn.generation import load_generator
 
-        config = self._settings
-        if self._embedder is None:
-            self._embedder = load_embedder(
-                located(config.embedding_model), precision=config.embedding_precision
-            )
-        require_company(self._embedder, default_cache_directory())
+        config, self._place = self.config, place
+        self._embedder = embedder_of(config, self._embedder)
         if self._asks_generator and self._generator is None:
             self._generator = load_generator(
                 located(config.generator), api_key_env=config.generator_api_key_env
@@ -258,18 +270,14 @@ class Evolution(Method):
             self._variation = self._load_variation()
         self._prepare_seeds()
         self._rehearse()
-        return (
-            RecordSource(
-                fingerprint=self._embedder.fingerprint, dimension=self._embedder.dimension
-            ),
-        )
+        return (embeddings_by(self._embedder),)
 
     @property
     def _asks_generator(self) -> bool:
-        return self.writes or (self._settings.variation == "prompt" and self._variation is None)
+        return self.writes or (self.config.variation == "prompt" and self._variation is None)
 
     def _load_variation(self) -> Variation:
-        config = self._settings
+        config = self.config
         if config.variation == "mask-fill":
             return mask_filling(config, unit=config.mask_unit)
         return prompting(config, need(self._generator), prompt=config.variation_prompt)
@@ -278,7 +286,7 @@ class Evolution(Method):
         """Read the public text, and have everything stay as likely as it where that is asked."""
         from flower_privsyn.data import public_texts
 
-        config = self._settings
+        config = self.config
         seeds = public_texts(
             located(config.public_text),
             tokenizer=need(self._embedder).tokenizer,
@@ -302,7 +310,7 @@ class Evolution(Method):
     @property
     def _seeds_needed(self) -> int:
         """How many public texts the first population is drawn from at least."""
-        return self._settings.num_candidates
+        return self.config.num_candidates
 
     def _rehearse(self) -> None:
         """Have the generator write once where it varies texts: it must not fail after a release."""
@@ -322,7 +330,7 @@ class Evolution(Method):
 
     def _drawn(self, number: int) -> Population:
         """The first population: random public samples, drawn without replacement."""
-        config = self._settings
+        config = self.config
         chooser = np.random.default_rng([config.seed, 1])
         drawn = chooser.choice(len(self._seeds), size=config.num_candidates, replace=False)
         texts = [self._seeds[i] for i in drawn]
@@ -376,8 +384,8 @@ class Evolution(Method):
 
     def _chosen(self, release: ReleasedSum, members: IntArray, key: list[int]) -> IntArray:
         """How often each of some candidates survives, of which there are so many in the end."""
-        chooser = np.random.default_rng([self._settings.seed, 2, *key])
-        keep = len(members) // self._settings.num_variations
+        chooser = np.random.default_rng([self.config.seed, 2, *key])
+        keep = len(members) // self.config.num_variations
         counts = self._selection.counts(
             release.values[members], keep=keep, noise_std=release.noise_std, chooser=chooser
         )
@@ -394,7 +402,7 @@ class Evolution(Method):
 
     def _varied(self, parents: Population, number: int, stage_name: str) -> Population:
         """The next population: variations of the survivors, after these where L is above 1."""
-        copies = self._settings.num_variations
+        copies = self.config.num_variations
         texts = list(parents.texts) if copies > 1 else []
         variations = max(1, copies - 1)
         with self.progress.stage(stage_name, variations * len(parents)) as stage:
@@ -425,7 +433,7 @@ class Evolution(Method):
     def _lookahead(self, population: Population, round_number: int) -> npt.NDArray[np.float32]:
         """The mean embedding of K variations of each text, or of the text itself for K = 0."""
         embedder, variation = need(self._embedder), need(self._variation)
-        copies, n = self._settings.lookahead, len(population)
+        copies, n = self.config.lookahead, len(population)
         if copies == 0:
             with self.progress.stage(f"Round {round_number}: embed candidates", n) as stage:
                 return embedder.embed(population.texts, progress=stage.update)
@@ -475,7 +483,7 @@ class Evolution(Method):
 
     def _seed_of(self, round_number: int, *purpose: int) -> int:
         """A seed of public randomness, different for every round and purpose."""
-        sequence = np.random.SeedSequence([self._settings.seed, 3, round_number, *purpose])
+        sequence = np.random.SeedSequence([self.config.seed, 3, round_number, *purpose])
         return int(sequence.generate_state(1, dtype=np.uint64)[0])
 
 

@@ -171,8 +171,10 @@ class FederatedTraining(Method):
     #: Whether documents are trained on after something that an encoder could read.
     has_conditions: ClassVar[bool] = False
 
+    config: FederatedTrainingConfig
+
     def __init__(self, config: FederatedTrainingConfig) -> None:
-        self.training_config = config
+        self.config = config
         self._model: LocalModel | None = None
         self._initial: LocalModel | None = None
         self._place: Workplace | None = None
@@ -180,11 +182,11 @@ class FederatedTraining(Method):
     @property
     def queries(self) -> tuple[Query, ...]:
         """Updates, clipped to the first clip norm."""
-        return (self.training_config.question(self.training_config.clip_norm),)
+        return (self.config.question(self.config.clip_norm),)
 
     def needs(self) -> Needs:
         """The model that is trained."""
-        config = self.training_config
+        config = self.config
         adapters = ("peft",) if config.trainable == "lora" else ()
         named = {"model": config.model, "initial-model": config.initial_model}
         return Needs(
@@ -198,12 +200,12 @@ class FederatedTraining(Method):
 
     def outline(self, look: Look) -> Outline:
         """Updates of all that is trained, in every round."""
-        spec = self.training_config.trained_model()
+        spec = self.config.trained_model()
         source = RecordSource(
             fingerprint="", dimension=look.parameters(spec), reads="tokens", trains=spec
         )
         zeros = np.zeros(source.dimension, dtype=np.float32)
-        updates = self.training_config.question(self.training_config.clip_norm)
+        updates = self.config.question(self.config.clip_norm)
         alone = Question(updates, {"parameters": zeros})
         if spec.trainable == "full":
             return Outline(sources=(source,), question=lambda _: alone)
@@ -222,7 +224,7 @@ class FederatedTraining(Method):
         Args:
             number: of the round.
         """
-        return bool(self.training_config.initial_model)
+        return bool(self.config.initial_model)
 
     @property
     def run(self) -> RunDirectory:
@@ -236,7 +238,7 @@ class FederatedTraining(Method):
         from flower_privsyn.training.local import LocalModel
 
         self._place = place
-        config = self.training_config
+        config = self.config
         spec = config.trained_model()
         if self._model is None:
             on_disk = TrainableModel.from_dict({**spec.to_dict(), "name": located(spec.name)})
@@ -272,7 +274,7 @@ class FederatedTraining(Method):
     def _loaded_initial(self, spec: TrainableModel) -> LocalModel:
         from flower_privsyn.training.local import LocalModel
 
-        config = self.training_config
+        config = self.config
         found = LocalModel(replace(spec, name=located(config.initial_model)))
         tokens, others = (one.tokenizer.backend_tokenizer.to_str() for one in (self.model, found))
         same = found.shapes == self.model.shapes and len(found.base) == len(self.model.base)
@@ -291,7 +293,7 @@ class FederatedTraining(Method):
         """
         from flower_privsyn.training.local import LocalModel
 
-        return LocalModel(replace(self.training_config.trained_model(), name=str(folder)))
+        return LocalModel(replace(self.config.trained_model(), name=str(folder)))
 
     def base_of(self, number: int) -> LocalModel:  # noqa: ARG002 - for methods that move it later
         """The model whose values a round has where nodes train nothing.
@@ -307,7 +309,7 @@ class FederatedTraining(Method):
         state = ServerState(
             parameters=parameters,
             momentum=np.zeros_like(parameters),
-            clip_norm=self.training_config.clip_norm,
+            clip_norm=self.config.clip_norm,
         )
         state = self.next_start(state, 0)
         self._write(state, 0)
@@ -335,7 +337,7 @@ class FederatedTraining(Method):
 
         v <- mu v + average update; x <- x + eta v (Hsu et al. 2019). Float64, stored as float32.
         """
-        config, number = self.training_config, release.round_number
+        config, number = self.config, release.round_number
         before = self._read(number - 1)
         query = config.question(before.clip_norm)
         average = query.mean_update(release.values, release.expected_users)
@@ -390,7 +392,7 @@ class FederatedTraining(Method):
         self._write(self.next_start(self._read(round_number - 1), round_number), round_number)
 
     def _question(self, state: ServerState, number: int) -> Question:
-        query = self.training_config.question(state.clip_norm)
+        query = self.config.question(state.clip_norm)
         return Question(query, {"parameters": state.parameters, **self.beside(number)})
 
     def beside(self, number: int) -> dict[str, npt.NDArray[Any]]:
@@ -399,7 +401,7 @@ class FederatedTraining(Method):
         Args:
             number: of the round.
         """
-        if self.training_config.trainable == "full" or not self.base_moved(number):
+        if self.config.trainable == "full" or not self.base_moved(number):
             return {}
         return {"base": self.base_of(number).base}
 
@@ -446,7 +448,7 @@ class FederatedTraining(Method):
         Args:
             state: after the last round that was released.
         """
-        return self.base_of(self.training_config.num_rounds), state.parameters
+        return self.base_of(self.config.num_rounds), state.parameters
 
     # ------------------------------------------------------------------ the state on disk
 
@@ -482,6 +484,6 @@ class FederatedTraining(Method):
             if not files.server_state.exists():
                 return
             files.server_state.unlink()
-            if self.training_config.checkpoints == "last":
+            if self.config.checkpoints == "last":
                 files.model.unlink(missing_ok=True)
             number -= 1  # a round that was lost has left the one before it as well

@@ -49,7 +49,7 @@ LikelihoodModel = Annotated[str, "causal language model that judges so; a name o
 Float64Array = npt.NDArray[np.float64]
 
 #: How often a variation is drawn before the text it is made from stays.
-TRIES: Final = 3
+_TRIES: Final = 3
 
 #: Texts that a thread scores, and of them at a time: the logits of few stay in the cache.
 _PIECE: Final = 64
@@ -124,7 +124,6 @@ class LikelyVariation:
         likelihood: the judge; None accepts every text.
         floor: log-likelihood per token that a text needs.
         whole_sentences: whether the variation of whole sentences must be whole sentences.
-        tries: how often each text is varied before it stays as it is, >= 1.
     """
 
     def __init__(
@@ -134,14 +133,12 @@ class LikelyVariation:
         likelihood: Likelihood | None,
         floor: float,
         whole_sentences: bool,
-        tries: int = TRIES,
     ) -> None:
         self.name = f"{variation.name}, as likely as public text"
         self._variation = variation
         self._likelihood = likelihood
         self._floor = floor
         self._whole_sentences = whole_sentences
-        self._tries = tries
 
     def vary(
         self,
@@ -161,7 +158,7 @@ class LikelyVariation:
         """
         result = list(texts)
         left = np.arange(len(texts), dtype=np.int64)
-        for attempt in range(self._tries):
+        for attempt in range(_TRIES):
             if not left.size:
                 break
             drawn = vary(

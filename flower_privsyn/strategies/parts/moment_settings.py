@@ -31,7 +31,6 @@ _MOST_RATIO: Final = 2.0
 #: Public texts that the coordinates are settled from.
 SPACE_TEXTS: Final = 2000
 
-
 MomentDimensions = Annotated[
     PositiveInt,
     OrZero("all numbers of an embedding, as in the paper"),

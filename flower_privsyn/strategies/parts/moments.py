@@ -24,6 +24,9 @@ logger = logging.getLogger("flwr.privsyn")
 Matrix = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
 
+#: In a run directory, the coordinates.
+SPACE_FILE: Final = "moments_space.npz"
+
 #: Above it the noise of a covariance is as large as half of what it says, and a warning is due.
 WARN_ABOVE: Final = 0.5
 
@@ -443,10 +446,6 @@ class MomentSketch:
                 )
         except (OSError, ValueError, KeyError) as error:
             raise RunDirectoryError(f"{folder} holds no readable moments: {error}") from error
-
-
-#: In a run directory, the coordinates.
-SPACE_FILE: Final = "moments_space.npz"
 
 
 def noise_ratio(trace: float, covariance_noise: float, dimensions: int) -> float:

@@ -15,7 +15,7 @@ from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.rounds import RoundFiles
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Population:
     """Candidate texts of one round.
 
@@ -23,7 +23,7 @@ class Population:
         texts: the candidates.
         ids: one identifier per text, unique within a run: "<round>:<index>".
         parents: for each text the ids it was made from; empty for public seeds.
-        source: for each text "public", "generated", "variation" or "survivor".
+        source: for each text "public", "selected", "generated", "variation" or "survivor".
         embeddings: (n, d) float32, what is broadcast, or None before it is computed.
         labels: for each text the name of its class; None where texts have none.
     """
@@ -74,14 +74,13 @@ class Population:
 
     def take(self, indices: npt.NDArray[np.int64]) -> Population:
         """The texts at `indices`, in that order, repetitions allowed."""
-        embeddings = None if self.embeddings is None else self.embeddings[indices]
         return Population(
-            tuple(self.texts[i] for i in indices),
-            tuple(self.ids[i] for i in indices),
-            tuple(self.parents[i] for i in indices),
-            tuple(self.source[i] for i in indices),
-            embeddings,
-            None if self.labels is None else tuple(self.labels[i] for i in indices),
+            texts=tuple(self.texts[i] for i in indices),
+            ids=tuple(self.ids[i] for i in indices),
+            parents=tuple(self.parents[i] for i in indices),
+            source=tuple(self.source[i] for i in indices),
+            embeddings=None if self.embeddings is None else self.embeddings[indices],
+            labels=None if self.labels is None else tuple(self.labels[i] for i in indices),
         )
 
     def to_parquet(self, path: Path, **columns: Sequence[Any]) -> None:
@@ -121,15 +120,10 @@ class Population:
             parents=tuple(tuple(p) for p in table.column("parent").to_pylist()),
             source=tuple(table.column("source").to_pylist()),
             embeddings=embeddings,
-            labels=tuple(table.column("label").to_pylist()) if _labelled(path) else None,
+            labels=(
+                tuple(table.column("label").to_pylist()) if "label" in table.column_names else None
+            ),
         )
-
-
-def _labelled(path: Path) -> bool:
-    """Whether the texts of a file have classes."""
-    import pyarrow.parquet as pq
-
-    return "label" in pq.read_schema(path).names
 
 
 def survivors(
@@ -154,9 +148,10 @@ def survivors(
     seen: set[tuple[str, str]] = set()
     for number in run.rounds_with_outcome("released") if rounds is None else rounds:
         file = RoundFiles(run.round_path(number)).population
-        if not file.is_file() or "survived" not in pq.read_schema(file).names:
+        names = pq.read_schema(file).names if file.is_file() else ()
+        if "survived" not in names:
             continue
-        named = ["label"] if _labelled(file) else []
+        named = ["label"] if "label" in names else []
         table = pq.read_table(file, columns=["id", "text", "parent", "survived", *named])
         for row in table.to_pylist():
             known = (row["text"], row.get("label", ""))
@@ -169,10 +164,10 @@ def survivors(
             if named:
                 labels.append(row["label"])
     return Population(
-        tuple(texts),
-        tuple(ids),
-        tuple(parents),
-        ("survivor",) * len(texts),
+        texts=tuple(texts),
+        ids=tuple(ids),
+        parents=tuple(parents),
+        source=("survivor",) * len(texts),
         labels=tuple(labels) if labels else None,
     )
 

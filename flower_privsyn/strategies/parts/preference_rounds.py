@@ -12,11 +12,11 @@ Papers:
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines, write_json
 from flower_privsyn.generation.generators import is_remote
-from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.runs.rounds import Rounds
 from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.strategies.parts.preferences import PreferenceConfig, PreferenceTrainer
@@ -47,7 +47,7 @@ _LOCAL_BATCH, _SERVER_BATCH = 256, 4096
 
 
 class PreferenceRounds:
-    """Rounds on disk: `<root>/0001/candidates.parquet`, `adapter/` and `training.json`.
+    """Rounds on disk: of each `candidates.parquet`, `adapter/` and `training.json`.
 
     Every step leaves its result as a whole file or folder and is not done again when that is
     there; responses are written down as they come. So a run that is killed goes on where it was.
@@ -55,7 +55,7 @@ class PreferenceRounds:
     Args:
         config: the settings.
         public: models and public text.
-        root: the folder of the rounds.
+        rounds: where their files are.
         progress: where long work reports its steps.
         trainer: in place of `flower_privsyn.training.train_preferences`.
     """
@@ -65,34 +65,30 @@ class PreferenceRounds:
         config: PreferenceConfig,
         public: PublicSide,
         *,
-        root: Path,
+        rounds: Rounds,
         progress: Progress,
         trainer: PreferenceTrainer | None = None,
     ) -> None:
         self._config = config
         self._public = public
-        self._root = root
+        self._rounds = rounds
         self._progress = progress
         self._trainer = trainer
 
-    def folder(self, number: int) -> Path:
-        """The folder of a round, which may not exist."""
-        return self._root / f"{number:04d}"
-
     def has_candidates(self, number: int) -> bool:
         """Whether a round has its candidates."""
-        return self._candidates_file(number).exists()
+        return self._rounds.files(number).candidates.exists()
 
     def adapter(self, number: int) -> Path | None:
         """The adapter that writes in a round: the last one trained before it; None for none."""
         for before in range(number - 1, 0, -1):
             if self.trained(before):
-                return self._adapter_folder(before)
+                return self._rounds.files(before).adapter
         return None
 
     def trained(self, number: int) -> bool:
         """Whether a round ended with an adapter of its own."""
-        return (self._adapter_folder(number) / "adapter_config.json").exists()
+        return (self._rounds.files(number).adapter / "adapter_config.json").exists()
 
     # ------------------------------------------------------------------ before the first release
 
@@ -112,10 +108,10 @@ class PreferenceRounds:
         from flower_privsyn.training import train_preferences
 
         config, public = self._config, self._public
-        folder = self._root.parent / ".rehearsal"
+        folder = self._rounds.folder.parent / ".rehearsal"
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
-        done = sorted(self._root.glob("*/adapter/adapter_config.json"))
-        adapter = done[-1].parent if done else None
+        last = max((number for number, _ in self._rounds), default=0)
+        adapter = self.adapter(last + 1)
         try:
             with self._progress.stage("Try the generator", total=None):
                 if training and self._trainer is None and adapter is None:
@@ -151,6 +147,10 @@ class PreferenceRounds:
             stop=(self._public.prompt.stop,),
         )
 
+    @property
+    def _batch_size(self) -> int:
+        return _SERVER_BATCH if is_remote(self._config.generator) else _LOCAL_BATCH
+
     # ------------------------------------------------------------------ writing
 
     def candidates(self, number: int) -> Candidates:
@@ -159,37 +159,36 @@ class PreferenceRounds:
         Raises:
             GenerationError: the generator failed, or no response can be used.
         """
-        file = self._candidates_file(number)
-        if file.exists():
-            return Candidates.from_parquet(file)
+        files = self._rounds.files(number)
+        if files.candidates.exists():
+            return Candidates.from_parquet(files.candidates)
         candidates = self._embed(number, self._usable(number, self._responses(number)))
-        candidates.to_parquet(file)
-        self._responses_file(number).unlink(missing_ok=True)
+        candidates.to_parquet(files.candidates)
+        files.responses.unlink(missing_ok=True)
         return candidates
 
     def carry_over(self, number: int) -> None:
         """Give the candidates of a round to the next one as well, under their old ids."""
-        candidates = self.candidates(number)
-        self.folder(number + 1).mkdir(parents=True, exist_ok=True)
-        candidates.to_parquet(self._candidates_file(number + 1))
+        candidates, following = self.candidates(number), self._rounds.files(number + 1)
+        following.folder.mkdir(parents=True, exist_ok=True)
+        candidates.to_parquet(following.candidates)
 
     def take_back(self, number: int) -> None:
         """Take the candidates that `carry_over` gave to the round after from it again."""
-        self._candidates_file(number + 1).unlink(missing_ok=True)
+        self._rounds.files(number + 1).candidates.unlink(missing_ok=True)
 
     def _responses(self, number: int) -> list[dict[str, Any]]:
         """One record per prompt: its number, text, examples and raw responses."""
         config, public = self._config, self._public
-        self.folder(number).mkdir(parents=True, exist_ok=True)
-        file = self._responses_file(number)
-        records = list(read_json_lines(file))
+        files = self._rounds.files(number)
+        files.folder.mkdir(parents=True, exist_ok=True)
+        records = list(read_json_lines(files.responses))
         plan = list(self._prompts(number))
         adapter = self.adapter(number)
         # One seed for the whole round: a response depends on it, its prompt and its number, and
         # so not on where an earlier attempt stopped.
         sampling = self._sampling("responses", number)
-        size = _SERVER_BATCH if is_remote(self._config.generator) else _LOCAL_BATCH
-        batch = max(1, size // config.responses_per_prompt)
+        batch = max(1, self._batch_size // config.responses_per_prompt)
         total = config.num_prompts * config.responses_per_prompt
         with self._progress.stage(f"Round {number}: write responses", total) as stage:
             stage.update(len(records) * config.responses_per_prompt)
@@ -208,7 +207,7 @@ class PreferenceRounds:
                         zip(part, responses, strict=True)
                     )
                 ]
-                append_json_lines(file, fresh)
+                append_json_lines(files.responses, fresh)
                 records += fresh
         return records
 
@@ -298,22 +297,13 @@ class PreferenceRounds:
             )
         # As they travel, where they do: scores are of the very numbers that nodes have seen.
         sent = embeddings.astype(self._config.broadcast_precision).astype(np.float32)
-        return Candidates(
-            population=candidates.population.with_embeddings(sent),
-            group=candidates.group,
-            prompts=candidates.prompts,
-            ends=candidates.ends,
-        )
+        return replace(candidates, population=candidates.population.with_embeddings(sent))
 
     # ------------------------------------------------------------------ learning
 
     def learned(self, number: int) -> dict[str, Any] | None:
         """What `learn` recorded of a round; None while it has not finished."""
-        try:
-            record: dict[str, Any] = json.loads(self._record_file(number).read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
-        return record
+        return self._rounds.files(number).record("training") or None
 
     def learn(self, number: int, scores: npt.NDArray[np.float64]) -> dict[str, Any]:
         """Rank the candidates of a round, keep the pairs, and train the next adapter on them.
@@ -335,11 +325,11 @@ class PreferenceRounds:
         if (record := self.learned(number)) is not None:
             return record
         config, candidates = self._config, self.candidates(number)
-        texts = candidates.population.texts
+        files, texts = self._rounds.files(number), candidates.population.texts
         ranked = rank_pairs(scores, candidates.group, texts, rejected_rank=config.rejected_rank)
         m = len(candidates)
         candidates.to_parquet(
-            self._candidates_file(number),
+            files.candidates,
             score=scores.tolist(),
             chosen=np.isin(np.arange(m), ranked.chosen).tolist(),
             rejected=np.isin(np.arange(m), ranked.rejected).tolist(),
@@ -365,7 +355,7 @@ class PreferenceRounds:
                     located(config.model_to_train),
                     pairs,
                     adapter=self.adapter(number),
-                    output=self._adapter_folder(number),
+                    output=files.adapter,
                     settings=config.training(),
                     seed=self.seed("training", number),
                     progress=stage.update,
@@ -384,7 +374,7 @@ class PreferenceRounds:
                 "accuracy": report.accuracy,
                 "too_long": len(report.too_long),
             }
-        write_json(self._record_file(number), record)
+        write_json(files.training, record)
         return record
 
     # ------------------------------------------------------------------ choosing and finishing
@@ -440,7 +430,7 @@ class PreferenceRounds:
                     temperature=config.temperature,
                     top_p=config.top_p,
                 ),
-                batch_size=_SERVER_BATCH if is_remote(self._config.generator) else _LOCAL_BATCH,
+                batch_size=self._batch_size,
             ),
             public.seeds if seeds is None else seeds,
             ids=public.seed_ids if ids is None else ids,
@@ -462,21 +452,6 @@ class PreferenceRounds:
         from flower_privsyn.generation.streams import derive_seed
 
         return derive_seed(self._config.seed, *purpose)
-
-    # ------------------------------------------------------------------ files
-
-    def _candidates_file(self, number: int) -> Path:
-        return RoundFiles(self.folder(number)).candidates
-
-    def _responses_file(self, number: int) -> Path:
-        """Raw responses kept so far; gone once `candidates.parquet` holds them."""
-        return RoundFiles(self.folder(number)).responses
-
-    def _adapter_folder(self, number: int) -> Path:
-        return RoundFiles(self.folder(number)).adapter
-
-    def _record_file(self, number: int) -> Path:
-        return RoundFiles(self.folder(number)).training
 
 
 def _flat(text: str) -> str:

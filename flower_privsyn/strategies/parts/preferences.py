@@ -11,7 +11,12 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
+from flower_privsyn.generation.api_key import (
+    API_KEY_VARIABLE,
+    ApiKeyVariable,
+    check_generator,
+    is_address,
+)
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries.kernel_mean import Bandwidth, NumFeatures
 
@@ -22,7 +27,6 @@ if TYPE_CHECKING:
 #: paid for, and these change the memory alone.
 MEMORY_SETTINGS = frozenset({"training-micro-batch-size", "gradient-checkpointing"})
 
-
 #: How many texts to write at the end, and how a server lets one in.
 FREE_SETTINGS = frozenset({"synthetic-samples", "generator-api-key-env"})
 
@@ -30,6 +34,9 @@ FREE_SETTINGS = frozenset({"synthetic-samples", "generator-api-key-env"})
 WRITING_SETTINGS = frozenset(
     {"generator", "training-model", "prompt", "temperature", "top-p", "max-new-tokens"}
 )
+
+#: Prompt and response of four samples of `max_tokens` = 64 stay below it with any tokenizer.
+_MAX_TRAINING_TOKENS = 1024
 
 
 class PreferenceTrainer(Protocol):
@@ -55,7 +62,8 @@ class PreferenceConfig(PrivateSumConfig):
     """Settings of every strategy that trains a generator on preferences among its own texts.
 
     References:
-        Hou et al. 2025 (POPri), section 4 and appendix; values above are from there unless said.
+        Hou et al. 2025 (POPri), section 4 and appendix; the defaults are from
+            there unless said.
     """
 
     #: Values of `checkpoint` for which something is released that rounds are compared with.
@@ -216,7 +224,7 @@ class PreferenceConfig(PrivateSumConfig):
         """The model adapters are trained on; empty when only a server is named."""
         if self.training_model:
             return self.training_model
-        if self.generator.startswith(("http://", "https://")):
+        if is_address(self.generator):
             return ""
         return self.generator.removeprefix("vllm:")
 
@@ -240,7 +248,3 @@ class PreferenceConfig(PrivateSumConfig):
             max_new_tokens=self.max_new_tokens,
             reference=self.reference,
         )
-
-
-#: Prompt and response of four samples of `max_tokens` = 64 stay below it with any tokenizer.
-_MAX_TRAINING_TOKENS = 1024

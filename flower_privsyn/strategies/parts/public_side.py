@@ -10,6 +10,7 @@ from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located
 from flower_privsyn.private_path.method import RecordSource
 from flower_privsyn.private_path.needs import NeededModel, Needs
+from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies.parts.preferences import PreferenceConfig
 
 if TYPE_CHECKING:
@@ -59,11 +60,6 @@ class PublicSide:
             PrivsynError: something is missing or unusable.
         """
         from flower_privsyn.data import public_texts
-        from flower_privsyn.embedding import (
-            default_cache_directory,
-            load_embedder,
-            require_company,
-        )
         from flower_privsyn.generation import load_generator, load_prompt
         from flower_privsyn.models import resolve_model
 
@@ -81,11 +77,7 @@ class PublicSide:
                 f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; prompts of '
                 f"{NUM_EXAMPLES} public samples need one that announces more"
             )
-        if embedder is None:
-            embedder = load_embedder(
-                located(config.embedding_model), precision=config.embedding_precision
-            )
-        require_company(embedder, default_cache_directory())
+        embedder = embedder_of(config, embedder)
         if generator is None:
             generator = load_generator(
                 located(config.generator), api_key_env=config.generator_api_key_env
@@ -124,9 +116,7 @@ class PublicSide:
     @property
     def source(self) -> RecordSource:
         """What makes the users' records as well."""
-        return RecordSource(
-            fingerprint=self.embedder.fingerprint, dimension=self.embedder.dimension
-        )
+        return embeddings_by(self.embedder)
 
     @property
     def seed_ids(self) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankedPairs:
     """Which candidate of a prompt is preferred to which other.
 

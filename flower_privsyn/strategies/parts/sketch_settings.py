@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
+from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.strategies.parts.student import StudentConfig
 
@@ -220,15 +220,14 @@ class JointSketchConfig(SketchedStudentConfig):
         "what is added to the generator's logits, times this, where its tokens are the student's: "
         "how much more often users write each token than it does.",
     ] = 1.0
-    generator_api_key_env: Annotated[
-        str, "environment variable of the ServerApp that holds the generation server's key."
-    ] = API_KEY_VARIABLE
+    generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
     prompt: Annotated[str, "the generator's prompt, a bundled name or a JSON file."] = "pre-text"
     temperature: Annotated[float, Gt(0), "sampling temperature of the generator."] = 1.0
     top_p: Annotated[float, Gt(0), Le(1), "nucleus of the generator."] = 1.0
     max_new_tokens: Annotated[int, Ge(1), "tokens of the generator per text."] = 85
 
     def __post_init__(self) -> None:
-        """Check the values against one another."""
-        super().__post_init__()
+        """Check every value."""
+        # First, because its sentences do not quote what may be a key.
         check_generator(self.generator, self.generator_api_key_env)
+        super().__post_init__()

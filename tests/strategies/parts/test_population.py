@@ -34,7 +34,7 @@ def test_take_repeats_and_reorders() -> None:
 
 def test_columns_must_agree() -> None:
     with pytest.raises(ValueError, match="one length"):
-        Population(("a",), (), ((),), ("public",))
+        Population(texts=("a",), ids=(), parents=((),), source=("public",))
     with pytest.raises(ValueError, match="2 embeddings for 1 texts"):
         Population.create(["a"], round_number=1, source="public").with_embeddings(
             np.zeros((2, 3), np.float32)

@@ -16,6 +16,7 @@ from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import load_prompt
 from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.queries import KernelMean, mean_features
+from flower_privsyn.runs.rounds import Rounds
 from flower_privsyn.strategies import POPriConfig, Sketch
 from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.judge import best, stops
@@ -130,7 +131,7 @@ def rounds(
     return PreferenceRounds(
         POPriConfig(**values),
         public,
-        root=root,
+        rounds=Rounds(root),
         progress=NullProgress(),  # type: ignore[arg-type]
         trainer=train_words,
     )
