@@ -203,9 +203,8 @@ class RunFacts:
         if last.get("epsilon_release") is None:
             return None
         server = last.get("epsilon_known_cohorts")
-        return epsilon_text(last["epsilon_release"]), "none" if server is None else epsilon_text(
-            server
-        )
+        told = "none" if server is None else epsilon_text(server)
+        return epsilon_text(last["epsilon_release"]), told
 
     @property
     def mechanism(self) -> list[Fact]:
