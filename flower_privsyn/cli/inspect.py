@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     """
     from flower_privsyn.files import read_json_lines
     from flower_privsyn.host.launch import how_to_go_on
+    from flower_privsyn.privacy.ledger_chain import open_rounds
     from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 
     run = RunDirectory.open(path)
@@ -64,7 +65,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "created": run.document.get("created"),
         "rounds_finished": [number for number in run.finished_rounds() if number > 0],
         "rounds_lost": run.rounds_with_outcome(*_LOST),
-        "rounds_open": _open_rounds(lines),
+        "rounds_open": open_rounds(lines),
         "releases": len(releases),
         "users": last.get("num_users"),
         "delta": last.get("delta", opened.get("delta")),
@@ -81,13 +82,6 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
             and not any(part[0] == "." for part in file.relative_to(run.path).parts)
         },
     }
-
-
-def _open_rounds(lines: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Rounds that a ledger has begun and neither charged nor discarded."""
-    ended = {line["round"] for line in lines if line.get("event") in ("release", "discarded")}
-    begun = (line["round"] for line in lines if line.get("event") == "started")
-    return [number for number in begun if number not in ended]
 
 
 def inspect(run_dir: RunDir, as_json: Json = False) -> int:
