@@ -72,7 +72,13 @@ class FlowerStatus:
 
 
 class Flower:
-    """A SuperLink of our own under a guard process, and Flower's command to talk to it."""
+    """A SuperLink of our own under a guard process, and Flower's command to talk to it.
+
+    Args:
+        run_path: the run directory.
+        launch: how the run was asked for, as its launch file says: `run-config`,
+            `working-directory` and `resume`, each of which may be missing.
+    """
 
     def __init__(self, run_path: Path, launch: Mapping[str, Any]) -> None:
         self.run_path = run_path
