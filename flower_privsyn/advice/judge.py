@@ -106,9 +106,11 @@ def advise(table: MeasuredTable, need: Need) -> Advice:
     """
     judgements = tuple(_judged(table.private(data), need) for data in table.kinds)
     seen = {cell.method for one in judgements for cell in (*one.ranked, *one.too_large)}
-    asking = (name for name, method in compared().items() if method.asks_users)
-    kinds = {name: compared()[name].kind for name in compared()}
-    unmeasured = tuple(name for name in asking if name not in seen and kinds[name] != "distances")
+    unmeasured = tuple(
+        name
+        for name, method in compared().items()
+        if method.asks_users and method.kind != "distances" and name not in seen
+    )
     return Advice(need=need, judgements=judgements, unmeasured=unmeasured)
 
 

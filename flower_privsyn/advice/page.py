@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from flower_privsyn.advice.judge import Advice, Judgement
 from flower_privsyn.advice.measured import MeasuredCell, MeasuredTable
+from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.strategies.catalogue import compared
 
@@ -17,7 +18,7 @@ one number of users and one epsilon:
 
     privsyn advise --users 5000 --epsilon 1 --upload 1MB{table}
 
-> evaluation, not private: computed from private text outside the privacy budget
+> {stamp}
 """
 
 
@@ -85,7 +86,7 @@ def page(table: MeasuredTable, *, made_by: str = "`privsyn advise --page`", file
         made_by: what the page says it was made by.
         file: of the table, where it is not the package's.
     """
-    lines = [_HEAD.format(made_by=made_by, table=f" --table {file}" if file else "")]
+    lines = [_HEAD.format(made_by=made_by, table=f" --table {file}" if file else "", stamp=STAMP)]
     for data in table.kinds:
         lines += [f"## {data[:1].upper()}{data[1:]}", "", *_regions(table.private(data)), ""]
     lines += ["## Every cell", "", *(f"- {sentence}" for sentence in table.setup), ""]

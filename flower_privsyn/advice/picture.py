@@ -8,13 +8,15 @@ from typing import Final
 from flower_privsyn.advice.judge import unseparated
 from flower_privsyn.advice.measured import MeasuredCell, MeasuredTable
 from flower_privsyn.advice.page import figures, gained
+from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report import require_libraries
 from flower_privsyn.report.methods import looks, title
 from flower_privsyn.report.numbers import Look, bytes_text
 from flower_privsyn.report.regions import Place, regions
 from flower_privsyn.report.svg import drawing, standalone
 
-_STAMP: Final = "evaluation, not private"
+#: The stamp without its reason: there is little room in a title.
+_STAMP: Final = STAMP.partition(":")[0]
 
 
 def picture(table: MeasuredTable, data: str) -> str:

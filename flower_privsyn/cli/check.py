@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flower_privsyn.cli.options import Config, Json, option
+from flower_privsyn.cli.options import Config, Json, Settings
 from flower_privsyn.cli.output import REFUSED
 
 if TYPE_CHECKING:
@@ -21,12 +21,7 @@ def check(
     context: typer.Context,
     app: Annotated[str, typer.Argument(metavar="APP", hidden=True)],
     config: Config = None,
-    settings: Annotated[
-        list[str] | None,
-        option(
-            "KEY=VALUE", "one setting; may be given several times, and wins over --config", "--set"
-        ),
-    ] = None,
+    settings: Settings = None,
     as_json: Json = False,
 ) -> int:
     """Check a run before it is started: nothing is spent, and nothing is written.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,7 +110,7 @@ def compare(
     The figures are computed from private text without noise: they are for choosing a method. The
     same command continues what was interrupted.
     """
-    from flower_privsyn.comparison import APP, Comparison, Grid, make_plan
+    from flower_privsyn.comparison import APP, Comparison, Grid, make_plans
     from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal_settings import CausalTraining
 
@@ -121,8 +120,7 @@ def compare(
         raise ConfigError("give either --users or --grid, not both")
     for size in grid or ():
         check_whole("--grid", size, ge=2)
-    plan_of = partial(
-        make_plan,
+    plans = make_plans(
         app=load_app(app or APP),
         data=data,
         epsilons=epsilon,
@@ -131,6 +129,7 @@ def compare(
         config=config,
         held_out=held_out,
         held_out_users=held_out_users,
+        users=grid or [users],
         delta=delta,
         newer_than=newer_than,
         downstream=downstream,
@@ -150,9 +149,9 @@ def compare(
     )
     typed = shlex.join(["privsyn", *context.obj])
     if not grid:
-        comparison = Comparison(plan_of(users=users), Path(output), command=typed)
+        comparison = Comparison(plans[0], Path(output), command=typed)
         return _follow([comparison], lambda **how: [comparison.run(**how)], budget_minutes)
-    every = Grid([plan_of(users=size) for size in grid], Path(output), command=typed)
+    every = Grid(plans, Path(output), command=typed)
     status = _follow(every.comparisons, every.run, budget_minutes)
     print(f"All of them: {every.table_file}, grid.md and grid.svg beside it")
     return status

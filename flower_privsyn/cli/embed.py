@@ -108,7 +108,7 @@ def _embed(
     """
     from flower_privsyn.client_apps.first_pass import first_pass
     from flower_privsyn.client_apps.node_users import default_embedder
-    from flower_privsyn.embedding import default_cache_directory
+    from flower_privsyn.files import default_cache_directory
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower
     from flower_privsyn.messages.wire import DataRequest

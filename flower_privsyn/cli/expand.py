@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from flower_privsyn.cli.options import RunDir, Seed, option
@@ -49,6 +48,7 @@ def expand(
     trained.
     """
     from flower_privsyn.checks import check_whole
+    from flower_privsyn.files import expanded
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower
     from flower_privsyn.runs import RunDirectory
@@ -73,7 +73,7 @@ def expand(
                 settings,
                 num_samples=samples,
                 seed=seed,
-                output=None if output is None else Path(output).expanduser().absolute(),
+                output=None if output is None else expanded(output).absolute(),
                 progress=ShownProgress(follow),
             )
     except (KeyboardInterrupt, Stopped):

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.cli.options import Json, RunDir
-from flower_privsyn.cli.output import number
+from flower_privsyn.cli.output import number, plain_line
 
+#: Outcomes of a round that gave no release to work with.
 _LOST = ("interrupted", "discarded")
-"""Outcomes of a round that gave no release to work with."""
-
 
 #: Texts that are shown of a run.
 _SAMPLES = 5
@@ -27,12 +26,12 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     Returns:
         path, app, strategy, status, error, continue (what to do about a run without a result; None
         for one that is at work or done), changes (what resumed runs changed, oldest first),
-        created, rounds_finished, rounds_lost, releases, users,
-        delta, epsilon_release, epsilon_known_cohorts, epsilon_budget, stamp, synthetic_texts,
-        samples, files (name to bytes). The epsilons are cumulative, from the ledger; None before
-        the first release and for a run that is not private. The stamp is a sentence that says that
-        the epsilons do not cover the result; None where they do. The status is that of
-        `RunDirectory.standing`.
+        created, rounds_finished, rounds_lost, rounds_open (begun, and neither charged nor
+        discarded), releases, users, delta, epsilon_release, epsilon_known_cohorts, epsilon_budget,
+        stamp, synthetic_texts, samples, files (name to bytes). The epsilons are cumulative, from
+        the ledger; None before the first release and for a run that is not private. The stamp is a
+        sentence that says that the epsilons do not cover the result; None where they do. The status
+        is that of `RunDirectory.standing`.
 
     Raises:
         LedgerError: The ledger is damaged, or lacks a line that another file states.
@@ -40,6 +39,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     """
     from flower_privsyn.files import read_json_lines
     from flower_privsyn.host.launch import how_to_go_on
+    from flower_privsyn.privacy.ledger_chain import open_rounds
     from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 
     run = RunDirectory.open(path)
@@ -65,6 +65,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "created": run.document.get("created"),
         "rounds_finished": [number for number in run.finished_rounds() if number > 0],
         "rounds_lost": run.rounds_with_outcome(*_LOST),
+        "rounds_open": open_rounds(lines),
         "releases": len(releases),
         "users": last.get("num_users"),
         "delta": last.get("delta", opened.get("delta")),
@@ -128,9 +129,12 @@ def _show(facts: Mapping[str, Any]) -> None:
         row("privacy", epsilons(facts))
     else:
         row("privacy", "nothing released")
+    if facts["rounds_open"] and facts["continue"]:
+        begun = ", ".join(map(str, facts["rounds_open"]))
+        row("", f"round {begun} was begun and is lost: charged as soon as the run goes on")
     row("synthetic texts", facts["synthetic_texts"])
     for place, sample in enumerate(facts["samples"], start=1):
-        row(f"sample {place}", sample if len(sample) <= 400 else f"{sample[:400]} ...")
+        row(f"sample {place}", plain_line(sample))
     for name, size in facts["files"].items():
         row("", f"{size:>12,}  {name}")
     Console().print(table)

@@ -32,7 +32,7 @@ def new(
 
     DIR is a folder that is new or empty. EXAMPLE is one of these:
 
-    quickstart: PrE-Text on the words of 495 people who spoke in the US Congress.
+    quickstart: PrE-Text on the words of 600 people who spoke in the US Congress.
 
     own-data: the same on a file of yours.
 

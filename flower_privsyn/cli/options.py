@@ -42,6 +42,10 @@ def plain_group(words: str | None = None) -> typer.Typer:
 RunDir = Annotated[str, typer.Argument(metavar="DIR", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Config = Annotated[str | None, option("NAME", "settings from the app's conf/NAME.toml")]
+Settings = Annotated[
+    list[str] | None,
+    option("KEY=VALUE", "one setting; may be given several times, and wins over --config", "--set"),
+]
 Seed = Annotated[int, option("N")]
 Column = Annotated[str, option("NAME")]
 Partitioner = Annotated[

@@ -14,7 +14,7 @@ import typer
 from flower_privsyn import environment
 from flower_privsyn.cli.evaluate import evaluate as evaluate_command
 from flower_privsyn.cli.inspect import epsilons, inspect_run
-from flower_privsyn.cli.options import Config, RunDir, option
+from flower_privsyn.cli.options import Config, RunDir, Settings, option
 from flower_privsyn.cli.output import FAILED, REFUSED, complain, plain_line
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
@@ -31,12 +31,7 @@ def run(
         str | None, option("DIR", "where to write the run (default: runs/<app>-<time>)")
     ] = None,
     config: Config = None,
-    settings: Annotated[
-        list[str] | None,
-        option(
-            "KEY=VALUE", "one setting; may be given several times, and wins over --config", "--set"
-        ),
-    ] = None,
+    settings: Settings = None,
     evaluate: Annotated[
         str | None,
         option(

@@ -34,11 +34,11 @@ def show(
     is sure: the ratio less two standard errors. All of it is made from the release, and costs
     nothing.
     """
+    from flower_privsyn.checks import check_whole
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
 
-    if top < 1:
-        raise ConfigError(f"--top must be a whole number of at least 1, got {top}")
+    check_whole("--top", top, ge=1)
     run = RunDirectory.open(run_dir)
     file = run.path / SKETCH_FILE
     if not file.is_file():

@@ -5,7 +5,7 @@ who took no part. All figures are computed from private text without noise, and 
 """
 
 from flower_privsyn.comparison.grid import Grid
-from flower_privsyn.comparison.plan import APP, Cell, Plan, make_plan, methods_of
+from flower_privsyn.comparison.plan import APP, Cell, Plan, make_plans, methods_of
 from flower_privsyn.comparison.run import Comparison
 
 __all__ = [
@@ -14,6 +14,6 @@ __all__ = [
     "Comparison",
     "Grid",
     "Plan",
-    "make_plan",
+    "make_plans",
     "methods_of",
 ]

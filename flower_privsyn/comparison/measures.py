@@ -130,6 +130,7 @@ class Measures:
 
     def _compared(self, job: Job, texts: Sequence[str]) -> dict[str, Any] | None:
         held_out = self.samples(self._plan.held_out, job.values).texts
+        self._texts_per_user = len(held_out) / len(self._plan.held_out)
         if min(len(texts), len(held_out)) < 10:
             return None  # too few for a distance between distributions
         return _figures(
@@ -148,9 +149,7 @@ class Measures:
     def samples(self, users: Users, values: Mapping[str, Any]) -> Samples:
         """All text of the users, cut as the nodes cut it."""
         cut = Cut(max_tokens=int(values["max-tokens"]))
-        samples = cut.samples(cut.documents(users), tokenizer=self.embedder(values).tokenizer)
-        self._texts_per_user = len(samples) / len(users)
-        return samples
+        return cut.samples(cut.documents(users), tokenizer=self.embedder(values).tokenizer)
 
     def embedder(self, values: Mapping[str, Any]) -> _Remembering:
         """The embedding model of a run configuration."""
@@ -170,7 +169,7 @@ class Measures:
     def embedding_seconds(self) -> float | None:
         """CPU seconds in which the text of one user is embedded, as measured on held-out text."""
         for (model, precision), embedder in self._embedders.items():
-            if embedder.texts:
+            if embedder.texts and self._texts_per_user:
                 record = {
                     "model": model,
                     "precision": precision,

@@ -18,6 +18,7 @@ from flower_privsyn.embedding import Embedder
 from flower_privsyn.evaluation.neighbors import library
 from flower_privsyn.files import read_json, write_json
 from flower_privsyn.host.progress import ProgressReporter
+from flower_privsyn.report.rounds import round_files, spread_over
 from flower_privsyn.runs import RunDirectory
 
 #: Texts shown of a round, and rounds shown of a run.
@@ -49,8 +50,7 @@ class Picture:
         rounds = texts_of_rounds(run)
         if not rounds:
             return
-        numbers = sorted(rounds)
-        shown = sorted({numbers[round(at)] for at in np.linspace(0, len(numbers) - 1, num=_ROUNDS)})
+        shown = spread_over(sorted(rounds), _ROUNDS)
         vectors = {}
         with progress.stage("Embed the rounds' texts", len(shown)) as stage:
             for number in shown:
@@ -110,8 +110,8 @@ def texts_of_rounds(run: RunDirectory) -> dict[int, list[str]]:
     """
     import pyarrow.parquet as pq
 
+    _, files = round_files(run)
     return {
         number: pq.read_table(file, columns=["text"]).column("text").to_pylist()
-        for number, files in (*run.rounds, *run.refinement)
-        if (file := files.texts) is not None
+        for number, file in files.items()
     }

@@ -206,8 +206,11 @@ class Plan:
                 found.append(rest + setting[len(key) :])
         return found
 
-    def check(self) -> None:
+    def check(self, shelf: Shelf) -> None:
         """Check every run of every cell before the first of them spends anything.
+
+        Args:
+            shelf: the models on this machine; one for several plans looks at each model once.
 
         Raises:
             ConfigError: A setting is unknown, out of range, or decided by the comparison itself.
@@ -231,7 +234,7 @@ class Plan:
                     f"--set {setting}: {rest if dot else key} is the same for every method of a "
                     "comparison and has its own option"
                 )
-        report, shelf = Report(), Shelf()
+        report = Report()
         with report.refusals("figures"):
             require(_MEASURED_WITH)
         for cell in cells:
@@ -393,7 +396,7 @@ def joined(parts: Sequence[Users]) -> Users:
     )
 
 
-def make_plan(
+def make_plans(
     *,
     app: App,
     data: Sequence[str],
@@ -403,7 +406,7 @@ def make_plan(
     config: str = "cpu",
     held_out: str | None = None,
     held_out_users: int | None = None,
-    users: int = 0,
+    users: Sequence[int] = (0,),
     delta: float | None = None,
     newer_than: str = "",
     downstream: str = "privsyn-tiny",
@@ -412,8 +415,8 @@ def make_plan(
     settings: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
     open_sealed: bool = False,
-) -> Plan:
-    """Read the users, choose what is compared, and check all of it.
+) -> list[Plan]:
+    """Read the users, choose what is compared, and check all of it: a plan for each size.
 
     Args:
         app: what is run; see `methods_of`.
@@ -425,7 +428,7 @@ def make_plan(
         held_out: file of users that do not take part, in place of `held_out_users`.
         held_out_users: drawn from the data; None for 500, or a fifth where there are fewer than
             2,500 users.
-        users: that take part; 0 for all.
+        users: how many take part, of each plan; 0 for all. The same are held out in all plans.
         delta: None for 1 / (n ln n) of the n users that take part.
         newer_than: only text dated after this day takes part and is held out; "" for all.
         downstream: causal language model.
@@ -443,33 +446,34 @@ def make_plan(
     check_whole("--seeds", seeds, ge=1)
     read = partial(_read, newer_than=newer_than, columns=columns or {})
     chosen = _chosen(app, config, methods)
-    private, others = _both_groups(
-        joined([read(source) for source in data]),
-        None if held_out is None else read(held_out),
-        aside=held_out_users,
-        users=users,
-        open_sealed=open_sealed,
-    )
-    size = len(private)
-    plan = Plan(
-        app=app,
-        config=config,
-        private=replace(private, dates=None),
-        held_out=replace(others, dates=None),
-        source=", ".join(Path(source).name for source in data),
-        methods=chosen,
-        epsilons=budgets,
-        seeds=tuple(range(seeds)),
-        delta=1.0 / (size * math.log(size)) if delta is None else delta,
-        downstream=downstream,
-        training=training or CausalTraining(),
-        max_texts=max_texts,
-        settings=tuple(settings),
-        newer_than=newer_than,
-        opened=open_sealed,
-    )
-    plan.check()
-    return plan
+    every = joined([read(source) for source in data])
+    apart = None if held_out is None else read(held_out)
+    plans, shelf = [], Shelf()
+    for wanted in users:
+        private, others = _both_groups(
+            every, apart, aside=held_out_users, users=wanted, open_sealed=open_sealed
+        )
+        size = len(private)
+        plan = Plan(
+            app=app,
+            config=config,
+            private=replace(private, dates=None),
+            held_out=replace(others, dates=None),
+            source=", ".join(Path(source).name for source in data),
+            methods=chosen,
+            epsilons=budgets,
+            seeds=tuple(range(seeds)),
+            delta=1.0 / (size * math.log(size)) if delta is None else delta,
+            downstream=downstream,
+            training=training or CausalTraining(),
+            max_texts=max_texts,
+            settings=tuple(settings),
+            newer_than=newer_than,
+            opened=open_sealed,
+        )
+        plan.check(shelf)
+        plans.append(plan)
+    return plans
 
 
 def _read(source: str, *, newer_than: str, columns: Mapping[str, str]) -> Users:

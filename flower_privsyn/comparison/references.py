@@ -10,7 +10,6 @@ import numpy as np
 
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.comparison.plan import Plan
-from flower_privsyn.embedding import load_embedder
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, read_json_lines
 
@@ -45,7 +44,7 @@ def ceiling(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
 def public_text(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:  # noqa: ARG001
     """The model fine-tuned on public text that the generator has expanded."""
     begun = time.monotonic()
-    texts = _expanded(job)
+    texts = _expanded(job, measures)
     return measures.of_text(job, texts, {**_NO_COSTS, "server_seconds": time.monotonic() - begun})
 
 
@@ -167,7 +166,7 @@ def _random_text(
     return {"quality": quality, "texts": None, "costs": costs, "samples": []}
 
 
-def _expanded(job: Job) -> list[str]:
+def _expanded(job: Job, measures: Measures) -> list[str]:
     """Public text, expanded by the generator: what private evolution does without any votes."""
     from flower_privsyn.data import public_texts
     from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
@@ -175,12 +174,9 @@ def _expanded(job: Job) -> list[str]:
 
     values = job.values
     seed = int(values["seed"])
-    embedder = load_embedder(
-        located(str(values["embedding-model"])), precision=values["embedding-precision"]
-    )
     known = public_texts(
         located(str(values["public-text"])),
-        tokenizer=embedder.tokenizer,
+        tokenizer=measures.embedder(values).tokenizer,
         max_tokens=int(values["max-tokens"]),
     )
     drawn = np.random.default_rng([seed, 1]).permutation(len(known))

@@ -115,10 +115,19 @@ class PublicCorpus:
             DataError: A file or the hub cannot be read, or a line or row has no text.
             MissingExtraError: It is a data set, and the library is not installed.
         """
+        return (text for text, _ in self.labelled())
+
+    def labelled(self) -> Iterator[tuple[str, str | None]]:
+        """The documents, each with its `label`; None where its line or row has none.
+
+        Raises:
+            DataError: As `documents`.
+            MissingExtraError: As `documents`.
+        """
         found = self._of_files() if self.data_set is None else self._of_rows()
         return itertools.islice(found, self.most)
 
-    def _of_files(self) -> Iterator[str]:
+    def _of_files(self) -> Iterator[tuple[str, str | None]]:
         if self.path is None:
             raise ValueError("a data set of the hub has no files")
         files = _files(self.path) if self.path.is_dir() else [self.path]
@@ -132,13 +141,13 @@ class PublicCorpus:
                 self._of_text(file) if file.suffix.lower() == ".txt" else self._of_lines(file)
             )
 
-    def _of_text(self, path: Path) -> Iterator[str]:
+    def _of_text(self, path: Path) -> Iterator[tuple[str, str | None]]:
         try:
-            yield bounded.read_bytes(path).removeprefix(codecs.BOM_UTF8).decode("utf-8")
+            yield bounded.read_bytes(path).removeprefix(codecs.BOM_UTF8).decode("utf-8"), None
         except (OSError, DataError, UnicodeDecodeError) as error:
             raise self._unreadable(error, path) from error
 
-    def _of_lines(self, path: Path) -> Iterator[str]:
+    def _of_lines(self, path: Path) -> Iterator[tuple[str, str | None]]:
         try:
             with bounded.opened(path) as file:
                 number = 0
@@ -146,13 +155,13 @@ class PublicCorpus:
                     number += 1
                     if line.strip():
                         line.decode("utf-8")
-                        yield text_of_line(path, number, line)
+                        yield _of_line(path, number, line)
         except NoTextError:
             raise
         except (OSError, DataError, UnicodeDecodeError) as error:
             raise self._unreadable(error, path) from error
 
-    def _of_rows(self) -> Iterator[str]:
+    def _of_rows(self) -> Iterator[tuple[str, str | None]]:
         """The rows of a data set."""
         try:
             for number, row in enumerate(self._data_set(), start=1):
@@ -162,7 +171,7 @@ class PublicCorpus:
                         f'{self.setting} = "{self.source}": row {number} has no string "text"; its '
                         f"columns are {', '.join(map(str, row))}"
                     )
-                yield text
+                yield text, _label(row.get("label"))
         except DataError as error:
             if isinstance(error, NoTextError):
                 raise
@@ -186,8 +195,8 @@ class NoTextError(DataError):
     """A line or a row that was read and holds no text."""
 
 
-def text_of_line(path: Path, number: int, line: bytes) -> str:
-    """The text of one line of a public file.
+def _of_line(path: Path, number: int, line: bytes) -> tuple[str, str | None]:
+    """The text and the label of one line of a public file.
 
     Args:
         path: of the file, for the sentence.
@@ -197,15 +206,18 @@ def text_of_line(path: Path, number: int, line: bytes) -> str:
     Raises:
         NoTextError: it is no object with a string `text`.
     """
-    text = (flat_json.outermost(unmarked(line, number)) or {}).get("text")
+    row = flat_json.outermost(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line) or {}
+    text = row.get("text")
     if not isinstance(text, str):
         raise NoTextError(f'{path} line {number}: expected a JSON object with a string "text"')
-    return text
+    return text, _label(row.get("label"))
 
 
-def unmarked(line: bytes, number: int) -> bytes:
-    """A line without the byte order mark that the first one may begin with."""
-    return line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+def _label(value: object) -> str | None:
+    """A class as text; None for what names none."""
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        return str(value).strip()
+    return None
 
 
 def _unreadable(setting: str, source: str, where: Path | str, error: Exception) -> DataError:

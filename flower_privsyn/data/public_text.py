@@ -6,11 +6,9 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.data import bounded, flat_json
 from flower_privsyn.data.cut import Cut
-from flower_privsyn.data.public_corpus import BUNDLED, PublicCorpus, text_of_line, unmarked
+from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.errors import DataError
-from flower_privsyn.files import expanded
 
 
 def public_texts(
@@ -49,7 +47,7 @@ def labels_of_public_texts(
     """The class of each public text whose line has a `label`, by text as `public_texts` cuts it.
 
     Args:
-        source: "bundled", whose passages have no labels, or a JSONL file.
+        source: as for `public_texts`; the bundled passages have no labels.
         tokenizer: as for `public_texts`.
         max_tokens: as for `public_texts`.
         at_sentences: as for `public_texts`.
@@ -57,23 +55,14 @@ def labels_of_public_texts(
     Raises:
         DataError: as for `public_texts`.
     """
-    path = BUNDLED if source == "bundled" else expanded(source)
-    try:
-        content = bounded.read_bytes(path)
-        content.decode("utf-8")
-    except (OSError, DataError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise DataError(f'public-text = "{source}": {path} cannot be read ({reason})') from error
-    texts, labels = [], []
-    for number, line in bounded.lines(content):
-        label = (flat_json.outermost(unmarked(line, number)) or {}).get("label")
-        if isinstance(label, str | int) and not isinstance(label, bool):
-            texts.append(text_of_line(path, number, line))
-            labels.append(str(label).strip())
+    corpus = PublicCorpus.find(source, setting="public-text")
+    labelled = [(text, label) for text, label in corpus.labelled() if label is not None]
     cut = Cut(max_tokens=max_tokens)
-    found = cut.pieces(texts, tokenizer=tokenizer, at_sentences=at_sentences)
-    pairs = zip(found, labels, strict=True)
-    return {piece: label for pieces, label in pairs for piece in pieces}
+    found = cut.pieces(
+        [text for text, _ in labelled], tokenizer=tokenizer, at_sentences=at_sentences
+    )
+    pairs = zip(found, labelled, strict=True)
+    return {piece: label for pieces, (_, label) in pairs for piece in pieces}
 
 
 def public_documents(source: str | Path, *, setting: str) -> list[str]:

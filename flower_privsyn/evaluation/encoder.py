@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,7 +45,6 @@ def fine_tuned_encoder(
     num_classes: int,
     training: EncoderTraining | None = None,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
 ) -> Classifier:
     """A classifier that fine-tunes an encoder anew for whatever it is to learn from.
 
@@ -55,7 +54,6 @@ def fine_tuned_encoder(
         num_classes: how many.
         training: how.
         seed: of the head and the order of texts.
-        progress: called with the number of texts just learned from.
 
     Raises:
         ModelError: The model cannot be found, or no head of classes fits it.
@@ -95,8 +93,6 @@ def fine_tuned_encoder(
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-                if progress is not None:
-                    progress(len(chosen))
         network.eval()
         found = []
         with torch.inference_mode():

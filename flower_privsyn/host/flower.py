@@ -34,10 +34,9 @@ import psutil
 
 import flower_privsyn
 from flower_privsyn import clock
-from flower_privsyn.embedding import default_cache_directory
 from flower_privsyn.environment import RESUME, RUN_DIRECTORY, RUN_MARK, WORKING_DIRECTORY
 from flower_privsyn.errors import FederationError, MissingExtraError
-from flower_privsyn.files import full_disk
+from flower_privsyn.files import default_cache_directory, full_disk
 from flower_privsyn.host import superlink
 from flower_privsyn.host.app import App, ConfigValue, ray_address
 from flower_privsyn.host.processes import (
@@ -60,6 +59,7 @@ _REFUSED_SECONDS = 0.5
 _ASK_SECONDS = 10.0
 _LIST_SECONDS = 2.0
 _LOG_SECONDS = 3.0
+_LOG_BYTES = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,13 @@ class FlowerStatus:
 
 
 class Flower:
-    """A SuperLink of our own under a guard process, and Flower's command to talk to it."""
+    """A SuperLink of our own under a guard process, and Flower's command to talk to it.
+
+    Args:
+        run_path: the run directory.
+        launch: how the run was asked for, as its launch file says: `run-config`,
+            `working-directory` and `resume`, each of which may be missing.
+    """
 
     def __init__(self, run_path: Path, launch: Mapping[str, Any]) -> None:
         self.run_path = run_path
@@ -97,7 +103,6 @@ class Flower:
         self.logs: subprocess.Popen[bytes] | None = None
         self.known: dict[int, psutil.Process] = {}
         self.run_id = ""
-        self.run_path = run_path
         self.resume = bool(launch.get("resume"))
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.environment = self._environment(str(launch.get("working-directory", Path.cwd())))
@@ -145,7 +150,7 @@ class Flower:
         for name in ("NO_PROXY", "no_proxy"):
             # The SuperLink is on this machine; a proxy from the environment cannot reach it.
             known = os.environ.get(name, "")
-            environment[name] = ",".join(filter(None, [known, "127.0.0.1", "localhost"]))
+            environment[name] = ",".join(filter(None, [known, _LOOPBACK, "localhost"]))
         if importlib.util.find_spec("flower_privsyn") is not None and not _installed():
             root = str(Path(flower_privsyn.__file__).resolve().parents[1])
             known = os.environ.get("PYTHONPATH", "")
@@ -271,7 +276,7 @@ class Flower:
 
     # ---- follow
 
-    def wait(self, run_path: Path, show: Callable[[], None]) -> FlowerStatus:
+    def wait(self, show: Callable[[], None]) -> FlowerStatus:
         """Wait for the simulation to end; `show` is called several times a second."""
         assert self.guard is not None
         simulation: psutil.Process | None = None
@@ -280,11 +285,11 @@ class Flower:
         while self.guard.poll() is None:
             show()
             time.sleep(_POLL_SECONDS)
-            if recorded is None and _recorded_end(run_path):
+            if recorded is None and _recorded_end(self.run_path):
                 recorded = time.monotonic()
                 # The work is over. What is left is taking Ray down and, after an unexpected
                 # error, its traceback on the way to the log.
-                refused = not _recorded_end(run_path).get("unexpected", True)
+                refused = not _recorded_end(self.run_path).get("unexpected", True)
                 linger = _REFUSED_SECONDS if refused else _LINGER_SECONDS
             if recorded is not None and time.monotonic() - recorded > linger:
                 break
@@ -308,7 +313,7 @@ class Flower:
         if self.logs is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.logs.wait(timeout=_LOG_SECONDS)  # it ends by itself once everything is copied
-        if _recorded_end(run_path):
+        if _recorded_end(self.run_path):
             return FlowerStatus(word="recorded", details="")
         status = self.status()
         # Flower itself notices a killed simulation by a missing heartbeat, a minute later.
@@ -402,15 +407,16 @@ def _installed() -> bool:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((_LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
-def _tail(path: Path, offset: int, limit: int = 2_000_000) -> str:
+def _tail(path: Path, offset: int) -> str:
+    """What a file holds from a byte on, the end of it where that is much."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(offset, size - limit))
+            file.seek(max(offset, size - _LOG_BYTES))
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""

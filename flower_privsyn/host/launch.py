@@ -311,7 +311,7 @@ def _follow(
     with _flower(run_path, launch) as flower:
         flower.submit(app, values, launch["federation-config"])
         starting["finished"] = True
-        status = flower.wait(run_path, show)
+        status = flower.wait(show)
         # Before Flower's own files are deleted, which makes room.
         log, full = flower.read_log(), flower.full_disk()
     # Nothing was said where it ended before it had anything to report.

@@ -161,7 +161,7 @@ class Bars:
                 self._progress.update(
                     task, completed=stage.get("done", 0), total=stage.get("total")
                 )
-            elif self._progress.tasks and task in self._progress.task_ids:
+            elif task in self._progress.task_ids:
                 self._progress.remove_task(task)
                 self._progress.console.print(
                     describe(stage, self._watch.seconds(number)), markup=False, highlight=False

@@ -127,6 +127,17 @@ def refuse_cut(path: Path, digests: Collection[str], stated: Mapping[str, str]) 
             )
 
 
+def open_rounds(lines: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Rounds that were started and neither charged nor discarded: charged when a run goes on.
+
+    Args:
+        lines: of a ledger.
+    """
+    ended = {line["round"] for line in lines if line.get("event") in ("release", "discarded")}
+    started = (line["round"] for line in lines if line.get("event") == "started")
+    return [number for number in started if number not in ended]
+
+
 def damaged(path: Path, number: int, what: str) -> LedgerError:
     """The error that names a line of a ledger."""
     return LedgerError(f"{path} line {number} is damaged: {what}.")

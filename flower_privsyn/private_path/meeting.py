@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flower_privsyn.errors import FederationError
-from flower_privsyn.host.progress import Progress
+from flower_privsyn.host.progress import Progress, Stage
 from flower_privsyn.messages import wire
 from flower_privsyn.node import Announcement
 from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
@@ -124,7 +124,7 @@ class Meeting:
         grid: Flower's connection to the nodes.
         settings: the settings.
         sources: what makes records at the server, one for each kind.
-        progress: shows that the nodes are reading.
+        progress: shows how many nodes have read.
         nothing_spent: words for what a run has cost that stops now.
     """
 
@@ -146,9 +146,9 @@ class Meeting:
         settings = self.settings
         nodes = self._wait_for_nodes()
         roster, problems = dict.fromkeys(nodes, -1), Counter[str]()
-        with self.progress.stage("Nodes read their text", total=None):
+        with self.progress.stage("Nodes read their text", len(nodes) * len(self.sources)) as stage:
             for source in self.sources:
-                ready = self._ask_to_prepare(list(roster), source, announcement, problems)
+                ready = self._ask_to_prepare(list(roster), source, announcement, problems, stage)
                 # Whoever cannot make one kind of records takes no part in the others, either.
                 roster = {
                     node: users for node, users in ready.items() if roster[node] in (-1, users)
@@ -181,6 +181,7 @@ class Meeting:
         source: RecordSource,
         announcement: Announcement,
         problems: Counter[str],
+        stage: Stage,
     ) -> dict[int, int]:
         """Users of the nodes that have made one kind of records; why the others have not."""
         request = data_request(self.settings, source)
@@ -194,7 +195,7 @@ class Meeting:
         )
         replies = self.grid.send_and_receive(messages, timeout=self.settings.round_timeout)
         roster, found = self._roster_of(
-            replies, asked=set(nodes), source=source, queries=announcement.queries
+            replies, asked=set(nodes), source=source, queries=announcement.queries, stage=stage
         )
         problems += found
         return roster
@@ -225,6 +226,7 @@ class Meeting:
         asked: set[int],
         source: RecordSource,
         queries: Collection[str],
+        stage: Stage,
     ) -> tuple[dict[int, int], Counter[str]]:
         """Users per node that is ready, and why the others are not."""
         roster: dict[int, int] = {}
@@ -236,6 +238,7 @@ class Meeting:
                 problems["a reply that was not asked for"] += 1
                 continue
             seen.add(node)
+            stage.update()
             if reply.has_error():
                 problems[_told(reply.error.code, queries)] += 1
                 continue

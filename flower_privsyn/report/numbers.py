@@ -129,7 +129,7 @@ def seconds_text(value: float | None) -> str:
 
 
 def time_text(value: Any) -> str:
-    """A time as written by `flower_privsyn.files.now`, to the minute."""
+    """A time as written by `flower_privsyn.clock.now`, to the minute."""
     text = str(value)
     return f"{text[:10]} {text[11:16]}" if len(text) >= 16 and text[10] == "T" else text
 

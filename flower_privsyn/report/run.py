@@ -16,6 +16,7 @@ from typing import Any
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.files import read_json_lines
+from flower_privsyn.privacy.ledger_chain import open_rounds
 from flower_privsyn.report.figures import Chart, Cloud, Level, by_round
 from flower_privsyn.report.numbers import (
     Fact,
@@ -203,9 +204,14 @@ class RunFacts:
         if last.get("epsilon_release") is None:
             return None
         server = last.get("epsilon_known_cohorts")
-        return epsilon_text(last["epsilon_release"]), "none" if server is None else epsilon_text(
-            server
-        )
+        told = "none" if server is None else epsilon_text(server)
+        return epsilon_text(last["epsilon_release"]), told
+
+    @property
+    def rounds_open(self) -> list[int]:
+        """Rounds that were begun, by a run that is at work no more, and are not charged yet."""
+        ended = self.status in ("interrupted", "failed")
+        return open_rounds(self.ledger) if ended else []
 
     @property
     def mechanism(self) -> list[Fact]:

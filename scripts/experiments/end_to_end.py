@@ -32,6 +32,7 @@ from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.distribution import frechet_distance, mean_discrepancy
 from flower_privsyn.files import read_json_lines, write_json
 from flower_privsyn.queries import median_bandwidth
+from flower_privsyn.runs import RunDirectory
 from scripts.experiments.people import deal
 
 METHODS = {"popri": "POPri", "kernel-sketch": "kernel sketch"}
@@ -117,11 +118,12 @@ def written_after(folder: Path, method: str, updates: int) -> list[str]:
     """
     import pyarrow.parquet as pq
 
-    rounds = folder / ("refinement" if method == "kernel-sketch" else "rounds")
-    file = rounds / f"{updates + 1:04d}" / "candidates.parquet"
+    run = RunDirectory.open(folder)
+    rounds = run.refinement if method == "kernel-sketch" else run.rounds
+    file = rounds.files(updates + 1).candidates
     if file.exists():
         return [str(text) for text in pq.read_table(file).column("text").to_pylist()]
-    return [str(record["text"]) for record in read_json_lines(folder / "synthetic.jsonl")]
+    return [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
 
 
 def mean_distance(embeddings: Float32) -> float:

@@ -417,7 +417,7 @@ class Writer:
 def measured(
     writer: Writer, row: Row, held_out: Users, *, tokens: int, steps: int, rate: float
 ) -> dict[str, Any]:
-    """A student of a row's texts."""
+    """A student of a row's texts: figures, under other names than what a row is made with."""
     texts = writer.corpus(row, tokens=tokens)
     with tempfile.TemporaryDirectory(dir=writer.work) as folder:
         student = Path(folder) / "student"
@@ -431,7 +431,7 @@ def measured(
             seed=writer.seed,
         )
         found = quality(student, held_out)
-    counted = {"texts": len(texts), "tokens": int(writer.tokens(texts).sum())}
+    counted = {"texts": len(texts), "corpus_tokens": int(writer.tokens(texts).sum())}
     return {**counted, "score": float(writer.scores(texts).mean()), **found}
 
 
@@ -489,14 +489,15 @@ def table(results: Path) -> None:
         )
 
 
-#: What a row was made with, by its name in the results.
-_SETTINGS: Final = ("row", "seed", "epsilon", "tokens", "steps", "bias", "times")
+#: What every row was made with, by its name in the results; and what some rows were.
+_OF_ALL: Final = ("seed", "epsilon", "tokens", "steps", "rate")
+_SETTINGS: Final = ("row", *_OF_ALL, "bias", "times")
 
 
 def made_with(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """What tells a row from the same row made in another way."""
     row = ROWS.get(name)
-    made = {key: getattr(arguments, key) for key in ("seed", "epsilon", "tokens", "steps")}
+    made = {key: getattr(arguments, key) for key in _OF_ALL}
     if row is not None and row.biased:
         made["bias"] = arguments.bias
     if row is not None and (row.shown == "best" or row.kept != "first"):

@@ -83,15 +83,20 @@ def main() -> None:
         f"{len(texts)} passages, embedded in {embedded - started:.0f} CPU s, clustered in "
         f"{time.process_time() - embedded:.0f} CPU s; {asked.output.stat().st_size / 1e6:.2f} MB"
     )
-    report(asked, embedder)
+    report(asked, embedder, clustered=len(texts))
 
 
-def report(asked: argparse.Namespace, embedder: object) -> None:
+def report(asked: argparse.Namespace, embedder: object, *, clustered: int) -> None:
     """How large topics are, and whether they say something of a document that they were not of.
 
     Of every held-out document two passages are looked up. Passages of one document fall into one
     topic more often than passages of two: how much more says whether there is text enough for so
     many topics.
+
+    Args:
+        asked: the command line.
+        embedder: of the passages.
+        clustered: how many passages the topics are made of.
     """
     first, second = (
         passages(asked.corpus, held_out=True, tokenizer=embedder.tokenizer, seed=asked.seed + one)
@@ -102,7 +107,7 @@ def report(asked: argparse.Namespace, embedder: object) -> None:
     print("| topics | passages of the smallest / median | same topic, same document | by chance |")
     print("|---|---|---|---|")
     for level in hierarchy.levels:
-        sizes = np.sort(level.shares) * len(asked_passages(asked))
+        sizes = np.sort(level.shares) * clustered
         one, two = (level.nearest(found) for found in vectors)
         share = [Counter(found.tolist()) for found in (one, two)]
         chance = sum(share[0][t] * share[1][t] for t in share[0]) / len(one) / len(two)
@@ -112,11 +117,6 @@ def report(asked: argparse.Namespace, embedder: object) -> None:
         )
     for words in hierarchy.levels[0].keywords[:8]:
         print(", ".join(words))
-
-
-def asked_passages(asked: argparse.Namespace) -> range:
-    """As many numbers as documents were clustered."""
-    return range(sum(not is_held_out(document) for document in read_corpus(asked.corpus)))
 
 
 if __name__ == "__main__":

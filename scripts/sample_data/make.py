@@ -1,10 +1,11 @@
-"""Cut the two text samples that ship with the package out of the corpus.
+"""Cut the text samples that ship with the package out of the corpus.
 
     python scripts/sample_data/make.py --corpus DIR
 
 writes `flower_privsyn/data/passages/passages.jsonl.gz` (public passages, seeds of private
-evolution), `examples/quickstart/quickstart/data/users.jsonl` (the users of the quickstart) and the
-data of `examples/existing-federation`, `baselines/popri`, `baselines/aug-pe` and `baselines/fred`.
+evolution), `examples/quickstart/quickstart/data/users.jsonl` (the users of the quickstart), copies
+of it in the apps of `SHARING`, and the data of `examples/existing-federation`, `baselines/aug-pe`
+and `baselines/fred`.
 The corpus is described in `scripts/sample_data/README.md`. The choice is by hash, so the result is
 the same everywhere.
 """
@@ -32,6 +33,14 @@ SHARE_ALIKE = {
     "openedx/edx-documentation",
     "privacyguides/privacyguides.org",
 }
+#: Apps in `baselines/` with the users of the quickstart.
+SHARING = (
+    "ctcl/ctcl_app",
+    "dp-fl/dp_fl",
+    "hybrid/hybrid",
+    "popri/popri",
+    "public-mid-training/public_mid_training",
+)
 THIRD_PARTY = {"openstax/osbooks-writing-guide"}
 SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[\"'(A-Z])")
 
@@ -229,7 +238,8 @@ def main() -> None:
     if arguments.users_file is None:
         write_word_model(target, 100)
         # An app travels as its own files alone, so it cannot point at another one's.
-        shutil.copyfile(target, ROOT / "baselines/popri/popri/sample/users.jsonl")
+        for folder in SHARING:
+            shutil.copyfile(target, ROOT / "baselines" / folder / "sample" / "users.jsonl")
         ranked = ROOT / "baselines/fred/fred_app/sample"
         write_candidates(arguments.corpus, target, ranked, words=120, texts=400)
         labelled = ROOT / "baselines/aug-pe/aug_pe/sample/users.jsonl"

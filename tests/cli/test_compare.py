@@ -16,11 +16,11 @@ def test_an_option_takes_several_values_at_once(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def make_plan(**values: Any) -> None:
+    def make_plans(**values: Any) -> None:
         asked.update(values)
         raise ConfigError("stopped here")
 
-    monkeypatch.setattr(comparison, "make_plan", make_plan)
+    monkeypatch.setattr(comparison, "make_plans", make_plans)
     words = ["--data", "a.jsonl", "b.jsonl", "--epsilon", "1", "--seeds", "5", "--epsilon=4"]
     words += ["--set", "x=1", "--methods", "popri", "dp-ftrl", "--set", "dp-ftrl.y=2"]
     words += ["--epsilon", "-8"]

@@ -59,7 +59,7 @@ def test_inspect_tells_an_interrupted_run_from_a_running_one(
 def test_a_run_without_enough_noise_is_called_not_private(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = {"event": "release", "epsilon_release": None, "epsilon_known_cohorts": None}
+    line = {"event": "release", "round": 1, "epsilon_release": None, "epsilon_known_cohorts": None}
     write_chain(run.ledger_file, {"event": "opened"}, line)
     assert main(["inspect", str(run.path)]) == 0
     assert "Not private: 1 releases" in capsys.readouterr().out
@@ -71,3 +71,28 @@ def test_inspect_before_anything_was_released(
     RunDirectory.create(tmp_path / "run", config={}).unlock()
     assert main(["inspect", str(tmp_path / "run")]) == 0
     assert "nothing released" in capsys.readouterr().out
+
+
+def test_inspect_says_that_a_round_that_was_killed_will_be_charged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    write_chain(run.ledger_file, {"event": "opened"}, {"event": "started", "round": 1})
+    assert main(["inspect", str(run.path)]) == 0
+    assert "is lost" not in capsys.readouterr().out  # it is at work
+    run.unlock()
+    (run.path / ".lock").write_text('{"pid": 1073741824, "started": "1"}\n')
+    assert inspect_run(run.path)["rounds_open"] == [1]
+    assert main(["inspect", str(run.path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "nothing released round 1 was begun and is lost: charged as soon as the run goes" in shown
+    )
+
+
+def test_a_sample_moves_no_cursor(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    run.write_synthetic([{"text": "two\nlines\x1b[2J", "round": 2, "parent": None, "source": "x"}])
+    assert main(["inspect", str(run.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "two lines[2J" in shown
+    assert "\x1b" not in shown

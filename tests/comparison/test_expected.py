@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.comparison import APP, Cell, Comparison, make_plan
+from flower_privsyn.comparison import APP, Cell, Comparison, make_plans
 from flower_privsyn.comparison.expected import Budget, Expected
 from flower_privsyn.comparison.plan import Plan
 from flower_privsyn.comparison.table import markdown
@@ -23,9 +23,10 @@ def plan(tmp_path: Path) -> Plan:
     file = tmp_path / "users.jsonl"
     rows = [{"client_id": f"user-{i}", "text": f"a text of user {i} " * 9} for i in range(40)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return make_plan(
+    (plan,) = make_plans(
         app=load_app(APP), data=[str(file)], epsilons=[1.0], methods=list(SECONDS), seeds=2
     )
+    return plan
 
 
 def taken(cell: Cell) -> dict[str, Any]:

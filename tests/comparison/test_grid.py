@@ -6,14 +6,16 @@ import json
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flower_privsyn.advice.judge import Need, advise
 from flower_privsyn.advice.measured import MeasuredTable
 from flower_privsyn.cli import main
-from flower_privsyn.comparison import APP, Grid, Plan, make_plan
+from flower_privsyn.comparison import APP, Grid, Plan, make_plans, plan
 from flower_privsyn.comparison.plan import settings_of
+from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.app import load_app
 
@@ -21,8 +23,8 @@ SAMPLE = Path(__file__).parents[2] / "baselines" / "popri" / "popri" / "sample" 
 METHODS = ("public-only", "joint-sketch", "dp-ftrl")
 
 
-def plan_of(users: int) -> Plan:
-    return make_plan(
+def plans_of(*users: int) -> list[Plan]:
+    return make_plans(
         app=load_app(APP),
         data=[str(SAMPLE)],
         epsilons=[1.0, 7.0],
@@ -33,28 +35,40 @@ def plan_of(users: int) -> Plan:
     )
 
 
-def measured(plan: Plan, folder: Path, method: str, epsilon: float, accuracy: float) -> None:
+def measured(one: Plan, folder: Path, method: str, epsilon: float, accuracy: float) -> None:
     """A cell as an earlier call left it."""
-    (cell,) = (c for c in plan.cells() if (c.method, c.epsilon) == (method, epsilon))
+    (cell,) = (c for c in one.cells() if (c.method, c.epsilon) == (method, epsilon))
     record = {
         **vars(cell),
         "status": "finished",
-        "settings": settings_of(plan.values(cell, Path("private.jsonl"))),
+        "settings": settings_of(one.values(cell, Path("private.jsonl"))),
         "quality": {"next_token_accuracy": accuracy, "perplexity": 9.0, "bits_per_byte": 1.9},
         "costs": {"bytes_up": 98_000 if method == "joint-sketch" else 650_000, "bytes_down": 9},
     }
-    place = folder / f"users-{len(plan.private)}" / "cells" / cell.name
+    place = folder / f"users-{len(one.private)}" / "cells" / cell.name
     place.mkdir(parents=True)
     (place / "cell.json").write_text(json.dumps(record))
     (place.parents[1] / ".lock").touch()
 
 
+def test_the_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def load(source: str, **columns: Any) -> Users:
+        read.append(source)
+        return load_users(source, **columns)
+
+    monkeypatch.setattr(plan, "load_users", load)
+    assert [len(one.private) for one in plans_of(48, 24)] == [48, 24]
+    assert read == [str(SAMPLE)]
+
+
 def test_what_was_measured_is_one_table_and_what_was_not_is_in_no_place(tmp_path: Path) -> None:
-    plans = [plan_of(48), plan_of(24)]
+    plans = plans_of(48, 24)
     large, small = plans
-    for plan in plans:
-        measured(plan, tmp_path, "public-only", 0.0, 0.20)
-        measured(plan, tmp_path, "joint-sketch", 1.0, 0.24)
+    for one in plans:
+        measured(one, tmp_path, "public-only", 0.0, 0.20)
+        measured(one, tmp_path, "joint-sketch", 1.0, 0.24)
     measured(large, tmp_path, "dp-ftrl", 1.0, 0.28)
     measured(small, tmp_path, "joint-sketch", 7.0, 0.26)
     said: list[str] = []
@@ -93,12 +107,12 @@ def test_what_was_measured_is_one_table_and_what_was_not_is_in_no_place(tmp_path
 
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = plan_of(24)
+    (one,) = plans_of(24)
     with pytest.raises(ConfigError, match="different numbers of users, got 24, 24"):
-        Grid([plan, plan], tmp_path / "a")
+        Grid([one, one], tmp_path / "a")
     (tmp_path / "compare.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds a comparison of one number of users"):
-        Grid([plan], tmp_path)
+        Grid([one], tmp_path)
     words = ["compare", "--data", str(SAMPLE), "--epsilon", "1", "--grid", "300"]
     for more, sentence in (
         (["--users", "30"], "give either --users or --grid"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.comparison import APP, Cell, make_plan, methods_of
+from flower_privsyn.comparison import APP, Cell, make_plans, methods_of
 from flower_privsyn.comparison.plan import joined, split_users
 from flower_privsyn.comparison.summary import document_of
 from flower_privsyn.comparison.table import markdown
@@ -36,7 +36,7 @@ def data(tmp_path: Path) -> str:
 
 
 def plan_of(data: str, **changes):
-    return make_plan(**{"app": load_app(APP), "data": [data], "epsilons": [1.0], **changes})
+    return make_plans(**{"app": load_app(APP), "data": [data], "epsilons": [1.0], **changes})[0]
 
 
 class TestApp:

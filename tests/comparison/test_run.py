@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.comparison import APP, Comparison, make_plan
+from flower_privsyn.comparison import APP, Comparison, make_plans
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.evaluation.result import STAMP
@@ -116,18 +116,19 @@ def test_a_comparison(
 
 class TestFolder:
     def plan(self, **changes: Any) -> Any:
-        return make_plan(
+        (plan,) = make_plans(
             **{
                 "app": load_app(APP),
                 "data": [str(SAMPLE)],
                 "epsilons": [8.0],
-                "users": 24,
+                "users": [24],
                 "held_out_users": 12,
                 "methods": ["public-only"],
                 "seeds": 1,
                 **changes,
             }
         )
+        return plan
 
     def test_other_users_or_another_model_are_not_mixed_in(self, tmp_path: Path) -> None:
         (tmp_path / "compare.json").write_text(
@@ -136,7 +137,7 @@ class TestFolder:
         Comparison(self.plan(), tmp_path)
         Comparison(self.plan(methods=["public-only", "popri"], seeds=2, epsilons=[1, 8]), tmp_path)
         with pytest.raises(ConfigError, match="holds a comparison with other users"):
-            Comparison(self.plan(users=25), tmp_path)
+            Comparison(self.plan(users=[25]), tmp_path)
         with pytest.raises(ConfigError, match="another value of downstream"):
             Comparison(self.plan(downstream="privsyn-lm"), tmp_path)
 

@@ -216,5 +216,11 @@ def test_public_texts_may_have_classes(tmp_path: Path) -> None:
     path = tmp_path / "public.jsonl"
     lines = [{"text": "a b"}, {"text": "c d e f g", "label": "x"}, {"text": "h i", "label": 3}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = labels_of_public_texts(str(path), tokenizer=HashEmbedder().tokenizer, max_tokens=4)
-    assert found == {"c d e f": "x", "h i": "3"}
+
+    def labels(source: str) -> dict[str, str]:
+        return labels_of_public_texts(source, tokenizer=HashEmbedder().tokenizer, max_tokens=4)
+
+    assert labels(str(path)) == {"c d e f": "x", "h i": "3"}
+    # Whatever names public text names it here too.
+    assert labels(str(tmp_path)) == labels(str(path))
+    assert labels(f"{path}[:2]") == {"c d e f": "x"}

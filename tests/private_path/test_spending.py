@@ -339,6 +339,16 @@ class TestAskingAgain:
             assert mine.ids == other.ids
 
 
+def test_the_nodes_that_have_read_their_text_are_counted(
+    federation: Builder, config: Builder
+) -> None:
+    strategy = Probe(config(num_rounds=1, num_nodes=3))
+    strategy.start(federation(make_users(6), num_nodes=3))
+    stages = read_progress(strategy.run.progress_file)
+    (stage,) = [one for one in stages if one["name"] == "Nodes read their text"]
+    assert (stage["done"], stage["total"]) == (3, 3)
+
+
 class TestNoiseAgainstUsers:
     def test_one_line_says_what_the_noise_is_in_votes(
         self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture

@@ -289,3 +289,11 @@ def test_rounds_are_chosen_and_projected(empty: RunDirectory) -> None:
     assert sum(plane.explained) == pytest.approx(1, abs=0.01)
     for flat in ({}, {1: np.zeros((5, 4))}, {1: np.ones((2, 4))}, {1: np.eye(4)[:, :1]}):
         assert principal_plane({n: f.astype(np.float32) for n, f in flat.items()}) is None
+
+
+def test_a_round_that_was_killed_is_said_to_cost(empty: RunDirectory) -> None:
+    started = {"event": "started", "round": 1, "query": "votes", "noise_multiplier": 4.0}
+    write_chain(empty.ledger_file, OPENED, started)
+    (privacy,) = check(run_page(empty)).all("section")[:1]
+    assert "Nothing has been released." in privacy.text
+    assert "Round 1 was begun and is lost: charged as soon as the run goes on." in privacy.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from scripts.experiments.shown_to_the_writer import (
     Told,
     Writer,
     begun,
+    made_with,
     mapped,
 )
 
@@ -69,3 +71,18 @@ def test_a_passage_begins_with_a_sentence() -> None:
     assert begun("of it. The sea is wide and blue.") == "The sea is wide and blue."
     assert begun("It rained. We stayed.") == "It rained. We stayed."
     assert begun("a long beginning that is nearly all. Yes.").startswith("a long")
+
+
+def test_a_row_is_known_by_all_that_it_was_made_with() -> None:
+    given = argparse.Namespace(
+        seed=0, epsilon=1.0, tokens=8500, steps=60, rate=5e-4, bias=0.5, times=4
+    )
+    plain, biased = made_with("chosen", given), made_with("domain, biased, filtered", given)
+    assert plain == {
+        **{"row": "chosen", "seed": 0, "epsilon": 1.0},
+        **{"tokens": 8500, "steps": 60, "rate": 5e-4},
+    }
+    assert biased.keys() - plain.keys() == {"bias", "times"}
+    for key in ("rate", "bias", "times"):
+        other = argparse.Namespace(**{**vars(given), key: 7})
+        assert made_with("domain, biased, filtered", other) != biased

@@ -1,0 +1,63 @@
+"""What embedding costs one user, whatever was looked at last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.comparison import APP, Cell, Plan, measures
+from flower_privsyn.comparison.measures import Job, Measures
+from flower_privsyn.data import Users
+from flower_privsyn.host.app import load_app
+from flower_privsyn.host.progress import ShownProgress
+from flower_privsyn.strategies.catalogue import compared
+from flower_privsyn.testing import HashEmbedder
+from flower_privsyn.training.causal_settings import CausalTraining
+
+
+def people(name: str, *, users: int, texts: int) -> Users:
+    return Users.from_rows(
+        (f"{name}-{user}", f"{name} {user} wrote text {number} of the river")
+        for user in range(users)
+        for number in range(texts)
+    )
+
+
+def test_embedding_costs_the_same_whoever_was_looked_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
+    plan = Plan(
+        app=load_app(APP),
+        config="cpu",
+        private=people("private", users=4, texts=5),
+        held_out=people("held", users=6, texts=2),
+        source="users.jsonl",
+        methods=(compared()["pre-text"],),
+        epsilons=(1.0,),
+        seeds=(0,),
+        delta=1e-3,
+        downstream="privsyn-tiny",
+        training=CausalTraining(),
+    )
+    found = Measures(plan, tmp_path)
+    assert found.embedding_seconds() is None
+    values = {"embedding-model": "hash", "embedding-precision": "float32", "max-tokens": 64}
+    job = Job(
+        cell=Cell(method="pre-text", epsilon=1.0, seed=0),
+        values=values,
+        folder=tmp_path,
+        progress=ShownProgress(lambda stages: None),
+    )
+    assert found._compared(job, ["a synthetic text"]) is None  # too few: nothing is embedded
+    embedder = found.embedder(values)
+    embedder.embed(plan.held_out.texts)
+    expected = embedder.cpu_seconds / embedder.texts * 2  # two texts of a held-out user
+    assert found.embedding_seconds() == pytest.approx(expected)
+    found.samples(plan.private, values)
+    assert found.embedding_seconds() == pytest.approx(expected)
+    # What is looked at for a picture before anything was compared is no measurement.
+    later = Measures(plan, tmp_path)
+    later.held_out_vectors("hash", "float32")
+    assert later.embedding_seconds() == pytest.approx(expected)
