@@ -67,7 +67,7 @@ def cohorts(grid: LoopbackGrid, rounds: int) -> list[int]:
 def test_poisson_rounds_are_what_the_ledger_charges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rate, rounds, users = 1000 / 133_000, 20, 20_000
+    rate, rounds, users = 1000 / 133_000, 10, 8_000
     run_dir, grid = ask(
         tmp_path,
         monkeypatch,

@@ -345,18 +345,23 @@ def _belongs_to_its_owner(path: Path, pids: list[int]) -> None:
         f"127.0.0.1:{each.laddr.port}" for each in sockets if each.status == psutil.CONN_LISTEN
     )
     token = path.with_name("run.owner") / "keys" / "ray"
-    for mode, file, expected in (
+    (path / "guess").write_text("0" * 64)
+    wanted = [
         ("token", token, "answered"),
         ("token", path / "guess", "refused"),
         ("disabled", token, "refused"),
-    ):
-        (path / "guess").write_text("0" * 64)
-        environment = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN_PATH": str(file)}
-        asked = subprocess.run(
+    ]
+    asked = [
+        subprocess.Popen(
             [sys.executable, "-c", _ASK_RAY, address],
-            capture_output=True, text=True, env=environment, timeout=60, check=False,
-        )  # fmt: skip
-        assert asked.stdout.strip() == expected, (mode, file, asked.stdout, asked.stderr)
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN_PATH": str(file)},
+        )
+        for mode, file, _ in wanted
+    ]  # fmt: skip
+    for process, (mode, file, expected) in zip(asked, wanted, strict=True):
+        answer, errors = process.communicate(timeout=60)
+        assert answer.strip() == expected, (mode, file, answer, errors)
     (path / "guess").unlink()
     # Ray's own folders are open to everybody; the one they lie in is not.
     arguments = names["raylet"].cmdline()

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from flower_privsyn.cli import main
 from tests.support.generation_server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +29,9 @@ def _bytes(path: Path) -> bytes:
         return b""
 
 
-def test_no_file_and_no_message_holds_the_key(tmp_path: Path) -> None:
+def test_no_file_and_no_message_holds_the_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server = Server()
     found: list[Path] = []
     shown: list[str] = []
@@ -71,11 +76,10 @@ def test_no_file_and_no_message_holds_the_key(tmp_path: Path) -> None:
     assert KEY[:11] not in done.stdout + done.stderr
     run = tmp_path / "run"
     assert [path for path in run.rglob("*") if path.is_file() and b"TEST_KEY" in path.read_bytes()]
-    told = subprocess.run(
-        [sys.executable, "-m", "flower_privsyn.cli", "inspect", str(run)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert KEY[:11] not in told.stdout + told.stderr
+    main(["inspect", str(run)])
+    told = capsys.readouterr()
+    assert "401" in told.out
+    assert KEY[:11] not in told.out + told.err
 
 
 def _read(path: Path) -> str:

@@ -38,6 +38,7 @@ def deployment(folder: Path, num_nodes: int) -> Iterator[dict[str, str]]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         "PRIVSYN_CACHE": str(folder / "cache"),
         "PRIVSYN_NODE_LEDGERS": str(folder / "ledgers"),
         "PRIVSYN_NODE_POLICY": str(folder / "policy.toml"),
@@ -120,11 +121,36 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def six_by_one(app: Path, tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
+def in_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a Ray simulation of six nodes with one user each, its settings made in code."""
+    folder = tmp_path_factory.mktemp("six")
+    app = write_app(folder / "app")
+    server = app / "six" / "server_app.py"
+    project = app / "pyproject.toml"
+    head, _, config = project.read_text().partition("[tool.flwr.app.config]\n")
+    public = next(line for line in config.splitlines() if line.startswith("public-text"))
+    project.write_text(
+        head + '[tool.flwr.app.config]\nnum-nodes = 6\nbehaviour = "honest"\nwindow = 128\n'
+        "round-seconds = 0.0\n"
+    )
+    source = server.read_text()
+    start = source.index("    config = ")
+    stop = source.index("    seen = watch(grid)")
+    in_code = f"""    config = PrivateEvolutionConfig(
+        noise_multiplier=0.0, num_users=6, num_nodes=6, num_rounds={len(ROUNDS)}, num_candidates=24,
+        lookahead=1, clip="l2", output="survivors", accept_noise=True, expand_samples=0,
+        node_timeout=120.0, public_text={public.partition(" = ")[2]},
+    )
+"""
+    server.write_text(source[:start] + in_code + source[stop:])
+    assert simulate(app, folder / "run") is None
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def six_by_one(in_code: Path) -> list[np.ndarray]:
     """What a Ray simulation of six nodes with one user each releases."""
-    run = tmp_path_factory.mktemp("six") / "run"
-    assert simulate(app, run, num_nodes=6) is None
-    return sums(run)
+    return sums(in_code)
 
 
 @pytest.mark.slow  # tests/host/test_launch.py runs simulations, and the sums are compared above
@@ -207,31 +233,9 @@ def test_superlink_and_supernode_processes(
 
 
 @pytest.mark.timeout(600)
-def test_an_app_configured_in_code_gets_the_run_directory_of_the_command(tmp_path: Path) -> None:
-    app = write_app(tmp_path / "app")
-    server = app / "six" / "server_app.py"
-    project = app / "pyproject.toml"
-    head, _, config = project.read_text().partition("[tool.flwr.app.config]\n")
-    public = next(line for line in config.splitlines() if line.startswith("public-text"))
-    project.write_text(
-        head + '[tool.flwr.app.config]\nnum-nodes = 2\nbehaviour = "honest"\nwindow = 128\n'
-        "round-seconds = 0.0\n"
-    )
-    source = server.read_text()
-    start = source.index("    config = ")
-    stop = source.index("    seen = watch(grid)")
-    in_code = f"""    config = PrivateEvolutionConfig(
-        epsilon=5.0, num_rounds=2, num_candidates=24, lookahead=1, output="survivors",
-        accept_noise=True, expand_samples=0, public_text={public.partition(" = ")[2]},
-    )
-"""
-    server.write_text(source[:start] + in_code + source[stop:])
-    assert simulate(app, tmp_path / "run") is None
-    assert [line["round"] for line in ledger(tmp_path / "run") if line["event"] == "release"] == [
-        1,
-        2,
-    ]
-    assert json.loads((tmp_path / "run" / "state.json").read_text())["status"] == "finished"
+def test_an_app_configured_in_code_gets_the_run_directory_of_the_command(in_code: Path) -> None:
+    assert [line["round"] for line in ledger(in_code) if line["event"] == "release"] == [*ROUNDS]
+    assert json.loads((in_code / "state.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.timeout(600)

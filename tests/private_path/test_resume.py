@@ -106,7 +106,12 @@ class TestResultWithoutNodes:
         "settings",
         [
             {},
-            {"sampling": "fixed-size", "sample_size": 4, "noise_multiplier": 1.0},
+            {
+                "sampling": "fixed-size",
+                "sample_size": 4,
+                "noise_multiplier": 1.0,
+                "accountant": "rdp",
+            },
         ],
     )
     def test_after_the_last_release_no_node_is_needed(

@@ -363,7 +363,11 @@ class TestNoise:
             ({"sampling": "fixed-size", "sample_size": 4}, 4),
         ):
             strategy = DPFedAvg(
-                config(run_dir=str(Path(config().run_dir) / changes["sampling"]), **changes)
+                config(
+                    run_dir=str(Path(config().run_dir) / changes["sampling"]),
+                    accountant="rdp",
+                    **changes,
+                )
             )
             grid = training_nodes(people)
             strategy.start(grid)
