@@ -1,15 +1,20 @@
 """Texts per CPU second of an embedding model, and what the check of company costs.
 
-    python -m benchmarks.embedding [--texts 400] [--precision float32]
+    python -m benchmarks.embedding [--texts 400] [--precision float32] [--peers]
 
-Bundled passages cut to 5 to 400 words, embedded by one thread: by the package, whose forward passes
-have one shape per width, and by the library's own `encode`, in batches of 32 padded to the longest;
-then few texts at a time, as on nodes that embed by themselves. The best of three. CPU seconds of
-the process, since wall seconds count what else the machine does.
+Bundled passages cut to 5 to 400 words, embedded by one thread: by the package, and by the library's
+own `encode`, in batches of 32 padded to the longest; then few texts at a time, as on nodes that
+embed by themselves. The best of three, taken in turn. CPU seconds of the process, since wall
+seconds count what else the machine does.
 
 The floor is the products of the model's matrices with the tokens there are, no padding, at the rate
 of one large product of the same precision. Between the floor and the package lies, besides the
 padding, what is no product: attention's softmax, GELU, norms, the tokenizer.
+
+`--peers` adds ONNX Runtime and OpenVINO, where they are installed: texts per CPU second, cosine to
+the package in float32, how many of two thirds of the texts have another one of the last third for
+their nearest than with the package in float32, and how many vectors differ in a bit from those the
+same texts get alone.
 """
 
 from __future__ import annotations
@@ -24,11 +29,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 import flower_privsyn
 from benchmarks import Ratio
+from benchmarks.runtimes import INSTALL, Vectors, runtimes
 from flower_privsyn.embedding import SentenceTransformerEmbedder, check_company, load_embedder
-from flower_privsyn.embedding.embedder import ROWS
+from flower_privsyn.embedding.embedder import PRECISIONS, ROWS
+from flower_privsyn.embedding.packed import BLOCK, passes
 
 _PASSAGES = Path(flower_privsyn.__file__).parent / "data" / "passages" / "passages.jsonl.gz"
 
@@ -60,14 +68,17 @@ def operations(embedder: SentenceTransformerEmbedder, texts: Sequence[str]) -> t
     config = embedder.model[0].auto_model.config
     wide, inner = config.hidden_size, config.intermediate_size
     lengths = [len(row["input_ids"]) for row in embedder._encode(texts)]
-    padded = [width for places, width in embedder._passes(lengths) for _ in range(ROWS)]
+    matrices = config.num_hidden_layers * (8 * wide**2 + 4 * wide * inner)
 
     def of(tokens: Sequence[int]) -> float:
         each = np.array(tokens, dtype=np.float64)
-        layer = each * (8 * wide**2 + 4 * wide * inner) + 4 * each**2 * wide
-        return float(config.num_hidden_layers * layer.sum())
+        return float(matrices * each.sum() + config.num_hidden_layers * 4 * wide * (each**2).sum())
 
-    return of(lengths), of(padded)
+    if embedder._packed is None:
+        padded = [width for places, width in embedder._passes(lengths) for _ in range(ROWS)]
+        return of(lengths), of(padded)
+    filled = sum(-sum(lengths[row] for row in rows) % BLOCK for rows in passes(lengths))
+    return of(lengths), of(lengths) + matrices * filled
 
 
 def product_rate(precision: str) -> float:
@@ -78,30 +89,79 @@ def product_rate(precision: str) -> float:
     return 2 * 1024**3 / cpu_seconds(lambda: left @ right, repeats=10)
 
 
+def beside(ways: dict[str, Callable[[], object]], repeats: int = 3) -> dict[str, float]:
+    """The least CPU seconds of each, taken in turn."""
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(repeats):
+        for name, work in ways.items():
+            best[name] = min(best[name], cpu_seconds(work, repeats=1))
+    return best
+
+
+def votes(vectors: Vectors) -> NDArray[np.int64]:
+    """Which of the last third of the vectors is nearest to each of the others."""
+    voters = len(vectors) * 2 // 3
+    nearest: NDArray[np.int64] = (vectors[:voters] @ vectors[voters:].T).argmax(axis=1)
+    return nearest
+
+
+def peers(texts: Sequence[str]) -> None:
+    """Print one line per precision of the package and of each runtime."""
+    exact, rounded = (load_embedder(precision=kind) for kind in PRECISIONS)
+    assert isinstance(exact, SentenceTransformerEmbedder)
+    ways: dict[str, Callable[[Sequence[str]], Vectors]] = {
+        "the package, float32": exact.embed,
+        "the package, bfloat16": rounded.embed,
+    }
+    bert = exact.model[0].auto_model
+    for name, way in runtimes(bert, exact.tokenizer, exact.max_tokens):
+        if way is None:
+            print(f"{name} is not installed and left out ({INSTALL[name]})")
+        else:
+            ways[name] = way
+    found = {name: way(texts) for name, way in ways.items()}
+    taken = beside({name: lambda way=way: way(texts) for name, way in ways.items()})  # type: ignore[misc]
+    right = found["the package, float32"]
+    print("way, texts per CPU s, cosine least and mean, votes that move, vectors that move alone")
+    for name, way in ways.items():
+        cosine = (found[name] * right).sum(axis=1)
+        moved = (votes(found[name]) != votes(right)).mean()
+        some = range(0, len(texts), max(1, len(texts) // 60))
+        differ = sum(bool((way([texts[row]])[0] != found[name][row]).any()) for row in some)
+        print(
+            f"{name}: {len(texts) / taken[name]:.1f}, {cosine.min():.5f} {cosine.mean():.5f}, "
+            f"{moved:.1%}, {differ} of {len(some)}"
+        )
+
+
 def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Print one line per way to embed."""
     parser = argparse.ArgumentParser(description="Texts per CPU second of an embedding model.")
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--peers", action="store_true", help="ONNX Runtime and OpenVINO alone")
     arguments = parser.parse_args(given)
     import torch
 
     torch.set_num_threads(1)
     print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
+    if arguments.peers:
+        peers(passages(arguments.texts))
+        return []
     embedder = load_embedder(precision=arguments.precision)
     assert isinstance(embedder, SentenceTransformerEmbedder)
     texts = passages(arguments.texts)
     library = embedder.model
-    ways: list[tuple[str, Callable[[], object]]] = [
-        ("the package", lambda: embedder.embed(texts)),
-        ("the library", lambda: library.encode(texts, batch_size=32, show_progress_bar=False)),
-    ]
+    ways: dict[str, Callable[[], object]] = {
+        "the package": lambda: embedder.embed(texts),
+        "the library": lambda: library.encode(texts, batch_size=32, show_progress_bar=False),
+    }
     for size in (1, 3, 30):
         parts = [texts[at : at + size] for at in range(0, min(len(texts), 4 * size), size)]
         number = sum(map(len, parts))
         seconds = cpu_seconds(lambda parts=parts: [embedder.embed(part) for part in parts])  # type: ignore[misc]
         print(f"{arguments.precision}, {size} texts at a time: {number / seconds:.1f} per CPU s")
-    found = {name: cpu_seconds(work) for name, work in ways}
+    found = beside(ways)
     for name, taken in found.items():
         print(f"{arguments.precision}, {name}: {len(texts) / taken:.1f} texts per CPU s")
     needed, padded = operations(embedder, texts)

@@ -53,8 +53,8 @@ def probe_texts(per_width: int = ROWS, *, words: Sequence[int] = (7, 30)) -> lis
 def companies(count: int, per_width: int) -> Iterator[tuple[str, list[list[int]]]]:
     """Ways to embed `count` texts: a name, and the texts of each call, by their numbers.
 
-    Every text comes to every place of a forward pass at least once for the first length, and to
-    several for the others.
+    Every text comes to every row of a forward pass at least once for the first length, and to
+    several for the others; without rows, behind different numbers of tokens.
 
     Args:
         count: texts, lengths one after another.

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_choice, check_whole
+from flower_privsyn.embedding import packed
 from flower_privsyn.embedding.trust import own_code, refuse_code
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
 from flower_privsyn.files import expanded, sha256_of
@@ -69,27 +70,23 @@ class SentenceTransformerEmbedder:
     **Reproducibility.** A text's vector has the same bits whatever it is embedded with, else one
     user's text would move another's votes. What a library computes for one row depends on the
     *shape* of the batch: on an Intel CPU with AMX, batches of varying row counts moved float32 by
-    2e-7 (with two threads) and bfloat16 by 1e-3. So every forward pass here has one shape per
-    width: 8 rows, missing ones filled with a text of one word, as many tokens as the text's own
-    length asks for, and one thread; several threads work on several passes. The mask of a pass is
-    never without a zero, because a model leaves one out that has none. What is left is a row's
-    place among the 8: `flower_privsyn.embedding.company` embeds probes in many companies before
-    anything is spent and refuses a machine where a bit moves. Another CPU generation, a GPU or
-    another torch may round differently; the cache keeps their vectors apart.
+    2e-7 (with two threads) and bfloat16 by 1e-3. So every product here has one shape, and one
+    thread; several threads work on several passes.
 
-    The fixed shape costs nothing where there are texts to fill it, and up to eight times where
-    there are few; passes of one text would always take twice as long, passes of 32 are no faster.
-    One thread of a 2-core AVX-512 CPU, 400 passages of 5 to 400 words, by
-    ``python -m benchmarks.embedding``:
+    - A model of BERT's form on the CPU (all-MiniLM-L6-v2) takes texts without padding, in blocks of
+      256 tokens, and attends within each text by itself (`flower_privsyn.embedding.packed`).
+    - For any other a forward pass has one shape per width: 8 rows, missing ones filled with a text
+      of one word, as many tokens as the text's own length asks for. The mask of a pass is never
+      without a zero, because a model leaves one out that has none.
 
-    ====================================  =======  ========
-    texts per CPU second                  float32  bfloat16
-    ====================================  =======  ========
-    all at once                                56        99
-    the library's ``encode``                   47       101
-    30 at a time                               34        50
-    3 at a time                                 9        15
-    ====================================  =======  ========
+    What is left is a row's place in the shape: `flower_privsyn.embedding.company` embeds probes in
+    many companies before anything is spent and refuses a machine where a bit moves. Another CPU
+    generation, a GPU or another torch may round differently; the cache keeps their vectors apart.
+
+    One thread of a 2-core AVX-512 CPU, @@ passages of 5 to 100 tokens, by
+    ``python -m benchmarks.embedding`` (docs/speed.md):
+
+    @@TABLE
 
     **Precision.** Measured on a 2-core AVX-512 CPU with bfloat16 instructions, one thread,
     all-MiniLM-L6-v2, 1,000 pieces of speeches (55 tokens on average) voting for their nearest of
@@ -155,10 +152,13 @@ class SentenceTransformerEmbedder:
         self._fingerprint = _fingerprint(
             folder, weights, precision=precision, max_tokens=self._max_tokens, prompt=self._prompt
         )
+        self._packed = (
+            packed.PackedEncoder(self._model[0].auto_model) if packed.fits(self._model) else None
+        )
         # Of one word: shorter than every width, so that the mask of a pass with it has a zero.
         self._filler = self._encode(["a"])[0]
         # Ask the model rather than its configuration files: they differ between versions.
-        self._dimension = int(self._forward(([self._filler], _MIN_WIDTH)).shape[1])
+        self._dimension = int(self._padded(([self._filler], _MIN_WIDTH)).shape[1])
 
     @property
     def fingerprint(self) -> str:
@@ -210,9 +210,16 @@ class SentenceTransformerEmbedder:
         result = np.empty((len(texts), self._dimension), dtype=np.float32)
         rows = [self._encode(texts[at : at + 1024]) for at in range(0, len(texts), 1024)]
         encoded = list(itertools.chain.from_iterable(rows))
-        passes = self._passes([len(row["input_ids"]) for row in encoded])
-        work = [([encoded[row] for row in places], width) for places, width in passes]
-        for (places, _), vectors in zip(passes, self._run(work), strict=True):
+        lengths = [len(row["input_ids"]) for row in encoded]
+        if self._packed is None:
+            passes = self._passes(lengths)
+            work = [([encoded[row] for row in places], width) for places, width in passes]
+            together, found = [places for places, _ in passes], self._run(work)
+        else:
+            together = packed.passes(lengths)
+            texts_of = [[encoded[row] for row in places] for places in together]
+            found = side_by_side(self._unpadded, texts_of)
+        for places, vectors in zip(together, found, strict=True):
             result[places] = vectors
             if progress is not None:
                 progress(len(places))
@@ -245,12 +252,27 @@ class SentenceTransformerEmbedder:
     def _run(self, work: Sequence[tuple[list[_Row], int]]) -> Iterator[NDArray[np.float32]]:
         """The vectors of every pass, in order; each pass is computed by one thread."""
         if self._model.device.type == "cpu":
-            yield from side_by_side(self._forward, work)
+            yield from side_by_side(self._padded, work)
             return
         with one_thread():
-            yield from map(self._forward, work)
+            yield from map(self._padded, work)
 
-    def _forward(self, work: tuple[list[_Row], int]) -> NDArray[np.float32]:
+    def _unpadded(self, rows: list[_Row]) -> NDArray[np.float32]:
+        """The vectors of some texts, in one pass without padding."""
+        import torch
+
+        assert self._packed is not None
+        result = np.empty((len(rows), self._dimension), dtype=np.float32)
+        for number, states in enumerate(self._packed(rows)):
+            # Each by itself: what follows depends on a text's own length alone.
+            ones = torch.ones((1, len(states)), dtype=torch.long)
+            features = {"token_embeddings": states.float()[None], "attention_mask": ones}
+            for module in itertools.islice(self._model, 1, None):
+                features = module(features)
+            result[number] = features["sentence_embedding"][0].numpy()
+        return result
+
+    def _padded(self, work: tuple[list[_Row], int]) -> NDArray[np.float32]:
         """One pass of `ROWS` rows, padded to a width; the vectors of the rows that are given."""
         rows, width = work
         tokens = self._tokenizer.pad(
@@ -484,7 +506,12 @@ def _fingerprint(
     """Digest of everything that moves an embedding, by content: a copy elsewhere is the same."""
     parts: dict[str, Any] = {
         # Vectors made in batches of another form are not these, and stay unused in a cache.
-        "pass": {"rows": ROWS, "width_step": _WIDTH_STEP, "threads": 1},
+        "pass": {
+            "block": packed.BLOCK,
+            "rows": ROWS,
+            "width_step": _WIDTH_STEP,
+            "threads": 1,
+        },
         "weights": {str(path.relative_to(folder)): sha256_of(path) for path in weights},
         "precision": precision,
         "max_tokens": max_tokens,

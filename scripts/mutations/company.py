@@ -16,10 +16,26 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a forward pass has as many rows as there are texts",
         file=EMBEDDER,
-        function="SentenceTransformerEmbedder._forward",
+        function="SentenceTransformerEmbedder._padded",
         before="*[self._filler] * (ROWS - len(rows))",
         after="",
         tests=(f"{EMBEDDING_TESTS}::TestPasses",),
+    ),
+    Mutation(
+        name="the last block has as many tokens as there are",
+        file="flower_privsyn/embedding/packed.py",
+        function="PackedEncoder.__call__",
+        before="slots = -(-ends[-1] // BLOCK) * BLOCK",
+        after="slots = ends[-1]",
+        tests=(f"{EMBEDDING_TESTS}::TestBlocks",),
+    ),
+    Mutation(
+        name="a text attends to the one before it",
+        file="flower_privsyn/embedding/packed.py",
+        function="PackedEncoder._attend",
+        before="keys[:, :, start:stop], values[:, :, start:stop]",
+        after="keys[:, :, max(0, start - 1) : stop], values[:, :, max(0, start - 1) : stop]",
+        tests=(f"{EMBEDDING_TESTS}::TestTheModel",),
     ),
     Mutation(
         name="a pass of full rows has no mask",
@@ -41,8 +57,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the form of a pass is not in the fingerprint",
         file=EMBEDDER,
         function="_fingerprint",
-        before='{"rows": ROWS, "width_step": _WIDTH_STEP, "threads": 1}',
-        after="{}",
+        before='            "block": packed.BLOCK,\n            "rows": ROWS,\n',
+        after="",
         tests=(f"{EMBEDDING_TESTS}::TestPasses",),
     ),
     Mutation(

@@ -1,9 +1,10 @@
 """A text's vector is the same bits in any company: how that is built, and how it is asked.
 
-What is built (`TestPasses`) holds on every machine. That a row's place in a pass of that shape and
-the number of threads move no bit (`TestTheModel`) is a fact about a processor and its libraries: so
-it was on AMD with AVX-512 and, with passes of 32 rows, on Intel with AMX, in both precisions with
-one and two threads. A machine where these fail is one that `check_company` refuses to run on.
+What is built holds on every machine (`TestBlocks`, and `TestPasses` for models not packed).
+That a row's place in such a shape and the number of threads move no bit (`TestTheModel`) is a fact
+about a processor and its libraries: so it was on AMD with AVX-512 and, with passes of 32 rows, on
+Intel with AMX, in both precisions with one and two threads. A machine where these fail is one that
+`check_company` refuses to run on.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from flower_privsyn.embedding import (
 )
 from flower_privsyn.embedding.company import companies, moved_by_company, probe_texts
 from flower_privsyn.embedding.embedder import ROWS
+from flower_privsyn.embedding.packed import BLOCK, fits, passes
 from flower_privsyn.errors import ModelError
 from flower_privsyn.testing import HashEmbedder
 from tests.support.questions import DATA
@@ -80,8 +82,88 @@ class TestTheModel:
         first = self._reference.setdefault(precision, vectors)
         assert np.array_equal(first.view(np.uint32), vectors.view(np.uint32))
 
+    def test_every_place_of_a_block(
+        self, precision: str, models: Callable[[str], SentenceTransformerEmbedder]
+    ) -> None:
+        """One text behind another of 4 to 58 tokens."""
+        text = probe_texts(1, words=(2,))[0]
+        calls = [[text], *([" ".join(["apple"] * count), text] for count in range(2, 65, 9))]
+        found = {models(precision).embed(call)[-1].tobytes() for call in calls}
+        assert len(found) == 1
+
+    def test_without_padding_it_is_the_same_model(
+        self,
+        precision: str,
+        models: Callable[[str], SentenceTransformerEmbedder],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        texts = [*probe_texts(1, words=(1, 20, 90)), "", "word " * 400]
+        packed = models(precision).embed(texts)
+        monkeypatch.setattr(models(precision), "_packed", None)
+        padded = models(precision).embed(texts)
+        farthest = {"float32": 1e-6, "bfloat16": 0.01}[precision]
+        np.testing.assert_allclose(packed, padded, atol=farthest)
+
+
+class TestBlocks:
+    def test_have_one_shape_and_one_thread(
+        self, threads: int, models: Callable[[str], SentenceTransformerEmbedder]
+    ) -> None:
+        embedder = models("float32")
+        seen: set[tuple[tuple[int, ...], int]] = set()
+
+        def look(module: Any, arguments: Any) -> None:
+            seen.add((tuple(arguments[0].shape), torch.get_num_threads()))
+
+        bert = embedder.model[0].auto_model
+        norms = [part for part in bert.modules() if isinstance(part, torch.nn.LayerNorm)]
+        hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+        try:
+            for count in (1, 3, 9):
+                embedder.embed(probe_texts(count, words=(30,)))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        assert seen == {((BLOCK, 384), 1)}
+        assert torch.get_num_threads() == threads
+
+    def test_passes_are_full_and_hold_every_text_once(self) -> None:
+        lengths = np.random.default_rng(0).integers(2, 257, 400).tolist()
+        found = passes([*lengths, 5000])  # one that is longer than a pass
+        assert sorted(number for members in found for number in members) == list(range(401))
+        tokens = [
+            sum(lengths[number] for number in members) for members in found if 400 not in members
+        ]
+        assert max(tokens) <= 8 * BLOCK
+        assert min(sorted(tokens)[1:]) > 7.9 * BLOCK  # but for the last
+        assert passes([]) == []
+
+    def test_which_models_fit(self, models: Callable[[str], SentenceTransformerEmbedder]) -> None:
+        model = models("float32").model
+        assert fits(model)
+        bert = model[0].auto_model
+        assert not fits([type("Other", (), {"auto_model": torch.nn.Linear(1, 1)})()])
+        bert.config.num_attention_heads = 128  # a head of 3 numbers: texts begin at odd addresses
+        try:
+            assert not fits(model)
+        finally:
+            bert.config.num_attention_heads = 12
+
 
 class TestPasses:
+    @pytest.fixture(autouse=True)
+    def padded(
+        self,
+        models: Callable[[str], SentenceTransformerEmbedder],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """As for a model that is not of BERT's form."""
+        monkeypatch.setattr(models("float32"), "_packed", None)
+
+    def test_every_company(self, models: Callable[[str], SentenceTransformerEmbedder]) -> None:
+        moved = moved_by_company(models("float32"))
+        assert moved == dict.fromkeys(moved, 0)
+
     def test_have_one_shape_a_mask_with_a_zero_and_one_thread(
         self, threads: int, models: Callable[[str], SentenceTransformerEmbedder]
     ) -> None:
@@ -118,10 +200,14 @@ class TestPasses:
         assert [widths[row] for row in range(7)] == [16, 16, 24, 48, 256, 256, 16]
         assert max(len(rows) for rows, width in passes if width == 256) == ROWS - 1
 
+    @pytest.mark.parametrize("name", ["embedder.ROWS", "packed.BLOCK"])
     def test_other_forms_of_a_pass_are_other_embeddings(
-        self, monkeypatch: pytest.MonkeyPatch, models: Callable[[str], SentenceTransformerEmbedder]
+        self,
+        name: str,
+        monkeypatch: pytest.MonkeyPatch,
+        models: Callable[[str], SentenceTransformerEmbedder],
     ) -> None:
-        monkeypatch.setattr("flower_privsyn.embedding.embedder.ROWS", 16)
+        monkeypatch.setattr(f"flower_privsyn.embedding.{name}", 16)
         assert load_embedder().fingerprint != models("float32").fingerprint
 
 

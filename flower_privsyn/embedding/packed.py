@@ -1,0 +1,177 @@
+"""Texts one behind the other, without padding: BERT's layers on blocks of one number of tokens.
+
+What a library computes for a row of a product can depend on how many rows there are, and hardly on
+anything else of them. Here every product with a matrix of the model has `BLOCK` rows, whatever is
+embedded: the tokens of all texts are written one behind the other and cut into blocks, across
+texts, and only the last block of a pass is filled up, with tokens that nobody reads. Attention, the
+one step in which tokens of a text meet, is computed for each text by itself, in a shape that its
+own length gives. So is the pooling. A text's vector therefore never depends on the others' lengths,
+and nothing is padded but the last block: a pass of 8 rows wastes a fifth with 240 texts, and most
+of itself with three.
+
+Rows begin at multiples of 64 bytes wherever a text begins (`fits` asks for it), because a library
+may take other steps at other addresses.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+#: Tokens in every product with a matrix. It decides the last bits of an embedding, as the form of
+#: other passes does (`embedder.ROWS`), and is part of the fingerprint.
+BLOCK: Final = 256
+#: Tokens of one pass: enough that the last block is a small part of it, and a layer's weights stay
+#: in the cache for several blocks.
+_PASS: Final = 8 * BLOCK
+_ALIGNED: Final = 64  # bytes
+
+
+def fits(model: Any) -> bool:
+    """Whether a sentence-transformers model is an encoder of BERT's form, on the CPU.
+
+    Args:
+        model: The loaded model; its first module is the transformer.
+    """
+    bert = getattr(model[0], "auto_model", None)
+    config = getattr(bert, "config", None)
+    if type(bert).__name__ != "BertModel" or config is None or model.device.type != "cpu":
+        return False
+    head = config.hidden_size // config.num_attention_heads
+    bytes_of_head = head * bert.embeddings.word_embeddings.weight.element_size()
+    return not config.is_decoder and bytes_of_head % _ALIGNED == 0
+
+
+def passes(lengths: Sequence[int]) -> list[list[int]]:
+    """Which texts go through the model together, by their numbers.
+
+    The longest that still fits comes next, so that a pass is nearly full.
+
+    Args:
+        lengths: Tokens of each text.
+    """
+    numbers = sorted(range(len(lengths)), key=lambda number: lengths[number])
+    left = [lengths[number] for number in numbers]
+    found: list[list[int]] = []
+    while left:
+        room, members = _PASS, list[int]()
+        while left and (left[0] <= room or not members):
+            at = max(0, bisect.bisect_right(left, room) - 1)
+            room -= left.pop(at)
+            members.append(numbers.pop(at))
+        found.append(members)
+    return found
+
+
+class PackedEncoder:
+    """The layers of a BERT model, applied to texts one behind the other.
+
+    The weights are copied into the layout in which products read them, where oneDNN offers one.
+
+    Args:
+        bert: A transformers ``BertModel`` for which `fits` holds, in evaluation mode.
+    """
+
+    def __init__(self, bert: Any) -> None:
+        self._embeddings = bert.embeddings
+        self._heads = int(bert.config.num_attention_heads)
+        self._layers = [_Layer(layer) for layer in bert.encoder.layer]
+
+    def __call__(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[Any]:
+        """Hidden states of each text.
+
+        Args:
+            rows: The texts: "input_ids", special tokens included, and "token_type_ids" or none.
+
+        Returns:
+            One (tokens, d) tensor per text, in the precision of the weights.
+        """
+        import torch
+
+        ends = list(itertools.accumulate(len(row["input_ids"]) for row in rows))
+        spans = list(zip([0, *ends[:-1]], ends, strict=True))
+        slots = -(-ends[-1] // BLOCK) * BLOCK
+        # What fills the last block up is token 0 at place 0, again and again.
+        ids, places, types = torch.zeros((3, slots), dtype=torch.long)
+        for row, (start, stop) in zip(rows, spans, strict=True):
+            ids[start:stop] = torch.tensor(row["input_ids"])
+            places[start:stop] = torch.arange(stop - start)
+            if "token_type_ids" in row:
+                types[start:stop] = torch.tensor(row["token_type_ids"])
+        blocks = [slice(start, start + BLOCK) for start in range(0, slots, BLOCK)]
+        states = [self._first(ids[block], places[block], types[block]) for block in blocks]
+        wide = states[0].shape[1]
+        asked = states[0].new_empty((slots, 3 * wide))
+        # Zeros: nobody attends where the last block is filled up.
+        met = states[0].new_zeros((slots, wide))
+        for layer in self._layers:
+            for block, state in zip(blocks, states, strict=True):
+                asked[block] = layer.asked(state)
+            self._attend(asked, met, spans)
+            states = [
+                layer.behind(met[block], state) for block, state in zip(blocks, states, strict=True)
+            ]
+        together = torch.cat(states)
+        return [together[start:stop] for start, stop in spans]
+
+    def _first(self, ids: Any, places: Any, types: Any) -> Any:
+        """What enters the first layer for one block."""
+        given = self._embeddings
+        state = given.word_embeddings(ids) + given.token_type_embeddings(types)
+        return given.LayerNorm(state.add_(given.position_embeddings(places)))
+
+    def _attend(self, asked: Any, met: Any, spans: Sequence[tuple[int, int]]) -> None:
+        """Attention of every text by itself, into `met`."""
+        import torch
+
+        slots, wide = met.shape
+        shape = (slots, 3, self._heads, wide // self._heads)
+        # (3, 1, heads, slots, numbers of a head)
+        queries, keys, values = asked.view(shape).permute(1, 2, 0, 3)[:, None]
+        result = met.view(slots, self._heads, -1).transpose(0, 1)
+        for start, stop in spans:
+            result[:, start:stop] = torch.nn.functional.scaled_dot_product_attention(
+                queries[:, :, start:stop], keys[:, :, start:stop], values[:, :, start:stop]
+            )[0]
+
+
+class _Layer:
+    """One layer: what is asked of attention, and what comes behind it."""
+
+    def __init__(self, layer: Any) -> None:
+        import torch
+
+        attention, output = layer.attention.self, layer.attention.output
+        asking = (attention.query, attention.key, attention.value)
+        weight, bias = (
+            torch.cat([getattr(part, name) for part in asking]) for name in ("weight", "bias")
+        )
+        self.asked = _product(weight, bias)
+        self._joined = _product(output.dense.weight, output.dense.bias)
+        self._first_norm = output.LayerNorm
+        self._wider = _product(layer.intermediate.dense.weight, layer.intermediate.dense.bias)
+        self._bent = layer.intermediate.intermediate_act_fn
+        self._back = _product(layer.output.dense.weight, layer.output.dense.bias)
+        self._second_norm = layer.output.LayerNorm
+
+    def behind(self, met: Any, state: Any) -> Any:
+        """The layer's result for one block, from what attention gave and what the layer got."""
+        state = self._first_norm(self._joined(met).add_(state))
+        return self._second_norm(self._back(self._bent(self._wider(state))).add_(state))
+
+
+def _product(weight: Any, bias: Any) -> Callable[[Any], Any]:
+    """States times a matrix, plus a bias; the matrix is reordered once where oneDNN can."""
+    import torch
+
+    operators: Any = torch.ops.mkldnn
+    weight, bias = weight.detach(), bias.detach()
+    usable = torch.backends.mkldnn.is_available() and hasattr(operators, "_linear_pointwise")
+    if usable and weight.dtype == torch.bfloat16:
+        usable = operators._is_mkldnn_bf16_supported()
+    if not usable:
+        return lambda states: torch.nn.functional.linear(states, weight, bias)
+    reordered = operators._reorder_linear_weight(weight, BLOCK)
+    return lambda states: operators._linear_pointwise(states, reordered, bias, "none", [], "")
