@@ -104,8 +104,8 @@ def moved_by_company(
 def check_company(embedder: Embedder) -> None:
     """Refuse an embedder whose vectors depend on what else is embedded with a text.
 
-    Some thirty short forward passes: 1.8 CPU seconds for all-MiniLM-L6-v2 in float32 on a 2-core
-    AVX-512 CPU, 1.1 in bfloat16 (`python -m benchmarks.embedding`). That no bit moves here is
+    Some thirty short forward passes: 1.7 CPU seconds for all-MiniLM-L6-v2 in float32 on a 2-core
+    AVX-512 CPU, 0.9 in bfloat16 (`python -m benchmarks.embedding`). That no bit moves here is
     evidence, not proof; the proof is in how the embedder is built (*Reproducibility* of
     `SentenceTransformerEmbedder`).
 

@@ -27,21 +27,25 @@ BLOCK: Final = 256
 #: in the cache for several blocks.
 _PASS: Final = 8 * BLOCK
 _ALIGNED: Final = 64  # bytes
+_BEHIND: Final = frozenset({"Pooling", "Normalize", "Dense", "LayerNorm", "Dropout"})
 
 
-def fits(model: Any) -> bool:
-    """Whether a sentence-transformers model is an encoder of BERT's form, on the CPU.
+def fits(modules: Sequence[Any]) -> bool:
+    """Whether a model is an encoder of BERT's form, on the CPU, with pooling alone behind it.
 
     Args:
-        model: The loaded model; its first module is the transformer.
+        modules: Those of the loaded sentence-transformers model; the first is the transformer.
     """
-    bert = getattr(model[0], "auto_model", None)
-    config = getattr(bert, "config", None)
-    if type(bert).__name__ != "BertModel" or config is None or model.device.type != "cpu":
+    bert = getattr(modules[0], "auto_model", None)
+    behind = {type(module).__name__ for module in itertools.islice(modules, 1, None)}
+    # Others may ask for what single texts have not, such as the states of all layers.
+    if type(bert).__name__ != "BertModel" or not behind <= _BEHIND or "Pooling" not in behind:
         return False
+    config = bert.config
     head = config.hidden_size // config.num_attention_heads
     bytes_of_head = head * bert.embeddings.word_embeddings.weight.element_size()
-    return not config.is_decoder and bytes_of_head % _ALIGNED == 0
+    on_cpu = bert.device.type == "cpu"
+    return on_cpu and not config.is_decoder and bytes_of_head % _ALIGNED == 0
 
 
 def passes(lengths: Sequence[int]) -> list[list[int]]:

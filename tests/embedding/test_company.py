@@ -139,13 +139,15 @@ class TestBlocks:
         assert passes([]) == []
 
     def test_which_models_fit(self, models: Callable[[str], SentenceTransformerEmbedder]) -> None:
-        model = models("float32").model
-        assert fits(model)
-        bert = model[0].auto_model
-        assert not fits([type("Other", (), {"auto_model": torch.nn.Linear(1, 1)})()])
+        first, *behind = models("float32").model
+        assert fits([first, *behind])
+        assert not fits([first])
+        assert not fits([first, torch.nn.Linear(1, 1), *behind])  # who knows what that asks for
+        assert not fits([torch.nn.Linear(1, 1), *behind])
+        bert = first.auto_model
         bert.config.num_attention_heads = 128  # a head of 3 numbers: texts begin at odd addresses
         try:
-            assert not fits(model)
+            assert not fits([first, *behind])
         finally:
             bert.config.num_attention_heads = 12
 
