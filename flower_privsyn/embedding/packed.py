@@ -36,7 +36,7 @@ def fits(modules: Sequence[Any]) -> bool:
     Args:
         modules: Those of the loaded sentence-transformers model; the first is the transformer.
     """
-    bert = getattr(modules[0], "auto_model", None)
+    bert: Any = getattr(modules[0], "auto_model", None)
     behind = {type(module).__name__ for module in itertools.islice(modules, 1, None)}
     # Others may ask for what single texts have not, such as the states of all layers.
     if type(bert).__name__ != "BertModel" or not behind <= _BEHIND or "Pooling" not in behind:
@@ -171,8 +171,9 @@ def _product(weight: Any, bias: Any) -> Callable[[Any], Any]:
     import torch
 
     operators: Any = torch.ops.mkldnn
+    library: Any = torch.backends.mkldnn
     weight, bias = weight.detach(), bias.detach()
-    usable = torch.backends.mkldnn.is_available() and hasattr(operators, "_linear_pointwise")
+    usable = library.is_available() and hasattr(operators, "_linear_pointwise")
     if usable and weight.dtype == torch.bfloat16:
         usable = operators._is_mkldnn_bf16_supported()
     if not usable:
