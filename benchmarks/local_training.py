@@ -1,6 +1,10 @@
 """Users per second that are trained, against other ways and other frameworks.
 
     python -m benchmarks.local_training [--model privsyn-lm] [--trainable full] [--users 20]
+        [--default-allocator]
+
+`--model distilgpt2-size` is DistilGPT2's architecture, 82 million parameters, with random weights
+and the bundled tokenizer; it takes 6 GiB.
 
 Ways through the same users, samples and settings, interleaved, in one process and one thread:
 
@@ -10,6 +14,9 @@ Ways through the same users, samples and settings, interleaved, in one process a
   every user, a dictionary of differences, flattened, clipped and summed with numpy;
 - pfl: Apple's simulator, FederatedAveraging with clipping in a SimulatedBackend, if installed;
 - floor: forward and backward passes alone, the gradients thrown away.
+
+All of them in a process that keeps the memory it frees, as a node's process does
+(`keep_freed_memory`), from which all of them gain; `--default-allocator` leaves that out.
 
 Then whole rounds in Flower's simulation engine on two CPUs, server included:
 
@@ -27,8 +34,10 @@ import argparse
 import copy
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,16 +56,22 @@ from benchmarks.other_frameworks import (
 )
 from benchmarks.other_frameworks import batches as padded
 from flower_privsyn.data import public_texts
+from flower_privsyn.models import resolve_model
+from flower_privsyn.models.memory import keep_freed_memory
+from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import Cohort, ModelDelta, TrainableModel
 from flower_privsyn.training.local import LocalModel
 
 Samples = Sequence[Sequence[int]]
 
+#: What `distilgpt2_size` makes, as `--model` names it.
+LARGE = "distilgpt2-size"
+
 
 def by_cohort(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> np.ndarray:
     """Train all users with one model, and sum their contributions."""
     broadcast = {"parameters": model.parameters}
-    total = np.zeros(query.answer_length(broadcast))
+    total = np.full(query.answer_length(broadcast), 0.0)
     alone = np.zeros(1, dtype=np.int64)
     moved = np.empty(model.dimension, dtype=np.float32)
     for samples in users:
@@ -68,7 +83,8 @@ def by_cohort(model: LocalModel, users: Sequence[Samples], query: ModelDelta) ->
             batch_size=query.batch_size,
         )
         if update is not None:
-            total += query.answer(Cohort(update[None], alone, 1), broadcast)
+            query.add_answer(Cohort(update[None], alone, 1), broadcast, total)
+    total *= GRID
     return total
 
 
@@ -97,6 +113,17 @@ def floor(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> Non
         for first in range(0, len(samples), query.batch_size):
             batch = samples[first : first + query.batch_size]
             model._loss([(sample, 1) for sample in batch]).backward()
+            model._drop_gradients()
+
+
+def distilgpt2_size(folder: Path) -> str:
+    """Write a model of DistilGPT2's architecture with random weights; returns the folder."""
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(n_layer=6)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(resolve_model("privsyn-tiny")).save_pretrained(folder)
+    return str(folder)
 
 
 def operations(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> float:
@@ -134,14 +161,27 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--in-process", action="store_true", help="without Flower")
+    parser.add_argument("--default-allocator", action="store_true", help="give memory back")
     arguments = parser.parse_args(given)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if not arguments.default_allocator:
+        keep_freed_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        name = distilgpt2_size(Path(folder)) if arguments.model == LARGE else arguments.model
+        return measure(arguments, name)
 
-    spec = TrainableModel(name=arguments.model, trainable=arguments.trainable)
+
+def measure(arguments: argparse.Namespace, name: str) -> list[Ratio]:
+    """Time all ways.
+
+    Args:
+        arguments: by `main`.
+        name: of the model, as nodes know it.
+    """
+    spec = TrainableModel(name=name, trainable=arguments.trainable)
     model = LocalModel(spec, device="cpu")
-    other = LocalModel(spec, device="cpu")
-    names = list(other.shapes)
-    ordinary(other)
+    names = list(model.shapes)
+    other = ordinary(LocalModel(spec, device="cpu"))
     texts = public_texts("bundled", tokenizer=model.tokenizer, max_tokens=arguments.max_tokens)
     texts = sorted(texts, key=len)[-arguments.users * arguments.samples :]
     np.random.default_rng(0).shuffle(texts)  # a user's samples differ in length
@@ -155,7 +195,7 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     )
     ways: dict[str, Callable[[], Any]] = {
         "cohort": lambda: by_cohort(model, users, query),
-        "copies": lambda: by_copies(other._model, names, users, query),
+        "copies": lambda: by_copies(other, names, users, query),
         "floor": lambda: floor(model, users, query),
     }
     average = ways["cohort"]() * query.unit / len(users)
@@ -168,14 +208,14 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         check_equal("pfl", pfl.round(), average)
         ways["pfl"] = pfl.round
     ways["floor"]()
-    wall: dict[str, list[float]] = {name: [] for name in ways}
-    cpu: dict[str, list[float]] = {name: [] for name in ways}
+    wall: dict[str, list[float]] = {way: [] for way in ways}
+    cpu: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(arguments.repeats):  # interleaved, so that a busy moment hits all
-        for name, work in ways.items():
+        for way, work in ways.items():
             began, used = time.perf_counter(), time.process_time()
             work()
-            wall[name].append(time.perf_counter() - began)
-            cpu[name].append(time.process_time() - used)
+            wall[way].append(time.perf_counter() - began)
+            cpu[way].append(time.process_time() - used)
     mean_tokens = sum(map(len, tokens)) / len(tokens)
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch "
@@ -183,23 +223,23 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         f"({arguments.trainable}, {model.dimension:,} parameters trained), {arguments.users} users "
         f"x {arguments.samples} samples x {mean_tokens:.0f} tokens"
     )
-    work, rate = operations(model, users, query), product_rate()
+    count, rate = operations(model, users, query), product_rate()
     print(
-        f"floor: {work / 1e9:.2f} GFLOP a user in matrix products; at the {rate / 1e9:.0f} GFLOP/s "
-        f"of one thread's large product {rate / work:.1f} users per CPU second"
+        f"floor: {count / 1e9:.2f} GFLOP a user in matrix products; at the {rate / 1e9:.0f} "
+        f"GFLOP/s of one thread's large product {rate / count:.1f} users per CPU second"
     )
     print("way             users/s  users per CPU second  CPU time against the floor  to cohort")
     base = float(np.median(cpu["floor"]))
 
-    def line(name: str, seconds: float, used: float, against: float) -> None:
+    def line(way: str, seconds: float, used: float, against: float) -> None:
         print(
-            f"{name:<14} {arguments.users / seconds:>8.2f}  {arguments.users / used:>20.2f}  "
+            f"{way:<14} {arguments.users / seconds:>8.2f}  {arguments.users / used:>20.2f}  "
             f"{used / base:>26.2f}  {used / against:>9.2f}"
         )
 
     ours = float(np.median(cpu["cohort"]))
-    for name in ways:
-        line(name, float(np.median(wall[name])), float(np.median(cpu[name])), ours)
+    for way in ways:
+        line(way, float(np.median(wall[way])), float(np.median(cpu[way])), ours)
     part = f"training on a node, {arguments.users} users"
     ratios = [
         Ratio(part, "forward and backward alone", "floor", ours, base, "CPU s"),
@@ -209,22 +249,22 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     ratios.append(Ratio(part, "pfl", "peer", ours, apples, "CPU s", PFL_INSTALL))
     if arguments.in_process or arguments.trainable != "full":
         return ratios
-    theirs, update = by_flower(arguments.model, written, users, query)
+    theirs, update = by_flower(name, written, users, query)
     check_equal("Flower's own strategy", update, average)
     rounds = {
-        "ours in Flower": ours_in_flower(arguments.model, written, users, query),
+        "ours in Flower": ours_in_flower(name, written, users, query),
         "Flower's own": theirs,
     }
-    for name, taken in rounds.items():
+    for way, taken in rounds.items():
         line(
-            name,
+            way,
             float(np.mean([one.wall for one in taken])),
             float(np.mean([one.cpu for one in taken])),
             ours,
         )
     in_flower, flowers = (
-        float(np.mean([one.cpu for one in rounds[name]]))
-        for name in ("ours in Flower", "Flower's own")
+        float(np.mean([one.cpu for one in rounds[way]]))
+        for way in ("ours in Flower", "Flower's own")
     )
     part = f"a round of training in Flower, {arguments.users} users"
     return [*ratios, Ratio(part, "Flower's own strategy", "peer", in_flower, flowers, "CPU s")]

@@ -17,7 +17,7 @@ from flower_privsyn.client_apps.records import Records
 from flower_privsyn.messages import wire
 from flower_privsyn.node import in_simulation
 from flower_privsyn.privacy import FixedSizeSampling, quarantine
-from flower_privsyn.privacy.grid import LARGEST_SUM
+from flower_privsyn.privacy.grid import GRID, LARGEST_SUM
 from flower_privsyn.queries import Broadcast, Cohort, Query
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -61,33 +61,39 @@ def sum_of(
     # Contributions lie on a grid, so that the sum does not depend on how it is put together.
     total = np.zeros(ask.query.answer_length(ask.broadcast), dtype=np.float64)
     for cohort in records.cohorts(ask, chosen):
-        total += answer_of(ask.query, cohort, ask.broadcast)
+        add_answer(ask.query, cohort, ask.broadcast, total)
+    total *= GRID
     return total
 
 
-def answer_of(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray[np.float64]:
-    """Sum the contributions of a cohort; a user whose contribution cannot be computed adds zero.
+def add_answer(
+    query: Query, cohort: Cohort, broadcast: Broadcast, total: npt.NDArray[np.float64]
+) -> None:
+    """Add a cohort's contributions to a sum; a user whose own cannot be computed adds zero.
 
     Formal guarantee:
         Unit: user. Where the contributions of some users cannot be computed, or make a sum that is
-        not finite, the answer is `query.answer` of the same cohort in which these users have no
+        not finite, what is added is `query.answer` of the same cohort in which these users have no
         records: the same to the bit as if they had written nothing.
 
     Args:
         query: the question.
         cohort: the users who take part.
         broadcast: public; has passed `query.check`.
+        total: (answer_length,) the sum, in whole steps of the grid; changed in place.
 
     Raises:
         BaseException: whatever the query raises about a user without records: that is the
             question's fault and not a user's.
     """
     try:
-        return _finite(query.answer(cohort, broadcast))
+        query.add_answer(cohort, broadcast, total)
     except quarantine.ENDING:
         raise
     except BaseException:  # whose fault it is, is found below
         pass
+    else:
+        return
 
     def contribute(users: Sequence[int]) -> list[bool]:
         none = np.zeros(cohort.num_users, dtype=np.bool_)
@@ -96,7 +102,7 @@ def answer_of(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray
         else:
             none[users] = True
             asked = cohort.select(none)
-        _finite(query.answer(asked, broadcast))
+        query.add_answer(asked, broadcast, np.zeros_like(total))
         return [True] * len(users)
 
     found = quarantine.salvage(range(cohort.num_users), contribute, probe=_NOBODY)
@@ -104,13 +110,7 @@ def answer_of(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray
     quarantine.note((object() for _ in range(int(failing.sum()))), records=0)
     kept = ~failing[cohort.owners]
     rest = cohort.rows(kept)
-    return _finite(query.answer(rest, broadcast))
-
-
-def _finite(total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    if not np.isfinite(total).all():
-        raise ValueError("the sum is not finite")
-    return total
+    query.add_answer(rest, broadcast, total)
 
 
 def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:

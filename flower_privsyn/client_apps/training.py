@@ -29,6 +29,7 @@ from flower_privsyn.data import Samples
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
+from flower_privsyn.models.memory import keep_freed_memory
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import (
     Cohort,
@@ -103,6 +104,7 @@ class LocalTraining:
                 # A bundled model is meant by its name, whatever lies in the folder one is in.
                 name = model.name if model.name in BUNDLED_MODELS else located(model.name)
                 found = TrainableModel.from_dict({**model.to_dict(), "name": name})
+                keep_freed_memory()
                 self._sources[model] = _Updates(LocalModel(found, device=self._device))
             plain = self._sources[model]
             return plain if embeddings is None else _ConditionedUpdates(plain, embeddings)
@@ -249,7 +251,7 @@ class _Tokens:
                     lambda users: [self._update(ask, query, *own, moved) for own in users],
                     probe=(_Rows(self.source.probe), ""),
                 )
-                if update is None or not np.isfinite(update).all():
+                if update is None or not _is_finite(update):
                     quarantine.note([self.user_ids[user]], records=0)
                 elif len(update):
                     yield Cohort(update[None], alone, 1)
@@ -294,6 +296,12 @@ class _Tokens:
             into=moved,
         )
         return np.empty(0, dtype=np.float32) if update is None else update
+
+
+def _is_finite(update: npt.NDArray[np.float32]) -> bool:
+    """Whether every number is finite; by one that is, where that says so."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(update, update)) or np.isfinite(update).all())
 
 
 @dataclass(frozen=True)

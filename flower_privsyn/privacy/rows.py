@@ -33,11 +33,23 @@ def squared_norms(rows: NDArray[Any]) -> NDArray[np.float64]:
         for top in range(0, count, step):
             for left in range(0, columns, COLUMNS):
                 part = rows[top : top + step, left : left + COLUMNS].astype(np.float64)
-                part *= part
-                width = part.shape[1]
-                while width > 1:
-                    half = width // 2
-                    part[:, :half] += part[:, width - half : width]
-                    width -= half
-                total[top : top + step] += part[:, 0]
+                total[top : top + step] += fold_squares(part)
     return total
+
+
+def fold_squares(part: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum of squares of every row of a piece of rows, in place: what was in it is lost.
+
+    Args:
+        part: (k, w) with w at most `COLUMNS`, at least 1.
+
+    Returns:
+        (k,) a view of its first column.
+    """
+    part *= part
+    width = part.shape[1]
+    while width > 1:
+        half = width // 2
+        part[:, :half] += part[:, width - half : width]
+        width -= half
+    return part[:, 0]

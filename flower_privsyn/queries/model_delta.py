@@ -202,7 +202,7 @@ class ModelDelta(Query):
             broadcast: the parameters that were trained from, and perhaps `base`, the values of
                 those that are not trained.
         """
-        updates = cohort.records / np.float64(self.unit)
+        updates = cohort.records * np.float64(self._scale)  # a plain float would keep float32
         if len(updates) == cohort.num_users and not self.bit_share:
             return updates  # everyone's, in order: a user has one at most
         rows = np.zeros((cohort.num_users, self.answer_length(broadcast)), dtype=np.float64)
@@ -222,16 +222,38 @@ class ModelDelta(Query):
         is held but the sum. With the bit the update is clipped twice, and a subclass may answer
         something else: there rows are made whole.
         """
-        if self.bit_share or type(self).statistic is not ModelDelta.statistic:
+        if not self._adds_pieces:
             return super().answer(cohort, broadcast)
         # Written at once: memory that is zero by the kernel's word costs a page fault where it is
         # read and another where it is written.
         total = np.full(self.answer_length(broadcast), 0.0)
         work = np.empty(COLUMNS, dtype=np.float64)
         for update in self._usable(cohort).records:
-            self._add_clipped(update, total, unit=self.unit, work=work)
+            self._add_clipped(update, total, scale=self._scale, work=work)
         total *= GRID
         return total
+
+    def add_answer(self, cohort: Cohort, broadcast: Broadcast, total: Float64Array) -> None:
+        """Add the contributions to a sum, the same to the bit.
+
+        One user's update goes into the sum without an array of its own.
+        """
+        alone = len(cohort.records) == cohort.num_users == 1
+        if not alone or not self._adds_pieces or type(self).answer is not ModelDelta.answer:
+            super().add_answer(cohort, broadcast, total)
+            return
+        work = np.empty(COLUMNS, dtype=np.float64)
+        self._add_clipped(cohort.records[0], total, scale=self._scale, work=work)
+
+    @property
+    def _adds_pieces(self) -> bool:
+        """Whether a contribution is an update as `_clip` leaves it."""
+        return not self.bit_share and type(self).statistic is ModelDelta.statistic
+
+    @property
+    def _scale(self) -> float:
+        """What an update is multiplied with."""
+        return 1.0 / self.unit
 
     @property
     def _bit(self) -> float:

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import Settings
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import NeighboringRelation, clip_rows, squared_norms
+from flower_privsyn.privacy import NeighboringRelation, clip_rows
 from flower_privsyn.privacy.clipping import clipping_of
 from flower_privsyn.privacy.grid import GRID, STEPS
-from flower_privsyn.privacy.rows import COLUMNS
+from flower_privsyn.privacy.rows import COLUMNS, fold_squares
 from flower_privsyn.queries.once_per_array import all_finite
 
 Float32Array = npt.NDArray[np.float32]
@@ -295,35 +295,42 @@ class Query(Settings, ABC):
 
     @final
     def _add_clipped(
-        self, row: Float32Array, total: Float64Array, *, unit: float, work: Float64Array
+        self, row: Float32Array, total: Float64Array, *, scale: float, work: Float64Array
     ) -> None:
         """Add a wide row to a sum as `_clip` leaves it, to the bit, with no other array so wide.
 
+        A row that is not finite adds zero, so that a finite sum stays finite.
+
         Args:
-            row: (k,) finite, times `unit` what is added.
+            row: (k,) times `scale` what is added.
             total: (k,) float64, whole steps of the grid; changed in place, where nothing fails.
-            unit: by which the row is divided, > 0.
+            scale: by which the row is multiplied in float64, > 0.
             work: (`COLUMNS`,) float64, whatever it holds is lost.
         """
-        divisor = np.float64(unit)  # a plain float would be divided by in float32
         pieces = [slice(first, first + COLUMNS) for first in range(0, len(row), COLUMNS)]
         squared = np.zeros(1)
-        for piece in pieces:
-            part = work[: len(row[piece])]
-            np.divide(row[piece], divisor, out=part)
-            squared += squared_norms(part[None])
+        with np.errstate(over="ignore", invalid="ignore"):
+            for piece in pieces:
+                part = work[: len(row[piece])]
+                np.copyto(part, row[piece])
+                part *= scale
+                squared += fold_squares(part[None])
         over, near, factors = clipping_of(
             squared, columns=len(row), norm=self.clip_norm, dtype=np.float64
         )
         if near[0] or not np.isfinite(squared[0]):
-            total += self._clip((row / np.float64(unit))[None])[0] * STEPS
+            total += self._clip((row * np.float64(scale))[None])[0] * STEPS
             return
+        # By a power of two, as the division by `GRID`: exact, wherever it is multiplied in.
+        steps = factors * STEPS
         for piece in pieces:
             part = work[: len(row[piece])]
-            np.divide(row[piece], divisor, out=part)
+            np.copyto(part, row[piece])
             if over[0]:
-                part *= factors[0]
-            part *= STEPS  # by a power of two, as the division by `GRID`: exact
+                part *= scale
+                part *= steps
+            else:
+                part *= scale * STEPS
             np.trunc(part, out=part)
             total[piece] += part
 
@@ -348,6 +355,23 @@ class Query(Settings, ABC):
             rows = self.contribution(block, broadcast)
             total += rows[0] if len(rows) == 1 else rows.sum(axis=0)
         return total
+
+    def add_answer(self, cohort: Cohort, broadcast: Broadcast, total: Float64Array) -> None:
+        """Add `answer` to a sum, the same to the bit.
+
+        Args:
+            cohort: the users.
+            broadcast: public.
+            total: (answer_length,) float64, whole steps of the grid; changed in place. Where this
+                raises, it is as it was.
+
+        Raises:
+            ValueError: the answer is not finite.
+        """
+        answer = self.answer(cohort, broadcast)
+        if not np.isfinite(answer).all():
+            raise ValueError("the sum is not finite")
+        total += answer * STEPS  # exact: a power of two
 
     def answer_bound(self, num_users: int) -> float:
         """Largest absolute coordinate that `num_users` well-behaved users can sum to."""

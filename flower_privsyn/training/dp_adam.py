@@ -196,7 +196,7 @@ class RecordModel(LocalModel):
         Raises:
             ModelError: a parameter has no gradient by record.
         """
-        self._gradient.zero_()
+        self._drop_gradients()
         for parameter in self._named.values():
             parameter.grad_sample = None  # type: ignore[attr-defined]
         logits, targets = self._predicted(examples)
@@ -286,7 +286,7 @@ class RecordModel(LocalModel):
 
     def alone(self, example: Example) -> npt.NDArray[np.float32]:
         """The gradient of one record by PyTorch itself, (dimension,) float32."""
-        self._gradient.zero_()
+        self._drop_gradients()
         with torch.enable_grad():
             self._graded.disable_hooks()
             try:
@@ -295,7 +295,13 @@ class RecordModel(LocalModel):
                     self._loss([(example.tokens, example.given)]).backward()  # type: ignore[no-untyped-call]
             finally:
                 self._graded.enable_hooks()
-        return self._gradient.cpu().numpy().copy()
+        flat = torch.cat(
+            [
+                (torch.zeros_like(one) if one.grad is None else one.grad).flatten()
+                for one in self._named.values()
+            ]
+        )
+        return flat.detach().cpu().numpy()
 
     def fit(
         self,

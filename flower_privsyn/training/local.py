@@ -1,9 +1,10 @@
 """Local training on a node: one user after another, each from the same weights.
 
-Every trainable parameter is a piece of one vector, and so is every gradient. Setting the weights
-of a round, going back to them before the next user, a step of gradient descent and the update
-itself are then one operation each on that vector, and nothing is allocated per user but the
-update that is handed out.
+Every trainable parameter is a piece of one vector. Setting the weights of a round, going back to
+them before the next user, and the update itself are then one operation each on that vector.
+Gradients are not: PyTorch hands out the arrays it made them in, which are added to the weights as
+they are, where a vector of ours would have to be set to zero and added to first. The logits are
+computed where a token is predicted, and nowhere else.
 
 McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models" (ICLR
 2018), Algorithm 1, UserUpdateFedAvg.
@@ -29,6 +30,8 @@ from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import first_token, is_encoder_decoder, load_pretrained
 from flower_privsyn.queries import TrainableModel
+from flower_privsyn.training.cross_entropy import mean_cross_entropy
+from flower_privsyn.training.output_layer import base_model, is_last, passed_over
 
 #: Labels of tokens that nothing is learnt from.
 _IGNORED = -100
@@ -75,15 +78,11 @@ class LocalModel:
         self.shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
         self.dimension = sum(parameter.numel() for parameter in named.values())
         self._weights = torch.empty(self.dimension, device=self._device)
-        self._gradient = torch.zeros(self.dimension, device=self._device)
         self._start = torch.empty(self.dimension, device=self._device)
-        for (_, parameter), piece in zip(
-            named.items(), self._pieces(self._weights, self._gradient), strict=True
-        ):
-            weights, gradient = piece
+        for parameter, (weights,) in zip(named.values(), self._pieces(self._weights), strict=True):
             with torch.no_grad():
                 weights.copy_(parameter)
-            parameter.data, parameter.grad = weights, gradient
+            parameter.data = weights
         self._start.copy_(self._weights)
         self._named = named
         self._others = [
@@ -97,6 +96,9 @@ class LocalModel:
             for module in self._model.modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            self._head = self._output_layer()
+        self._begin_anew()  # the question may have counted in buffers
         # A recurrent layer on an accelerator refuses to train in evaluation mode.
         self._model.train()
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
@@ -104,6 +106,13 @@ class LocalModel:
         self._end: list[int] = [] if end is None else [int(end)]
         positions = getattr(config, "max_position_embeddings", None)
         self._positions = positions if isinstance(positions, int) and positions > 0 else None
+
+    def _output_layer(self) -> Any:
+        """What makes logits of the last hidden states; None where more is done to them, or less."""
+        base = base_model(self._model)
+        if self.encoder_decoder or not hasattr(base, "get_output_embeddings"):
+            return None
+        return base.get_output_embeddings() if is_last(base) else None
 
     def _pieces(self, *vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         """The parameters' pieces of flat vectors, as views of their shapes."""
@@ -281,14 +290,17 @@ class LocalModel:
             torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))
             self._train(usable, order, learning_rate, epochs, batch_size, max_steps)
         moved = np.empty(self.dimension, dtype=np.float32) if into is None else into
-        # The gradient has done its work.
-        torch.sub(self._weights, self._start, out=self._gradient)
-        torch.from_numpy(moved).copy_(self._gradient)
+        if self._device.type == "cpu":
+            torch.sub(self._weights, self._start, out=torch.from_numpy(moved))
+        else:
+            torch.from_numpy(moved).copy_(self._weights - self._start)
         return moved
 
     def _begin_anew(self) -> None:
-        """Put weights and buffers back to what every user begins with."""
+        """Put weights and buffers back to what every user begins with, without any gradient."""
         self._weights.copy_(self._start)
+        # Of a step that failed half way: what is left would be added to.
+        self._drop_gradients()
         for module, name, buffer, value in self._buffers:
             module._buffers[name] = buffer
             buffer.copy_(value)
@@ -307,12 +319,23 @@ class LocalModel:
         for _ in range(epochs):
             ranks = order.permutation(len(usable))
             for first in range(0, len(usable), batch_size):
-                self._gradient.zero_()
                 self._loss([usable[rank] for rank in ranks[first : first + batch_size]]).backward()  # type: ignore[no-untyped-call]
-                self._weights.add_(self._gradient, alpha=-learning_rate)
+                self._step(learning_rate)
                 steps += 1
                 if steps == max_steps:
                     return
+
+    def _step(self, learning_rate: float) -> None:
+        """Go down the gradient of the last backward pass, and let go of it."""
+        moving = [one for one in self._named.values() if one.grad is not None]
+        with torch.no_grad():
+            torch._foreach_add_(moving, [one.grad for one in moving], alpha=-learning_rate)
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        """Let go of all gradients; the next backward pass puts its own in their place."""
+        for parameter in self._named.values():
+            parameter.grad = None
 
     def _loss(self, samples: Sequence[tuple[Sequence[int], int]]) -> torch.Tensor:
         """Mean cross-entropy over the predicted tokens of a batch, in nats.
@@ -332,15 +355,23 @@ class LocalModel:
             predicted[row, given : len(sample)] = True
         # The last token of a row predicts nothing: so the logits need no cutting, and no copy.
         following = tokens.masked_fill(~predicted, _IGNORED)[:, 1:]
-        targets = torch.nn.functional.pad(following, (0, 1), value=_IGNORED).to(self._device)
+        targets = torch.nn.functional.pad(following, (0, 1), value=_IGNORED).flatten()
+        asked = (targets >= 0).nonzero()[:, 0]
         tokens, mask = tokens.to(self._device), mask.to(self._device)
         with torch.autocast(
             self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"
         ):
-            logits = self._model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-        return torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED
-        )
+            if self._head is None:
+                logits = self._model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+                logits = logits.flatten(0, 1)
+            else:
+                with passed_over(self._head):
+                    states = self._model(
+                        input_ids=tokens, attention_mask=mask, use_cache=False
+                    ).logits
+                targets = targets[asked]
+                logits = self._head(states.flatten(0, 1).index_select(0, asked.to(self._device)))
+        return mean_cross_entropy(logits.float(), targets.to(self._device))
 
     def _loss_of_pairs(
         self, samples: Sequence[tuple[Sequence[int], int]], first: int
@@ -352,9 +383,7 @@ class LocalModel:
             first: token that the decoder begins with.
         """
         logits, targets = self._logits_of_pairs(self._model, samples, first)
-        return torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED
-        )
+        return mean_cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
     def _logits_of_pairs(
         self, model: Any, samples: Sequence[tuple[Sequence[int], int]], first: int

@@ -8,13 +8,13 @@ once more in the backward pass. The numbers are the same up to rounding.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 from torch.utils.checkpoint import checkpoint
+
+from flower_privsyn.training.output_layer import base_model, is_last, passed_over
 
 _IGNORED: Final = -100
 
@@ -43,9 +43,9 @@ def sequence_log_probabilities(model: Any, batch: dict[str, torch.Tensor]) -> to
         length = mask.shape[1]
         inputs["logits_to_keep"] = torch.arange(length - width - 1, length, device=mask.device)
     targets = batch["input_ids"].masked_fill(~mask, _IGNORED)[:, -width:]  # (b, r)
-    head = _base(model).get_output_embeddings()
-    if head is not None and targets.numel() * head.weight.shape[0] > _WHOLE and _is_last(model):
-        with _passed_over(head):
+    head = base_model(model).get_output_embeddings()
+    if head is not None and targets.numel() * head.weight.shape[0] > _WHOLE and is_last(model):
+        with passed_over(head):
             hidden = model(**inputs, use_cache=False).logits[:, -(width + 1) : -1]  # (b, r, d)
         return -_losses_in_blocks(head, hidden, targets).sum(1)
     logits = model(**inputs, use_cache=False).logits[:, -(width + 1) : -1]  # (b, r, v)
@@ -83,44 +83,6 @@ def _losses_in_blocks(head: Any, hidden: torch.Tensor, targets: torch.Tensor) ->
     return losses.masked_scatter(held, torch.cat(found)) if found else losses
 
 
-@contextlib.contextmanager
-def _passed_over(head: Any) -> Iterator[None]:
-    """Let a model give what goes into its output layer in place of logits."""
-    head.forward = lambda states: states
-    try:
-        yield
-    finally:
-        del head.forward
-
-
-def _is_last(model: Any) -> bool:
-    """Whether logits are what the output layer gives, with nothing done to them afterwards."""
-    known: bool | None = getattr(_base(model), _LAST, None)
-    if known is None:
-        base = _base(model)
-        head = base.get_output_embeddings()
-        device = head.weight.device
-        tokens = torch.arange(1, 5, device=device)[None]
-        with torch.no_grad():
-            expected = base(input_ids=tokens, use_cache=False).logits
-            with _passed_over(head):
-                states = base(input_ids=tokens, use_cache=False).logits
-            known = states.shape[-1] == head.weight.shape[1] and bool(
-                torch.allclose(head(states).float(), expected.float(), rtol=1e-2, atol=1e-2)
-            )
-        setattr(base, _LAST, known)
-    return known
-
-
-#: Where a model keeps the answer.
-_LAST: Final = "_privsyn_head_is_last"
-
-
-def _base(model: Any) -> Any:
-    """The model itself, without a wrapper around it."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def accepts(model: Any, name: str) -> bool:
     """Tell whether the model itself, not a wrapper around it, takes this argument."""
-    return name in inspect.signature(type(_base(model)).forward).parameters
+    return name in inspect.signature(type(base_model(model)).forward).parameters

@@ -104,9 +104,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a norm adds up in another order for few rows",
         file="flower_privsyn/privacy/rows.py",
-        function="squared_norms",
+        function="fold_squares",
         before="half = width // 2\n",
-        after="half = width // 2 if count > 3 else 1\n",
+        after="half = width // 2 if len(part) > 3 else 1\n",
         tests=(f"{QUERY_TESTS}::TestRows",),
     ),
     Mutation(
@@ -163,6 +163,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=LOCAL,
         function="LocalModel._begin_anew",
         before="        module._buffers[name] = buffer\n",
+        after="",
+        tests=(LOCAL_TESTS,),
+    ),
+    Mutation(
+        name="the gradient of a step that failed goes into the next user's",
+        file=LOCAL,
+        function="LocalModel._begin_anew",
+        before="    self._drop_gradients()\n",
         after="",
         tests=(LOCAL_TESTS,),
     ),

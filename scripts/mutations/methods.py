@@ -35,8 +35,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a wide row is added unclipped",
         file="flower_privsyn/queries/query.py",
         function="Query._add_clipped",
-        before="            part *= factors[0]\n",
-        after="            pass\n",
+        before="            part *= steps\n",
+        after="            part *= STEPS\n",
         tests=("tests/queries/test_model_delta.py",),
     ),
     Mutation(

@@ -36,7 +36,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="salvage",
         before="        _counted([probe], compute)\n",
         after="        pass\n",
-        tests=("tests/privacy/test_quarantine.py", f"{ANSWERS}::TestAnswerOf"),
+        tests=("tests/privacy/test_quarantine.py", f"{ANSWERS}::TestAddAnswer"),
     ),
     Mutation(
         name="only ordinary exceptions are a record's fault",
@@ -49,27 +49,27 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a user whose answer fails takes the sum along",
         file="flower_privsyn/client_apps/answer.py",
-        function="answer_of",
+        function="add_answer",
         before="    kept = ~failing[cohort.owners]\n",
         after="    kept = ~failing[cohort.owners] & ~failing.any()\n",
-        tests=(f"{ANSWERS}::TestAnswerOf",),
+        tests=(f"{ANSWERS}::TestAddAnswer",),
     ),
     Mutation(
         name="a sum that is not finite is sent",
-        file="flower_privsyn/client_apps/answer.py",
-        function="_finite",
-        before="    if not np.isfinite(total).all():\n",
+        file="flower_privsyn/queries/query.py",
+        function="Query.add_answer",
+        before="    if not np.isfinite(answer).all():\n",
         after="    if False:\n",
-        tests=(f"{ANSWERS}::TestAnswerOf",),
+        tests=(f"{ANSWERS}::TestAddAnswer",),
     ),
     Mutation(
         name="a user whose training fails takes the node along",
         file="flower_privsyn/client_apps/training.py",
         function="_Tokens.cohorts",
-        before="            if update is None or not np.isfinite(update).all():\n",
+        before="            if update is None or not _is_finite(update):\n",
         after="            if update is None:\n"
         "                raise RuntimeError\n"
-        "            if not np.isfinite(update).all():\n",
+        "            if not _is_finite(update):\n",
         tests=("tests/client_apps/test_training.py::TestFailures",),
     ),
     Mutation(

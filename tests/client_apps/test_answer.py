@@ -18,11 +18,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.answer import answer_of, chosen_users
+from flower_privsyn.client_apps.answer import add_answer, chosen_users
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism, PoissonSampling
-from flower_privsyn.privacy.grid import LARGEST_SUM
+from flower_privsyn.privacy.grid import GRID, LARGEST_SUM
 from flower_privsyn.queries import (
     Broadcast,
     Cohort,
@@ -267,7 +267,14 @@ class Fussy(NearestNeighborHistogram):
         return total
 
 
-class TestAnswerOf:
+def sum_of(query: Query, cohort: Cohort, broadcast: Broadcast) -> Any:
+    """What is added to a sum of ones, the ones taken off again: all are whole steps."""
+    total = np.ones(query.answer_length(broadcast))
+    add_answer(query, cohort, broadcast, total)
+    return (total - 1) * GRID
+
+
+class TestAddAnswer:
     def cohort(self) -> Cohort:
         return random_cohort(num_users=30, max_records=4, dimension=32, seed=3)
 
@@ -280,7 +287,7 @@ class TestAnswerOf:
         records[bad, 0] = value
         spoilt = Cohort(records, cohort.owners, cohort.num_users)
         without = Cohort(cohort.records[~bad], cohort.owners[~bad], cohort.num_users)
-        answer = answer_of(query, spoilt, broadcast)
+        answer = sum_of(query, spoilt, broadcast)
         np.testing.assert_array_equal(answer, query.answer(without, broadcast))
         assert answer.sum() > 10
 
@@ -293,7 +300,7 @@ class TestAnswerOf:
             return inner(self, cohort, broadcast)
 
         monkeypatch.setattr(NearestNeighborHistogram, "answer", counted)
-        answer_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1])
+        sum_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1])
         assert calls == [30]
 
     def test_a_question_that_fails_on_nobody_is_raised(self) -> None:
@@ -302,4 +309,4 @@ class TestAnswerOf:
                 raise KeyError("candidates")
 
         with pytest.raises(KeyError, match="candidates"):
-            answer_of(Wrong(), self.cohort(), {"candidates": CANDIDATES})
+            sum_of(Wrong(), self.cohort(), {"candidates": CANDIDATES})

@@ -20,6 +20,7 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     clip_rows,
 )
+from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import (
     QUERIES,
     Cohort,
@@ -132,10 +133,15 @@ class TestBound:
         total = query.answer(cohort(updates), asked)
         assert np.array_equal(total, rows.sum(axis=0))
         assert np.array_equal(updates, before)
+        summed = np.full(size, 3.0)
         for user in range(7):
+            query.add_answer(cohort(updates[user : user + 1]), asked, summed)
             alone = query.answer(cohort(updates[user : user + 1]), asked)
             assert np.array_equal(alone, rows[user])
             assert np.linalg.norm(alone) <= query.clip_norm
+        assert np.array_equal((summed - 3.0) * GRID, total)
+        query.add_answer(cohort(updates), asked, summed)
+        assert np.array_equal((summed - 3.0) * GRID, 2 * total)
         longest = np.linalg.norm(query.answer(cohort(updates[3:4]), asked))
         if size > 1:
             assert 0.999 * query.clip_norm <= longest
@@ -150,12 +156,18 @@ class TestBound:
         query = Doubled(clip_to=1.0)
         rows = query.contribution(updates, BROADCAST)
         assert np.array_equal(query.answer(updates, BROADCAST), rows.sum(axis=0))
+        one, summed = cohort(random_updates(1, scale=0.01)), np.zeros(SIZE)
+        query.add_answer(one, BROADCAST, summed)
+        assert np.array_equal(summed * GRID, query.answer(one, BROADCAST))
 
     def test_nothing_as_wide_as_an_update_is_made_but_the_sum(self) -> None:
         size = 2**21
         query, asked = ModelDelta(clip_to=0.1), {"parameters": np.zeros(size, np.float32)}
         update = cohort(np.full((1, size), 1e-3, np.float32))
+        summed = np.zeros(size)
         tracemalloc.start()
+        query.add_answer(update, asked, summed)
+        assert tracemalloc.get_traced_memory()[1] < size  # where there is a sum, not even that
         query.answer(update, asked)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

@@ -27,12 +27,12 @@ def local(folder: Path, **changes: Any) -> LocalModel:
 
 
 def reference(
-    folder: Path, batches: list[list[list[int]]], *, learning_rate: float
+    folder: Path, batches: list[list[list[int]]], *, learning_rate: float, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """Where torch's own optimiser takes Transformers' own model and loss."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(dtype)
     start = {name: value.clone() for name, value in model.named_parameters()}
     model.eval()  # no dropout
     optimiser = torch.optim.SGD(model.parameters(), lr=learning_rate)
@@ -49,11 +49,25 @@ def reference(
     return {name: (value - start[name]).detach() for name, value in model.named_parameters()}
 
 
-def assert_same(model: LocalModel, update: np.ndarray, expected: dict[str, torch.Tensor]) -> None:
+def assert_same(
+    model: LocalModel,
+    update: np.ndarray,
+    folder: Path,
+    batches: list[list[list[int]]],
+    *,
+    learning_rate: float,
+) -> None:
+    """Rounding takes an update no farther from float64 than it takes Transformers' in float32."""
+    exact, rounded = (
+        reference(folder, batches, learning_rate=learning_rate, dtype=dtype)
+        for dtype in (torch.float64, torch.float32)
+    )
     named = model.named(update)
-    assert set(named) == set(expected)
-    for name, value in expected.items():
-        assert np.abs(named[name] - value.numpy()).max() < 1e-6, name
+    assert set(named) == set(exact)
+    for name, value in exact.items():
+        taken = float((rounded[name] - value).abs().max())
+        assert np.abs(named[name] - value.numpy()).max() < 1e-6 + 1.5 * taken, name
+        assert taken < 1e-4
     assert np.abs(update).max() > 1e-3
 
 
@@ -63,7 +77,7 @@ class TestUpdate:
         samples = model.encode(texts[:7])
         update = model.update(samples, **STEP)
         assert update is not None
-        assert_same(model, update, reference(folder, [samples], learning_rate=0.5))
+        assert_same(model, update, folder, [samples], learning_rate=0.5)
 
     def test_epochs_batches_and_their_order(self, folder: Path, texts: list[str]) -> None:
         model = local(folder)
@@ -75,12 +89,12 @@ class TestUpdate:
             batches += [[samples[rank] for rank in ranks[i : i + 2]] for i in (0, 2, 4)]
         update = model.update(samples, learning_rate=0.2, epochs=2, batch_size=2, seed=[4, 2])
         assert update is not None
-        assert_same(model, update, reference(folder, batches, learning_rate=0.2))
+        assert_same(model, update, folder, batches, learning_rate=0.2)
         cut = model.update(
             samples, learning_rate=0.2, epochs=2, batch_size=2, max_steps=4, seed=[4, 2]
         )
         assert cut is not None
-        assert_same(model, cut, reference(folder, batches[:4], learning_rate=0.2))
+        assert_same(model, cut, folder, batches[:4], learning_rate=0.2)
 
     def test_does_not_depend_on_who_was_trained_before(
         self, folder: Path, texts: list[str]
@@ -95,6 +109,25 @@ class TestUpdate:
             assert other is not None
             assert np.isfinite(other).all() == (rate == 1.0)
             assert np.array_equal(model.update(mine, **STEP), alone)  # type: ignore[arg-type]
+
+    def test_a_step_that_fails_leaves_nothing_to_the_next_user(
+        self, llama: Path, texts: list[str]
+    ) -> None:
+        model = local(llama)
+        mine = model.encode(texts[:3])
+        alone = model.update(mine, **STEP)
+        weights = list(model._named.values())
+
+        def fail(gradient: torch.Tensor) -> None:
+            raise MemoryError(f"{gradient.numel()} numbers")
+
+        handle = weights[0].register_hook(fail)  # the embeddings' gradient is the last one made
+        with pytest.raises(MemoryError, match="numbers"):
+            model.update(model.encode(texts[10:20]), **STEP)
+        handle.remove()
+        assert any(one.grad is not None for one in weights)
+        assert np.array_equal(model.update(mine, **STEP), alone)  # type: ignore[arg-type]
+        assert all(one.grad is None for one in weights)
 
     def test_updates_of_all_users_can_be_written_to_one_array(
         self, llama: Path, texts: list[str]

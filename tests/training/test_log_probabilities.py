@@ -10,6 +10,7 @@ import torch
 
 from flower_privsyn.training import log_probabilities
 from flower_privsyn.training.log_probabilities import sequence_log_probabilities
+from flower_privsyn.training.output_layer import is_last
 from flower_privsyn.training.trainers import Collator, wrap
 from tests.support.preferences import pairs_of_topics, quick, train
 
@@ -104,8 +105,11 @@ def test_a_model_that_bounds_its_logits_is_not_cut_short(monkeypatch: pytest.Mon
     for cap, apart in ((None, True), (1.0, False)):
         config = Gemma3TextConfig(**sizes, final_logit_softcapping=cap)
         model = Gemma3ForCausalLM(config).eval()
-        assert log_probabilities._is_last(model) is apart
+        assert is_last(model) is apart
         (whole, expected), (blocks, found) = _both(model, 4 * 64, monkeypatch)
         assert torch.allclose(blocks, whole, rtol=1e-4, atol=1e-4)
         for name, gradient in expected.items():
             assert torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-4), name
+    # A bound that the weights as they are never reach is one all the same.
+    config = Gemma3TextConfig(**sizes | {"initializer_range": 1e-3}, final_logit_softcapping=30.0)
+    assert not is_last(Gemma3ForCausalLM(config).eval())
