@@ -23,7 +23,7 @@ def mean_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Ten
     Returns:
         () float32, with a gradient of first order.
     """
-    loss: torch.Tensor = _MeanCrossEntropy.apply(logits, targets)
+    loss: torch.Tensor = _MeanCrossEntropy.apply(logits, targets)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -47,7 +47,7 @@ class _MeanCrossEntropy(torch.autograd.Function):
         return losses[wanted].sum() * share
 
     @staticmethod
-    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         (gradient,) = ctx.saved_tensors
         # As a rule the loss is what is derived: then nothing as large is made once more.
         return gradient if float(outputs[0]) == 1.0 else gradient * outputs[0], None

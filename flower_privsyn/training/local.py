@@ -327,9 +327,14 @@ class LocalModel:
 
     def _step(self, learning_rate: float) -> None:
         """Go down the gradient of the last backward pass, and let go of it."""
-        moving = [one for one in self._named.values() if one.grad is not None]
+        weights: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        for parameter in self._named.values():
+            if parameter.grad is not None:
+                weights.append(parameter)
+                gradients.append(parameter.grad)
         with torch.no_grad():
-            torch._foreach_add_(moving, [one.grad for one in moving], alpha=-learning_rate)
+            torch._foreach_add_(weights, gradients, alpha=-learning_rate)
         self._drop_gradients()
 
     def _drop_gradients(self) -> None:
