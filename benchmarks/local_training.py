@@ -4,7 +4,7 @@
         [--default-allocator]
 
 `--model distilgpt2-size` is DistilGPT2's architecture, 82 million parameters, with random weights
-and the bundled tokenizer; it takes 6 GiB.
+and the bundled tokenizer; it takes 7 GiB.
 
 Ways through the same users, samples and settings, interleaved, in one process and one thread:
 
@@ -198,7 +198,7 @@ def measure(arguments: argparse.Namespace, name: str) -> list[Ratio]:
         "copies": lambda: by_copies(other, names, users, query),
         "floor": lambda: floor(model, users, query),
     }
-    average = ways["cohort"]() * query.unit / len(users)
+    average = (ways["cohort"]() * query.unit / len(users)).astype(np.float32)
     check_equal("copies", ways["copies"]() * query.unit / len(users), average)
     try:
         pfl = Pfl(ordinary(LocalModel(spec, device="cpu")), users, query)
