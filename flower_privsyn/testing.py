@@ -31,6 +31,7 @@ from flwr.serverapp import Grid
 
 from flower_privsyn.embedding import check_company
 from flower_privsyn.node import simulated
+from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
 
 __all__ = [
@@ -417,7 +418,8 @@ def check_query(
     """Check what every query must hold on one input; raises AssertionError with the reason.
 
     Every contribution is within the clip norm; `answer` equals the sum of contributions to
-    `tolerance` (relative to its largest coordinate); cohorts of one user sum to the same answer.
+    `tolerance` (relative to its largest coordinate); cohorts of one user add up to the same by
+    `add_answer`.
     """
     contributions = query.contribution(cohort, broadcast)
     norms = np.linalg.norm(contributions, axis=1)
@@ -430,9 +432,8 @@ def check_query(
         raise AssertionError(
             f"answer differs from the sum of contributions by {np.abs(answer - direct).max()}"
         )
-    single = sum(
-        (query.answer(one, broadcast) for one in cohort.blocks(1)),
-        np.zeros(query.answer_length(broadcast)),
-    )
-    if not np.allclose(answer, single, rtol=0.0, atol=tolerance * scale):
+    single = np.zeros(query.answer_length(broadcast))
+    for one in cohort.blocks(1):
+        query.add_answer(one, broadcast, single)
+    if not np.allclose(answer, single * GRID, rtol=0.0, atol=tolerance * scale):
         raise AssertionError("the answer depends on how users are dealt to nodes")

@@ -154,8 +154,8 @@ class Query(Settings, ABC):
         and by at most `2 * clip_norm` when one user's data are replaced.
 
     A subclass gives `name`, `clip_norm` and `statistic`, and where its broadcast is not a matrix
-    of candidates `check` and `answer_length`. It may also give `answer`, only as an algebraic
-    identity of summing `contribution`, with a test that shows the two equal
+    of candidates `check` and `answer_length`. It may also give `answer` or `add_answer`, only as an
+    algebraic identity of summing `contribution`, with a test that shows them equal
     (`flower_privsyn.testing.check_query`).
     """
 
