@@ -1,7 +1,7 @@
 """Users per second that are trained, against other ways and other frameworks.
 
     python -m benchmarks.local_training [--model privsyn-lm] [--trainable full] [--users 20]
-        [--default-allocator]
+        [--default-allocator] [--parts]
 
 `--model distilgpt2-size` is DistilGPT2's architecture, 82 million parameters, with random weights
 and the bundled tokenizer; it takes 7 GiB.
@@ -38,6 +38,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ from benchmarks.other_frameworks import (
     ours_in_flower,
 )
 from benchmarks.other_frameworks import batches as padded
+from flower_privsyn.client_apps.training import is_finite
 from flower_privsyn.data import public_texts
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.memory import keep_freed_memory
@@ -126,6 +128,41 @@ def distilgpt2_size(folder: Path) -> str:
     return str(folder)
 
 
+def parts(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> str:
+    """Milliseconds of CPU time and page faults of a user, part by part of what a node does."""
+    broadcast, alone = {"parameters": model.parameters}, np.zeros(1, dtype=np.int64)
+    total = np.full(query.answer_length(broadcast), 0.0)
+    moved = np.empty(model.dimension, dtype=np.float32)
+    spent: dict[str, np.ndarray] = {}
+
+    def timed(part: str, work: Callable[[], Any]) -> Any:
+        faults, began = getrusage(RUSAGE_SELF).ru_minflt, time.process_time()
+        result = work()
+        used = time.process_time() - began, getrusage(RUSAGE_SELF).ru_minflt - faults
+        spent[part] = spent.get(part, 0.0) + np.array(used) / len(users)
+        return result
+
+    def passes(batch: Samples) -> None:
+        model._loss([(sample, 1) for sample in batch]).backward()
+
+    for samples in users:
+        timed("back to the round's weights", model._begin_anew)
+        for first in range(0, len(samples), query.batch_size):
+            batch = samples[first : first + query.batch_size]
+            timed("passes", lambda batch=batch: passes(batch))
+            timed("steps of gradient descent", lambda: model._step(query.learning_rate))
+        ended, start, into = model._weights, model._start, torch.from_numpy(moved)
+        timed("the update", lambda out=into, a=ended, b=start: torch.sub(a, b, out=out))
+        timed("whether it is finite", lambda: is_finite(moved))
+        cohort = Cohort(moved[None], alone, 1)
+        timed(
+            "norm, clipping, grid and sum",
+            lambda cohort=cohort: query.add_answer(cohort, broadcast, total),
+        )
+    lines = [f"{part:<29} {1e3 * ms:>7.2f} ms {n:>7.0f} faults" for part, (ms, n) in spent.items()]
+    return "\n".join(["of a user:", *lines])
+
+
 def operations(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> float:
     """Floating-point operations of the floor per user: matrix products, forward and backward."""
     with FlopCounterMode(display=False) as counter:
@@ -162,6 +199,7 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--in-process", action="store_true", help="without Flower")
     parser.add_argument("--default-allocator", action="store_true", help="give memory back")
+    parser.add_argument("--parts", action="store_true", help="what of a user takes how long")
     arguments = parser.parse_args(given)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if not arguments.default_allocator:
@@ -228,6 +266,9 @@ def measure(arguments: argparse.Namespace, name: str) -> list[Ratio]:
         f"floor: {count / 1e9:.2f} GFLOP a user in matrix products; at the {rate / 1e9:.0f} "
         f"GFLOP/s of one thread's large product {rate / count:.1f} users per CPU second"
     )
+    if arguments.parts:
+        parts(model, users, query)  # once more than is timed
+        print(parts(model, users, query))
     print("way             users/s  users per CPU second  CPU time against the floor  to cohort")
     base = float(np.median(cpu["floor"]))
 

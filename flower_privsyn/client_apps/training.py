@@ -251,7 +251,7 @@ class _Tokens:
                     lambda users: [self._update(ask, query, *own, moved) for own in users],
                     probe=(_Rows(self.source.probe), ""),
                 )
-                if update is None or not _is_finite(update):
+                if update is None or not is_finite(update):
                     quarantine.note([self.user_ids[user]], records=0)
                 elif len(update):
                     yield Cohort(update[None], alone, 1)
@@ -298,7 +298,7 @@ class _Tokens:
         return np.empty(0, dtype=np.float32) if update is None else update
 
 
-def _is_finite(update: npt.NDArray[np.float32]) -> bool:
+def is_finite(update: npt.NDArray[np.float32]) -> bool:
     """Whether every number is finite; by one that is, where that says so."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.dot(update, update)) or np.isfinite(update).all())

@@ -66,10 +66,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a user whose training fails takes the node along",
         file="flower_privsyn/client_apps/training.py",
         function="_Tokens.cohorts",
-        before="            if update is None or not _is_finite(update):\n",
+        before="            if update is None or not is_finite(update):\n",
         after="            if update is None:\n"
         "                raise RuntimeError\n"
-        "            if not _is_finite(update):\n",
+        "            if not is_finite(update):\n",
         tests=("tests/client_apps/test_training.py::TestFailures",),
     ),
     Mutation(
