@@ -1,4 +1,4 @@
-"""Seconds, CPU time and memory of rounds with up to 133,000 users, through `privsyn run`.
+"""Seconds, CPU time and memory of rounds with up to a million users, through `privsyn run`.
 
     python -m benchmarks.scale measure [--users 1000 10000] [--methods pe-1024 pe-2048 popri-18000]
                                        [--participation full 1000] [--nodes 16] [--rounds 3]
@@ -6,17 +6,20 @@
     python -m benchmarks.scale broadcast
 
 `measure` simulates the users (`privsyn simulate`), runs `benchmarks/scale-app` once to put the
-records on the disk, then once per line of the grid, and adds every line to `--output` (JSON), which
-`table` turns into docs/scale.md's table and plot. The app asks a method's question about random
-candidates, through the package's own requests, answers, ledger and noise; generating and training
-are left out, because they depend on the models and not on the users.
+records on the disk (its time to the first question and its memory stand in the lines too), then
+once per line of the grid, and adds every line to `--output` (JSON), which `table` turns into
+docs/scale.md's table and plot. With `--prepared` and a cache that is empty, the first line does
+both in one run. The app asks a method's question about random candidates, through the package's own
+requests, answers, ledger and noise; generating and training are left out, because they depend on
+the models and not on the users.
 
 A round lasts from the moment its candidates are there to the moment its release is (so transport,
 nodes, accounting and noise are in it). The first round of a run is told apart: actors read, map and
 factorise in it what later rounds find. CPU time is that of the whole process tree between the same
-moments, and of the nodes alone inside their handlers. Memory is the sum over the tree of the
-proportional set size, in which a page that four processes share counts once; where the kernel does
-not tell it, the resident set size, in which it counts four times.
+moments, of the nodes alone inside their handlers, and of the threads of Flower's simulation. Memory
+is the sum over the tree of the proportional set size, in which a page that four processes share
+counts once; where the kernel does not tell it, the resident set size, in which it counts four
+times.
 
 `broadcast` prints what one node's copy of 18,000 candidates costs, as Flower's own Array and as the
 package sends it: pickled by the simulation for Ray, and read in a process that has not or has seen
@@ -46,6 +49,7 @@ import numpy as np
 import psutil
 
 from benchmarks import Ratio
+from benchmarks.scale_table import row, table
 
 APP = Path(__file__).parent / "scale-app"
 METHODS = {
@@ -200,9 +204,16 @@ def measured(run_dir: Path, watch: Watch, wall: float) -> dict[str, Any]:
     from flower_privsyn.runs.owner import OwnerFolder
 
     clock = OwnerFolder(run_dir).times()
-    asked = {line["round"]: line["time"] for line in clock if line["event"] == "asked"}
-    answered = {line["round"]: line["time"] for line in clock if line["event"] == "answered"}
-    rounds = [(asked[number], answered[number]) for number in sorted(answered)]
+    asked = {line["round"]: line for line in clock if line["event"] == "asked"}
+    answered = {line["round"]: line for line in clock if line["event"] == "answered"}
+    rounds = [(asked[n]["time"], answered[n]["time"]) for n in sorted(answered)]
+    threads = [
+        {
+            part: spent - asked[n]["threads"].get(part, 0.0)
+            for part, spent in line["threads"].items()
+        }
+        for n, line in sorted(answered.items())
+    ]
     nodes = json_lines(run_dir.with_suffix(".nodes.jsonl"))
     node_cpu = sum(line["cpu_seconds"] for line in nodes if line["message"] != "query.prepare")
     seconds = [end - begin for begin, end in rounds]
@@ -216,6 +227,10 @@ def measured(run_dir: Path, watch: Watch, wall: float) -> dict[str, Any]:
         "seconds_before": rounds[0][0] - watch.samples[0][0],
         "seconds_command": wall,
         "cpu_seconds_round": statistics.median(cpu[later]),
+        "threads_cpu_seconds": {
+            part: statistics.median(spent.get(part, 0.0) for spent in threads[later])
+            for part in threads[-1]
+        },
         "cpu_seconds_nodes_round": node_cpu / len(rounds),
         "cpu_seconds_prepare": sum(
             line["cpu_seconds"] for line in nodes if line["message"] == "query.prepare"
@@ -285,6 +300,7 @@ def measure(arguments: argparse.Namespace) -> list[Ratio]:
                 "embedding-model": arguments.embedding_model,
             }
             prepared = arguments.prepared
+            preparing: dict[str, Any] | None = None
             for participation in arguments.participation:
                 share = 1.0 if participation == "full" else int(participation) / users
                 if share >= 1 and participation != "full":
@@ -298,10 +314,13 @@ def measure(arguments: argparse.Namespace) -> list[Ratio]:
                         "num-rounds": arguments.rounds,
                         "sampling": "full" if share == 1 else "poisson",
                         "sampling-rate": share,
+                        "engine": arguments.engine,
                     }
                     if not prepared:
                         first = {**settings, "num-rounds": 1, "num-candidates": 100}
-                        run(work / f"prepare-{time.time_ns()}", work / "cache", first)
+                        prepare_dir = work / f"prepare-{time.time_ns()}"
+                        done = run(prepare_dir, work / "cache", first)
+                        preparing = measured(prepare_dir, *done)
                         prepared = True
                     load = os.getloadavg()[0]
                     run_dir = work / f"run-{time.time_ns()}"
@@ -314,6 +333,8 @@ def measure(arguments: argparse.Namespace) -> list[Ratio]:
                         "candidates": candidates,
                         "embedding_model": arguments.embedding_model,
                         "in_process": arguments.in_process,
+                        "engine": arguments.engine,
+                        "preparing": preparing,
                         **measured(run_dir, *run(run_dir, work / "cache", settings)),
                         **floors(question, candidates, arguments.samples, share * users),
                         "load_before": load,
@@ -323,7 +344,7 @@ def measure(arguments: argparse.Namespace) -> list[Ratio]:
                     lines.append(line)
                     new.append(line)
                     output.write_text(json.dumps({"lines": lines}, indent=1) + "\n")
-                    print(_row(line), flush=True)
+                    print(row(line), flush=True)
     return [
         Ratio(
             f"a whole round, {line['method']}, {line['users']:,} users",
@@ -335,127 +356,6 @@ def measure(arguments: argparse.Namespace) -> list[Ratio]:
         )
         for line in new
     ]
-
-
-_COLUMNS = (
-    "question",
-    "users",
-    "in a round",
-    "nodes",
-    "through",
-    "s, first round",
-    "s, later ones",
-    "CPU s, all processes",
-    "CPU-ms a user, nodes",
-    "floor, CPU s",
-    "peak memory, GiB",
-    "load",
-)
-_HEAD = f"| {' | '.join(_COLUMNS)} |\n{'|---' * len(_COLUMNS)}|"
-
-
-def _row(line: dict[str, Any]) -> str:
-    asked = line["users"] if line["participation"] == "full" else int(line["participation"])
-    floor = line["floor_operations"] / line["machine"]["operations_per_cpu_second"]
-    return (
-        f"| {line['method']} | {line['users']:,} | {line['participation']} | {line['nodes']} "
-        f"| {'one process' if line.get('in_process') else '`privsyn run`'} "
-        f"| {line['seconds_first_round']:.1f} | {line['seconds_round']:.1f} "
-        f"| {line['cpu_seconds_round']:.1f} "
-        f"| {1000 * line['cpu_seconds_nodes_round'] / asked:.3f} | {floor:.2f} "
-        f"| {line['peak_bytes'] / 2**30:.2f} "
-        f"| {line['load_before']:.0f}-{line['load_after']:.0f} |"
-    )
-
-
-def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last measurement of every point of the grid, in order."""
-    points: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for line in lines:
-        way = bool(line.get("in_process"))
-        points[
-            way, line["method"], line["participation"] != "full", line["users"], line["nodes"]
-        ] = line
-    return [points[point] for point in sorted(points)]
-
-
-def table(arguments: argparse.Namespace) -> None:
-    """Print the table of a file of lines, and draw it."""
-    lines = latest(json.loads(Path(arguments.output).read_text())["lines"])
-    print("\n".join([_HEAD, *map(_row, lines)]))
-    growth(lines)
-    if arguments.plot:
-        plot(lines, Path(arguments.plot))
-
-
-def growth(lines: list[dict[str, Any]]) -> None:
-    """Print how seconds and CPU seconds grow with users and with nodes."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for line in lines:
-        key = (line["method"], line["participation"], bool(line.get("in_process")))
-        groups.setdefault(key, []).append(line)
-    print()
-    for (method, participation, _), members in groups.items():
-        for one in members:
-            for other in members:
-                more = [
-                    (name, other[name] / one[name])
-                    for name, fixed in (("users", "nodes"), ("nodes", "users"))
-                    if other[name] > one[name] and other[fixed] == one[fixed]
-                ]
-                if len(more) == 1 and more[0][1] <= 14:
-                    print(
-                        f"{method}, {participation}: {more[0][1]:.3g} times the {more[0][0]} "
-                        f"({one[more[0][0]]:,} to {other[more[0][0]]:,}): "
-                        f"{other['seconds_round'] / one['seconds_round']:.2f} times the seconds, "
-                        f"{other['cpu_seconds_round'] / one['cpu_seconds_round']:.2f} times the "
-                        "CPU seconds"
-                    )
-
-
-def plot(lines: list[dict[str, Any]], path: Path) -> None:
-    """CPU seconds of a round and peak memory over the number of users, log-log."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    nodes = statistics.mode(line["nodes"] for line in lines)
-    # Of the two ways, the one with more points: CPU seconds of both are not one curve.
-    way = statistics.mode(bool(line.get("in_process")) for line in lines)
-    lines = [
-        line for line in lines if line["nodes"] == nodes and bool(line.get("in_process")) == way
-    ]
-    for place, method in enumerate(sorted({line["method"] for line in lines})):
-        for participation, style in (("full", "o-"), ("1000", "s--")):
-            chosen = [
-                line
-                for line in lines
-                if (line["method"], line["participation"]) == (method, participation)
-            ]
-            if not chosen:
-                continue
-            users = [line["users"] for line in chosen]
-            label = f"{method}, {'all' if participation == 'full' else '1,000'}"
-            color = f"C{place}"
-            cpu = [line["cpu_seconds_round"] for line in chosen]
-            left.loglog(users, cpu, style, color=color, label=label, markersize=4)
-            memory = [line["peak_bytes"] / 2**30 for line in chosen]
-            right.loglog(users, memory, style, color=color, markersize=4)
-            if participation == "full":
-                floor = [
-                    line["floor_operations"] / line["machine"]["operations_per_cpu_second"]
-                    for line in chosen
-                ]
-                left.loglog(users, floor, ":", color=color, linewidth=1)
-    left.set(xlabel="users", ylabel="CPU seconds", title="of a round (dotted: floor)")
-    right.set(xlabel="users", ylabel="GiB", title="peak memory of all processes")
-    right.axhline(6, color="grey", linewidth=0.8)
-    left.legend(fontsize=7)
-    for axes in (left, right):
-        axes.grid(visible=True, which="major", linewidth=0.3)
-    figure.savefig(path, dpi=130)
 
 
 def broadcast(arguments: argparse.Namespace) -> None:
@@ -522,13 +422,21 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     run.add_argument(
         "--prepared", action="store_true", help="skip the run that puts the records on the disk"
     )
+    run.add_argument(
+        "--engine",
+        choices=("flower", "patched"),
+        default="flower",
+        help="Flower's simulation as it is, or with the patch of docs/upstream/flower.md",
+    )
     run.add_argument("--work", help="folder for users, records and runs (default: a new one)")
     run.add_argument("--output", default="docs/scale.json")
     run.set_defaults(command=measure)
     show = commands.add_parser("table")
     show.add_argument("--output", default="docs/scale.json")
     show.add_argument("--plot", default="docs/scale.png")
-    show.set_defaults(command=table)
+    show.set_defaults(
+        command=lambda given: table(Path(given.output), Path(given.plot) if given.plot else None)
+    )
     sending = commands.add_parser("broadcast")
     sending.add_argument("--repeats", type=int, default=20)
     sending.set_defaults(command=broadcast)

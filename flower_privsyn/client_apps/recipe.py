@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from flwr.app import Context
 
-from flower_privsyn.data import Users, load_configured
+from flower_privsyn.data import Gathered, Users, gather_configured, load_configured
 from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import NotAllowedError
 from flower_privsyn.node import in_simulation
@@ -17,6 +17,9 @@ from flower_privsyn.node import in_simulation
 #: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
 #: notebook) and will be written down again: nothing of such a run may be found by its id.
 DRAWN_RUN_IDS: Final = 2**32
+
+#: Documents that a process of a simulation keeps while it prepares its nodes: 512 MiB.
+_KEPT_BYTES: Final = 2**29
 
 #: What is read where nobody says so; the column of ids, or a partition, is the unit of privacy.
 _DEFAULTS: Final = {
@@ -58,9 +61,7 @@ def users_of_node(context: Context, *, labels: bool = True) -> Users:
         return load_configured(own, labels=labels)
     if "data" in own or "num-partitions" not in own:
         return load_configured(own, context.run_config, labels=labels)
-    return dealt.read(context, labels=labels).deal(
-        partition_id=int(own["partition-id"]), num_partitions=int(own["num-partitions"])
-    )
+    return dealt.read(context, labels=labels)
 
 
 def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -83,31 +84,41 @@ def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 class _DealtUsers:
-    """What all nodes of a simulation are dealt from, read once in a process.
+    """What the nodes of a simulation are dealt from, read as seldom as memory allows.
 
     A process prepares several nodes one after the other, and reading the file takes longer than
-    all else once the records are on the disk. What was read last is kept until a question comes.
+    all else once the records are on the disk. What was read last is kept until a question comes:
+    everybody's documents, or those of so many nodes as `_KEPT_BYTES` hold, from the one that was
+    asked for on.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: tuple[tuple[object, ...], Users] | None = None
+        self._last: tuple[tuple[object, ...], Gathered] | None = None
 
     def read(self, context: Context, *, labels: bool) -> Users:
-        """The users of all nodes."""
+        """The users of the context's node."""
         configurations = (context.node_config, context.run_config)
+        node, nodes = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
         if context.run_id < DRAWN_RUN_IDS:
-            return load_configured(*configurations, labels=labels)
+            gathered = gather_configured(
+                *configurations, labels=labels, node=node, nodes=nodes, most_bytes=0
+            )
+            return gathered.users(node)
         names = [
             next(filter(None, (str(c.get(key, "")) for c in configurations)), "")
             for key in ("data", *_DEFAULTS)
         ]
-        key = (context.run_id, os.environ.get(WORKING_DIRECTORY, ""), labels, *names)
+        here = os.environ.get(WORKING_DIRECTORY, "")
+        key = (context.run_id, here, labels, nodes, *names)
         with self._lock:
-            if self._last is None or self._last[0] != key:
+            if self._last is None or self._last[0] != key or not self._last[1].holds(node):
                 self._last = None  # never two of them in memory
-                self._last = (key, load_configured(*configurations, labels=labels))
-            return self._last[1]
+                gathered = gather_configured(
+                    *configurations, labels=labels, node=node, nodes=nodes, most_bytes=_KEPT_BYTES
+                )
+                self._last = (key, gathered)
+            return self._last[1].users(node)
 
     def forget(self) -> None:
         """Give up the memory."""

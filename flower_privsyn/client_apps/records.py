@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,8 @@ from flower_privsyn.queries import TEXT_DIMENSION, TEXT_FINGERPRINT, Cohort
 
 logger = logging.getLogger("flower_privsyn.client")
 
+#: Mapped records that a process looks at before it lets go of them: 32 MiB.
+_PART_BYTES = 2**25
 
 class Records(Protocol):
     """A node's users as they are kept between messages, ready to be asked about."""
@@ -87,12 +89,16 @@ class FixedRecords:
 
     Attributes:
         cohort: all users of the node.
-        mapped: whether they lie on the disk; all but small arrays then in pages that all processes
-            share.
+        on_disk: where they are mapped from, in pages that all processes share; None for memory.
     """
 
     cohort: Cohort
-    mapped: bool = False
+    on_disk: StoredRecords | None = None
+
+    @property
+    def mapped(self) -> bool:
+        """Whether they lie on the disk."""
+        return self.on_disk is not None
 
     @cached_property
     def nbytes(self) -> int:
@@ -105,19 +111,43 @@ class FixedRecords:
             own += sum(map(sys.getsizeof, self.cohort.records))
         return own
 
-    def cohorts(
-        self,
-        ask: wire.Ask,  # noqa: ARG002 - the same whatever is asked
-        chosen: npt.NDArray[np.bool_],
-    ) -> Iterator[Cohort]:
-        """The records of the users who take part."""
-        yield self.cohort.select(chosen)
+    def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
+        """The records of the users who take part; what is mapped, a part at a time.
+
+        A part's pages are let go of before the next one, so that a process holds `_PART_BYTES` of
+        them however many users a node has.
+        """
+        if self.on_disk is None or not ask.query.additive:
+            yield self.cohort.select(chosen)
+            return
+        row_bytes = self.cohort.records.shape[1] * self.cohort.records.itemsize
+        for users in _parts(self.cohort, chosen, most=max(1, _PART_BYTES // max(1, row_bytes))):
+            rows = slice(*np.searchsorted(self.cohort.owners, [users.start, users.stop]))
+            part = self.cohort.rows(rows)
+            owners = part.owners - users.start
+            part = replace(part, owners=owners, num_users=users.stop - users.start)
+            yield part.select(chosen[users])
+            self.on_disk.forget(rows.start, rows.stop)
 
     @classmethod
     def stored(cls, stored: StoredRecords) -> FixedRecords:
         """From the disk."""
         cohort = Cohort(stored.records, stored.owners, len(stored.user_ids), stored.labels)
-        return cls(cohort, mapped=True)
+        return cls(cohort, stored)
+
+
+def _parts(cohort: Cohort, chosen: npt.NDArray[np.bool_], *, most: int) -> Iterator[slice]:
+    """Consecutive users, whole, with not many more records in each part than `most`.
+
+    Args:
+        cohort: all of them.
+        chosen: (num_users,) whose records count.
+        most: records; a part may have as many more as one user has.
+    """
+    records = np.bincount(cohort.owners, minlength=cohort.num_users) * chosen
+    part = (np.cumsum(records) - records) // most  # (num_users,), nondecreasing
+    first = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist()]
+    yield from map(slice, first, [*first[1:], cohort.num_users])
 
 
 def open_store(directory: Path) -> RecordStore | None:

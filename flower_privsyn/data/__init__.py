@@ -1,16 +1,19 @@
 """From a node's files to its users, and from their documents to samples."""
 
 from flower_privsyn.data.cut import Cut, Samples
+from flower_privsyn.data.gathered import Gathered
 from flower_privsyn.data.limits import within_limits
-from flower_privsyn.data.load import load_configured, load_users
+from flower_privsyn.data.load import gather_configured, load_configured, load_users
 from flower_privsyn.data.public_text import labels_of_public_texts, public_texts
 from flower_privsyn.data.simulated import simulate_users
 from flower_privsyn.data.users import Users, parse_cutoff
 
 __all__ = [
     "Cut",
+    "Gathered",
     "Samples",
     "Users",
+    "gather_configured",
     "labels_of_public_texts",
     "load_configured",
     "load_users",

@@ -34,6 +34,7 @@ MAX_LINE_BYTES = 2**20
 """Bytes of one line of JSON that is read whole; of a longer one the outermost values alone."""
 
 _CHUNK: Final = 2**18
+_PART_ROWS: Final = 2**16
 # Possessive: a string that is never closed is looked at once.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 # Stands for a string that is too long; no document holds NUL.
@@ -136,14 +137,24 @@ def _shortened(found: re.Match[bytes]) -> bytes:
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> Any:
-    """Columns of a Parquet file as an Arrow table, strings as `large_string`.
+    """Columns of a Parquet file as an Arrow table; arguments and errors as `parquet_parts`."""
+    import pyarrow as pa
 
-    A file may name one long string a million times; so the strings of a row group are added up
-    before any of them is written out.
+    return pa.concat_tables(parquet_parts(path, columns))
+
+
+def parquet_parts(path: Path, columns: Sequence[str]) -> Iterator[Any]:
+    """Columns of a Parquet file as Arrow tables of consecutive rows, strings as `large_string`.
+
+    A file may name one long string a million times; so the strings of a part are added up before
+    any of them is written out.
 
     Args:
         path: The file.
         columns: Which to read, all of them there.
+
+    Yields:
+        At most `_PART_ROWS` rows at a time, and one table without rows of a file that has none.
 
     Raises:
         DataError: They hold more than `allowance` of the file's size.
@@ -163,20 +174,22 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Any:
     with pq.ParquetFile(path, read_dictionary=strings) as file:
         if _pages(file.metadata, columns) > limit:
             raise _too_much(path, limit)
-        groups: list[Any] = []
         total = 0
         for number in range(file.num_row_groups):
             group = file.read_row_group(number, columns=list(columns)).select(list(columns))
-            total += sum(_size(chunk) for column in group.columns for chunk in column.chunks)
-            if total > limit:
-                raise _too_much(path, limit)
-            for name in strings:
-                place = group.column_names.index(name)
-                # 64-bit offsets: one group may hold more than 2 GiB of text.
-                written = group.column(place).cast(pa.large_string())
-                group = group.set_column(place, name, written)
-            groups.append(group)
-    return pa.concat_tables(groups) if groups else pq.read_table(path, columns=list(columns))
+            for start in range(0, group.num_rows, _PART_ROWS):
+                part = group.slice(start, _PART_ROWS)
+                total += sum(_size(chunk) for column in part.columns for chunk in column.chunks)
+                if total > limit:
+                    raise _too_much(path, limit)
+                for name in strings:
+                    place = part.column_names.index(name)
+                    # 64-bit offsets: one part may hold more than 2 GiB of text.
+                    written = part.column(place).cast(pa.large_string())
+                    part = part.set_column(place, name, written)
+                yield part
+        if file.metadata.num_rows == 0:
+            yield pq.read_table(path, columns=list(columns))
 
 
 def _pages(metadata: Any, columns: Iterable[str]) -> int:

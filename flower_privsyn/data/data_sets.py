@@ -233,8 +233,14 @@ def check_columns(names: Sequence[str], columns: Columns, where: str) -> None:
             raise DataError(f"{where} {columns.missing(name, names, schema=True)}.")
 
 
-def rows_of_table(table: Any, columns: Columns, where: str) -> Rows:
+def rows_of_table(table: Any, columns: Columns, where: str, *, before: int = 0) -> Rows:
     """The rows of an Arrow table that has the required columns.
+
+    Args:
+        table: Of the source, or a part of it.
+        columns: Which to read.
+        where: The rows are from, for sentences.
+        before: Rows of the source before these.
 
     Raises:
         DataError: It has no rows, or one of them does not say whose it is.
@@ -244,7 +250,7 @@ def rows_of_table(table: Any, columns: Columns, where: str) -> Rows:
     try:
         return typed(table, columns)
     except Problem as problem:
-        place = where if problem.row is None else f"{where} row {problem.row + 1}"
+        place = where if problem.row is None else f"{where} row {before + problem.row + 1}"
         raise DataError(f"{place}: {problem.rule}.") from None
 
 

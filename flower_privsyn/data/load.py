@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flower_privsyn.data import bounded, data_sets, formats, text_files
 from flower_privsyn.data.columns import Columns, Rows
 from flower_privsyn.data.delimited import read_delimited
+from flower_privsyn.data.gathered import Gathered
 from flower_privsyn.data.json_lines import read_json_array, read_json_lines
 from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
-from flower_privsyn.privacy import quarantine
 
 
 def load_users(
@@ -78,16 +76,10 @@ def load_users(
     )
     if data_partitioner and user_id is not None:
         raise ConfigError("data-partitioner makes many users, and user-id one: give one of them.")
-    location = "the data set"
-    if isinstance(source, str | os.PathLike):
-        location = os.fspath(source)
-        try:
-            users = _from_location(location, columns, split, data_partitioner)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise DataError(f"{error.filename or location} cannot be read ({reason}).") from None
-    else:
-        users = _from_dataset(source, columns, split, data_partitioner)
+    location = _name_of(source)
+    gathered = Gathered(location, user_id=user_id)
+    _read(source, columns, split, data_partitioner, into=gathered)
+    users = gathered.users()
     if strict:
         try:
             users.check_documents()
@@ -112,22 +104,9 @@ def load_configured(
     Raises:
         DataError: None of them has `data`, or the users cannot be read.
     """
-
-    def setting(key: str, default: str = "") -> str:
-        return str(next(filter(None, (c.get(key) for c in configurations)), default))
-
-    source = setting("data")
-    if not source:
-        raise DataError(
-            "no data: set `data` to a file of users in the node's configuration "
-            "(--node-config 'data=\"/path/users.jsonl\"') or in the run's"
-        )
-    try:
-        source = _located(source)
-    except ConfigError as error:
-        raise ConfigError(f"data = {error}") from None
+    setting = _settings(configurations)
     return load_users(
-        source,
+        _configured(setting("data")),
         client_column=setting("client-column", "client_id"),
         text_column=setting("text-column", "text"),
         date_column=setting("date-column", "date"),
@@ -137,7 +116,81 @@ def load_configured(
     )
 
 
+def gather_configured(
+    *configurations: Mapping[str, Any], labels: bool, node: int, nodes: int, most_bytes: int
+) -> Gathered:
+    """Read the users that a configuration names, to be dealt to nodes.
+
+    Of a Parquet file a row group is in memory at a time; a file of another kind, all of it while it
+    is read.
+
+    Args:
+        configurations: As in `load_configured`.
+        labels: As in `load_configured`.
+        node: Whose users are wanted first, in 0..nodes - 1.
+        nodes: How many there are.
+        most_bytes: Of documents that are kept, of as many nodes as that allows.
+
+    Raises:
+        DataError: None of them has `data`, or the users cannot be read.
+    """
+    setting = _settings(configurations)
+    source = _configured(setting("data"))
+    columns = Columns(
+        setting("client-column", "client_id"),
+        setting("text-column", "text"),
+        setting("date-column", "date"),
+        None,
+        label=setting("label-column", "label") if labels else "",
+    )
+    gathered = Gathered(source, nodes=nodes, first=node, most_bytes=most_bytes)
+    _read(source, columns, "train", setting("data-partitioner"), into=gathered)
+    return gathered
+
+
+def _settings(configurations: Sequence[Mapping[str, Any]]) -> Callable[..., str]:
+    """From a key, and what stands for it where nobody has one, to the first value that counts."""
+
+    def setting(key: str, default: str = "") -> str:
+        return str(next(filter(None, (c.get(key) for c in configurations)), default))
+
+    return setting
+
+
+def _configured(source: str) -> str:
+    """What `data` names."""
+    if not source:
+        raise DataError(
+            "no data: set `data` to a file of users in the node's configuration "
+            "(--node-config 'data=\"/path/users.jsonl\"') or in the run's"
+        )
+    try:
+        return _located(source)
+    except ConfigError as error:
+        raise ConfigError(f"data = {error}") from None
+
+
+def _read(source: Any, columns: Columns, split: str, partitioner: str, *, into: Gathered) -> None:
+    """Take in all rows of a source."""
+    try:
+        if isinstance(source, str | os.PathLike):
+            parts = _from_location(os.fspath(source), columns, split, partitioner)
+        else:
+            parts = _from_dataset(source, columns, split, partitioner)
+        for part in parts:
+            into.add(part)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        named = error.filename or _name_of(source)
+        raise DataError(f"{named} cannot be read ({reason}).") from None
+
+
 # ---- where it is -------------------------------------------------------------------------------
+
+
+def _name_of(source: Any) -> str:
+    """What sentences call a source."""
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else "the data set"
 
 
 def _located(source: str) -> str:
@@ -149,7 +202,7 @@ def _located(source: str) -> str:
     return f"{located(folder)}:{rest}"
 
 
-def _from_location(location: str, columns: Columns, split: str, partitioner: str) -> Users:
+def _from_location(location: str, columns: Columns, split: str, partitioner: str) -> Iterator[Rows]:
     path = expanded(location)
     if path.is_dir():
         if data_sets.is_saved(path):
@@ -157,13 +210,13 @@ def _from_location(location: str, columns: Columns, split: str, partitioner: str
             return _from_dataset(dataset, columns, split, partitioner, where=str(path))
         if partitioner:
             raise _no_partitions(path)
-        return _grouped(_read_folder(path, columns), columns, location)
+        return _read_folder(path, columns)
     if path.exists():
         if partitioner:
             if formats.format_of(path) != "parquet":
                 raise _no_partitions(path)
             return _from_dataset(_parquet_data_set(path), columns, split, partitioner, str(path))
-        return _grouped([_read_file(path, columns)], columns, location)
+        return _read_file(path, columns)
     folder, colon, rest = location.partition(":")
     if colon and expanded(folder).is_dir():
         config, _, named = rest.partition(":")
@@ -203,38 +256,40 @@ def _no_partitions(path: Path) -> DataError:
 
 def _from_dataset(
     source: Any, columns: Columns, split: str, partitioner: str, where: str = "the data set"
-) -> Users:
+) -> Iterator[Rows]:
     dataset = data_sets.split_of(source, split, where=where)
-    if not partitioner:
-        return _grouped([data_sets.rows_of(dataset, columns, where=where)], columns, where)
-    rows = data_sets.partitioned(dataset, partitioner, columns, where=where)
-    return _grouped([rows], columns, where)
+    if partitioner:
+        yield data_sets.partitioned(dataset, partitioner, columns, where=where)
+    else:
+        yield data_sets.rows_of(dataset, columns, where=where)
 
 
 # ---- what is in it -----------------------------------------------------------------------------
 
 
-def _read_folder(path: Path, columns: Columns) -> list[Rows]:
+def _read_folder(path: Path, columns: Columns) -> Iterator[Rows]:
     """The rows of all files of a folder."""
     files = sorted(item for item in path.iterdir() if formats.suffix_of(item) and item.is_file())
+    for file in files:
+        yield from _read_file(file, columns)
     if files:
-        return [_read_file(item, columns) for item in files]
+        return
     texts = text_files.text_files(path)
     if not texts:
         raise DataError(f"{path} holds no data file ({', '.join(formats.SUFFIXES)} or .txt).")
-    return [text_files.read_text_files(path, texts, columns)]
+    yield text_files.read_text_files(path, texts, columns)
 
 
-def _read_file(path: Path, columns: Columns) -> Rows:
+def _read_file(path: Path, columns: Columns) -> Iterator[Rows]:
     match formats.format_of(path):
         case "lines":
-            return read_json_lines(path, columns)
+            yield read_json_lines(path, columns)
         case "array":
-            return read_json_array(path, columns)
+            yield read_json_array(path, columns)
         case "delimited":
-            return read_delimited(path, columns)
+            yield read_delimited(path, columns)
         case "parquet":
-            return _read_parquet(path, columns)
+            yield from _read_parquet(path, columns)
 
 
 def _parquet_data_set(path: Path) -> Any:
@@ -249,64 +304,17 @@ def _parquet_data_set(path: Path) -> Any:
     return data_sets.of_table(table)
 
 
-def _read_parquet(path: Path, columns: Columns) -> Rows:
+def _read_parquet(path: Path, columns: Columns) -> Iterator[Rows]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    done = 0
     try:
         names = pq.read_schema(path).names
         data_sets.check_columns(names, columns, str(path))
-        table = bounded.read_parquet(path, [name for name in columns.wanted if name in names])
+        present = [name for name in columns.wanted if name in names]
+        for table in bounded.parquet_parts(path, present):
+            yield data_sets.rows_of_table(table, columns, str(path), before=done)
+            done += table.num_rows
     except pa.ArrowException as error:
         raise DataError(f"{path} is not a Parquet file ({type(error).__name__}).") from None
-    return data_sets.rows_of_table(table, columns, str(path))
-
-
-# ---- by user -----------------------------------------------------------------------------------
-
-
-def _grouped(parts: list[Rows], columns: Columns, where: str) -> Users:
-    """Bring the rows of each user together, in order of first appearance."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    texts = pa.chunked_array([c for part in parts for c in part.texts.chunks], pa.large_string())
-    if columns.user_id is not None:
-        user_ids = [columns.user_id]
-        codes = np.zeros(len(texts), dtype=np.int64)
-    else:
-        clients = pa.chunked_array(
-            [c for part in parts for c in part.clients.chunks], pa.large_string()
-        )
-        encoded = clients.combine_chunks().dictionary_encode()
-        user_ids = encoded.dictionary.to_pylist()
-        codes = encoded.indices.to_numpy().astype(np.int64)
-    unusable = np.concatenate([part.unusable.to_numpy() for part in parts])
-    if unusable.any():
-        owners = np.unique(codes[unusable]).tolist()
-        quarantine.note((user_ids[user] for user in owners), records=int(unusable.sum()))
-    filled = pc.not_equal(pc.utf8_trim_whitespace(texts), pa.scalar("", pa.large_string()))
-    rows = np.flatnonzero(filled.to_numpy())
-    order = rows[np.argsort(codes[rows], kind="stable")]  # (n,)
-    return Users(
-        user_ids=tuple(user_ids),
-        texts=texts.combine_chunks().take(pa.array(order)).to_pylist(),
-        owners=codes[order],
-        dates=_joined([part.dates for part in parts], parts, pa.date32(), order),
-        undated=f"{parts[0].undated} ({where})",
-        labels=_joined([part.labels for part in parts], parts, pa.large_string(), order),
-        unlabelled=f"{parts[0].unlabelled} ({where})",
-    )
-
-
-def _joined(columns: list[Any], parts: list[Rows], kind: Any, order: Any) -> list[Any] | None:
-    """One column of all files, null for those without it; None where no file has it."""
-    import pyarrow as pa
-
-    if all(column is None for column in columns):
-        return None
-    chunks: list[Any] = []
-    for column, part in zip(columns, parts, strict=True):
-        chunks.extend([pa.nulls(len(part.texts), kind)] if column is None else column.chunks)
-    found: list[Any] = pa.chunked_array(chunks, kind).take(pa.array(order)).to_pylist()
-    return found

@@ -9,13 +9,16 @@ Here the records are one Arrow file, mapped read-only: all processes of the mach
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import logging
+import mmap
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,18 @@ _LEFT_SECONDS = 3600.0
 _TICKET_SECONDS = 7 * 24 * 3600.0
 
 
+def _page_advice() -> Callable[[int, int, int], int] | None:
+    """Linux's `madvise`; None elsewhere, where `MADV_DONTNEED` means something else or nothing."""
+    if sys.platform != "linux":
+        return None
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return call  # type: ignore[no-any-return]
+
+
+_madvise = _page_advice()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredRecords:
     """The records of a node's users, mapped from its disk.
@@ -50,6 +65,7 @@ class StoredRecords:
         user_ids: Of the u users, those without records included.
         fingerprint: Of the embedder that made them.
         labels: int64 (n,), classes of the records, read-only; None where they have none.
+        pages: Where the mapped file begins in memory and ends; (0, 0) for arrays that are not.
     """
 
     records: NDArray[np.float32]
@@ -57,6 +73,29 @@ class StoredRecords:
     user_ids: tuple[str, ...]
     fingerprint: str
     labels: NDArray[np.int64] | None = None
+    pages: tuple[int, int] = (0, 0)
+
+    def forget(self, start: int, stop: int) -> None:
+        """Let go of the pages of some records, which are read from the file again when asked for.
+
+        What has been looked at otherwise counts as this process's memory until another one needs
+        it. Nothing where the system knows no such call.
+
+        Args:
+            start: The first record.
+            stop: The one behind the last.
+        """
+        part = self.records[start:stop]
+        if _madvise is None or part.nbytes == 0 or not self._on_disk(part):
+            return
+        # Whole pages: their neighbours are in the same file.
+        first = part.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+        _madvise(first, part.ctypes.data + part.nbytes - first, mmap.MADV_DONTNEED)
+
+    def _on_disk(self, part: NDArray[np.float32]) -> bool:
+        """Whether they lie in the mapped file: a process's own pages would be zero afterwards."""
+        inside = range(*self.pages)
+        return part.ctypes.data in inside and part.ctypes.data + part.nbytes - 1 in inside
 
 
 def content_key(
@@ -348,7 +387,8 @@ def _read(path: Path) -> StoredRecords:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as file:
-        batch = pa.ipc.open_file(file).get_batch(0)
+        whole = file.read_buffer()
+        batch = pa.ipc.open_file(whole).get_batch(0)
     facts = json.loads(batch.schema.metadata[_FACTS])
     rows = batch.column("records")
     if not pa.types.is_fixed_size_list(rows.type):
@@ -359,6 +399,7 @@ def _read(path: Path) -> StoredRecords:
         user_ids=tuple(facts["user_ids"]),
         fingerprint=facts["fingerprint"],
         labels=batch.column("labels").to_numpy() if "labels" in batch.schema.names else None,
+        pages=(whole.address, whole.address + whole.size),
     )
     _check(stored)
     return stored

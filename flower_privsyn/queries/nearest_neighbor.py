@@ -26,6 +26,7 @@ from flower_privsyn.queries.query import (
     Float64Array,
     IntArray,
     Query,
+    adds_up,
 )
 from flower_privsyn.queries.sieve import Block, Sieve, sieve_of
 
@@ -53,7 +54,7 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
     of threads (unless a record is 1e8 times longer than every candidate, where the brute force
     itself loses the difference). Equal distances go to the lowest index.
 
-    Where PyTorch is loaded and multiplies bfloat16 faster, such a product comes first and rules
+    Where PyTorch is there and multiplies bfloat16 faster, such a product comes first and rules
     out, by a proven bound, all candidates but a few (`flower_privsyn.queries.sieve`); those are
     decided in the same way, with the same result.
 
@@ -303,6 +304,7 @@ class NearestNeighborHistogram(Query):
         """Who votes, users in ascending order, and for which candidate: one entry per vote."""
         return cohort.owners, nearest_candidates(cohort.records, broadcast["candidates"])
 
+    @adds_up
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Sum of the clipped votes, without the (users, candidates) matrix.
 

@@ -7,9 +7,9 @@ the noise belongs to the mechanism and the network to the client app.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Final, Literal, Self, final, get_args
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar, final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,22 @@ TEXT_DIMENSION: Final = 1
 #: "candidates", (m, d) float32.
 Broadcast = Mapping[str, npt.NDArray[Any]]
 
+Answer = TypeVar("Answer", bound=Callable[..., npt.NDArray[np.float64]])
+
 #: Numbers worked on at a time where several passes follow one another.
 _CACHED = 2**15
 
 #: Ceiling on the bytes of one dense (users, answer) block in `Query.answer`.
 BLOCK_BYTES = 64 * 2**20
+
+
+def adds_up(answer: Answer) -> Answer:
+    """Mark an `answer` that is the sum of what it says of single users, in whole steps of the grid.
+
+    Then it does not matter how users are parted: see `Query.additive`.
+    """
+    answer.adds_up = True  # type: ignore[attr-defined]
+    return answer
 
 
 @dataclass(frozen=True)
@@ -217,6 +228,15 @@ class Query(Settings, ABC):
         )
 
     @property
+    def additive(self) -> bool:
+        """Whether a cohort's answer is that of its parts added up, to the bit, whatever they are.
+
+        A node then answers about records that it maps from the disk a part at a time. True of
+        `Query.answer`; a subclass with an `answer` of its own says so by `adds_up`.
+        """
+        return bool(getattr(type(self).answer, "adds_up", False))
+
+    @property
     def largest_cohort(self) -> int | None:
         """How many users one node may add up, or None where their number does not matter."""
         return None
@@ -340,6 +360,7 @@ class Query(Settings, ABC):
         factor = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
         return factor * self.clip_norm
 
+    @adds_up
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Sum the contributions of all users of the cohort.
 

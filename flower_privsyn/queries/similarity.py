@@ -40,6 +40,7 @@ from flower_privsyn.queries.query import (
     Float64Array,
     IntArray,
     Query,
+    adds_up,
 )
 from flower_privsyn.queries.user_means import unit_rows, user_means
 
@@ -243,6 +244,12 @@ class MeanSimilarity(Query):
         scores = exact_product(users, RightFactor.of(_centred(broadcast, self.centre)))
         return self._scaled(scores, m)
 
+    @property
+    def additive(self) -> bool:
+        """In the span; a sum that is expanded to all candidates is rounded once more."""
+        return super().additive and self.answer_space == "span"
+
+    @adds_up
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Sum of the clipped scores, without the (users, candidates) matrix.
 

@@ -98,10 +98,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a record that is no text has the whole file refused",
-        file="flower_privsyn/data/load.py",
-        function="_grouped",
-        before="    if unusable.any():\n",
-        after="    if unusable.any():\n        raise DataError('no text')\n",
+        file="flower_privsyn/data/gathered.py",
+        function="Gathered.users",
+        before="    if unusable.size:\n",
+        after="    if unusable.size:\n        raise ValueError('no text')\n",
         tests=(LOAD,),
     ),
     Mutation(

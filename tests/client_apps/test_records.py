@@ -14,10 +14,16 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.client_apps import create_client_app, node_users, recipe, users_of_node
+from flower_privsyn.client_apps import (
+    create_client_app,
+    node_users,
+    recipe,
+    records,
+    users_of_node,
+)
 from flower_privsyn.client_apps.node_users import NodeUsers
-from flower_privsyn.data import Users
-from flower_privsyn.embedding import RecordStore
+from flower_privsyn.data import Gathered, Users
+from flower_privsyn.embedding import RecordStore, StoredRecords
 from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeGuard
 from flower_privsyn.privacy import (
@@ -46,6 +52,13 @@ def other_users(where: Context) -> Users:
 
 def prepare(app: ClientApp, where: Context, data: wire.DataRequest = REQUEST) -> Message:
     return app(Message(wire.pack_prepare(data), where.node_id, wire.PREPARE), where)
+
+
+def app_records(directory: Path) -> list[int]:
+    """How many records each entry of a node's store has."""
+    store = RecordStore(directory)
+    found = [store.find(path.stem) for path in (directory / "records").glob("*.arrow")]
+    return [len(entry.records) for entry in found if entry is not None]
 
 
 def in_another_process(directory: Path, where: list[Context]) -> tuple[list[Any], int]:
@@ -294,13 +307,13 @@ class TestMemory:
         self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         reads: list[int] = []
-        real = recipe.load_configured
+        real = recipe.gather_configured
 
-        def reading(*configurations: Any, **options: Any) -> Users:
+        def reading(*configurations: Any, **options: Any) -> Gathered:
             reads.append(1)
             return real(*configurations, **options)
 
-        monkeypatch.setattr(recipe, "load_configured", reading)
+        monkeypatch.setattr(recipe, "gather_configured", reading)
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
         for node in range(4):
             prepare(app, context(population, node, run=RUN + 50))
@@ -308,6 +321,40 @@ class TestMemory:
         assert recipe.dealt._last is not None
         answer(app, context(population, run=RUN + 50))
         assert recipe.dealt._last is None
+        monkeypatch.setattr(recipe, "_KEPT_BYTES", 1)  # one node at a time
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "again")
+        for node in range(4):
+            prepare(app, context(population, node, run=RUN + 51))
+        assert len(reads) == 1 + 4
+
+    def test_mapped_records_are_looked_at_a_part_at_a_time(
+        self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        where = context(population, nodes=1)
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
+        wanted = [answer(app, where, sampling) for sampling in (None, PoissonSampling(0.5))]
+        forgotten: list[tuple[int, int]] = []
+        real = StoredRecords.forget
+
+        def forget(self: StoredRecords, start: int, stop: int) -> None:
+            forgotten.append((start, stop))
+            real(self, start, stop)
+
+        monkeypatch.setattr(StoredRecords, "forget", forget)
+        monkeypatch.setattr(records, "_PART_BYTES", 10 * 4 * HashEmbedder().dimension)
+        again = [answer(app, where, sampling) for sampling in (None, PoissonSampling(0.5))]
+        for one, other in zip(wanted, again, strict=True):
+            np.testing.assert_array_equal(one.total, other.total)
+            assert one.num_users == other.num_users
+        (node,) = app_records(tmp_path)
+        everybody = forgotten[
+            : next(n for n, (_, stop) in enumerate(forgotten) if stop == node) + 1
+        ]
+        assert [start for start, _ in everybody] == [0, *(stop for _, stop in everybody[:-1])]
+        assert len(everybody) >= node / 12
+        assert max(stop - start for start, stop in everybody) <= 10 + 2
+        # Of half of the users, twice as many of whom make a part.
+        assert len(everybody) / 4 < len(forgotten) - len(everybody) < len(everybody)
 
     def test_what_was_read_last_is_not_taken_for_another_file(
         self, population: Path, tmp_path: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import mmap
 import multiprocessing
 import os
 import resource
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flower_privsyn.embedding import RecordStore, content_key
+from flower_privsyn.embedding import RecordStore, StoredRecords, content_key
 from flower_privsyn.embedding.records import limit_bytes
 from flower_privsyn.errors import ConfigError, DataError
 from tests.support.records import IDS, KEY, put
@@ -72,6 +73,36 @@ class TestEntries:
         assert not stored.owners.flags.owndata
         with pytest.raises(ValueError, match="read-only"):
             stored.records[0, 0] = 1.0
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="the call is Linux's")
+    def test_pages_that_were_let_go_of_are_read_again(self, tmp_path: Path) -> None:
+        rows = 200_000
+        wanted = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+        stored = RecordStore(tmp_path).put(
+            KEY, records=wanted, owners=np.zeros(rows, np.int64), user_ids=IDS, fingerprint="f"
+        )
+
+        def held() -> int:
+            """Bytes of the mapped file that this process looks at."""
+            maps = Path("/proc/self/smaps").read_text().split(f"{KEY}.arrow", 1)[1]
+            return 1024 * int(maps.split("Rss:")[1].split()[0])
+
+        np.testing.assert_array_equal(stored.records, wanted)
+        before = held()
+        stored.forget(0, rows // 2)
+        assert before - held() >= stored.records.nbytes // 2 - mmap.PAGESIZE
+        np.testing.assert_array_equal(stored.records, wanted)
+        assert held() >= before
+        for start, stop in ((0, 0), (5, 5), (7, 9), (rows - 1, rows)):
+            stored.forget(start, stop)
+        np.testing.assert_array_equal(stored.records, wanted)
+
+    def test_what_is_not_mapped_is_not_let_go_of(self) -> None:
+        own = np.ones((10_000, 3), dtype=np.float32)
+        owners = np.zeros(10_000, np.int64)
+        stored = StoredRecords(records=own, owners=owners, user_ids=IDS, fingerprint="f")
+        stored.forget(0, 10_000)
+        assert (own == 1.0).all()
 
     @pytest.mark.parametrize("rows", [5, 10_000])
     def test_no_file_stays_open(self, tmp_path: Path, rows: int) -> None:

@@ -26,6 +26,7 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.queries import kernel_mean as kernels
 from flower_privsyn.queries.exact_product import RightFactor, exact_product
+from flower_privsyn.queries.query import Broadcast, Float64Array
 from flower_privsyn.queries.user_means import user_means
 from flower_privsyn.testing import random_cohort
 
@@ -87,6 +88,23 @@ def test_a_user_adds_what_they_would_answer_alone(query: Query) -> None:
             assert np.array_equal(total - query.answer(everyone.select(mask), broadcast), alone)
             own = query.contribution(everyone.select(~mask), broadcast)[0]
             assert np.array_equal(rows[user], own)
+            if query.additive:  # a node then asks about its users a part at a time
+                first, rest = (everyone.select(m) for m in (mask & (rows[:, 0] > 0), ~mask))
+                last = everyone.select(mask & ~(rows[:, 0] > 0))
+                parts = [query.answer(part, broadcast) for part in (first, rest, last)]
+                assert np.array_equal(total, sum(parts))
+
+
+def test_only_sums_that_nothing_is_rounded_of_are_made_of_parts() -> None:
+    class Own(NearestNeighborHistogram):
+        def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
+            return 2.0 * np.rint(super().answer(cohort, broadcast) / 2.0)
+
+    assert NearestNeighborHistogram().additive
+    assert not Own().additive
+    assert KernelMean(num_features=64).additive
+    assert MeanSimilarity(answer_space="span").additive
+    assert not MeanSimilarity(answer_space="candidates").additive
 
 
 def test_an_expanded_sum_moves_by_the_clip_norm_at_most() -> None:
