@@ -11,6 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Message, RecordDict
+from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.fleet.vce import vce_api
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
+from flwr.simulation.run_simulation import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.superlink.federation import NoOpFederationManager
 from scipy import stats
 
 from benchmarks import scale
@@ -23,7 +32,7 @@ from flower_privsyn.privacy.budget import budget_report
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.strategies import PrivateSumConfig
-from flower_privsyn.testing import LoopbackGrid
+from flower_privsyn.testing import RUN_ID, LoopbackGrid, flower_identity
 from tests.support.answering import read_answer
 
 
@@ -165,3 +174,66 @@ def test_floors() -> None:
     assert pe["floor_bytes"] == 665_000 * 384 * 4
     popri = scale.floors("popri", 18_000, 5, 133_000)
     assert popri["floor_operations"] < pe["floor_operations"] / 20
+
+
+class TestTheEngine:
+    """Flower's engine finds the same messages with the patch, and looks at fewer for them."""
+
+    def sweeps(self, monkeypatch: pytest.MonkeyPatch, *, patched: bool) -> tuple[list[int], int]:
+        """Messages that come out of each look for all of 40 nodes; and how many were looked at."""
+        monkeypatch.syspath_prepend(str(scale.APP))
+        from scale_app import engine
+
+        factory = LinkStateFactory(
+            FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()
+        )
+        state: Any = factory.state()
+        run = Run.create_empty(run_id=RUN_ID)
+        run.federation_id, run.primary_task_id = NOOP_FEDERATION_ID, 1
+        state.run_ids[RUN_ID] = RunRecord(run=run)
+        state.task_store[1] = Task(task_id=1, run_id=RUN_ID)
+        own = vce_api.add_messages_to_queue
+        monkeypatch.setattr(vce_api, "add_messages_to_queue", own)  # put back afterwards
+        if patched:
+            engine.patch(state)
+            assert vce_api.add_messages_to_queue is engine.add_waiting_messages
+        nodes = list(vce_api._register_nodes(40, factory))
+        looked = 0
+        check = state._check_stored_messages
+
+        def counting(message_ids: set[str], run_id: int | None = None) -> None:
+            nonlocal looked
+            looked += len(message_ids)
+            check(message_ids, run_id)
+
+        state._check_stored_messages = counting
+        found: list[int] = []
+        with flower_identity():
+            for group in (nodes[:30], [*nodes[20:], nodes[0], nodes[0]], []):
+                for place, node in enumerate(group):
+                    message = Message(RecordDict(), node, "query.x")
+                    message.metadata.__dict__["_message_id"] = f"{len(found)} {place}"
+                    assert state.store_message_ins(message)
+                got = [state.get_message_ins(node_id=node, limit=1) for node in nodes]
+                found.append(sum(map(len, got)))
+                done = {m.metadata.message_id for some in got[:10] for m in some}
+                state.delete_messages(message_ins_ids=done)
+        return found, looked
+
+    def test_the_same_messages_with_less_looking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found, looked = self.sweeps(monkeypatch, patched=True)
+        wanted, before = self.sweeps(monkeypatch, patched=False)
+        assert found == wanted == [30, 21, 1]
+        assert looked <= sum(found) + 2
+        assert before > 20 * looked
+
+    def test_cpu_seconds_by_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(str(scale.APP))
+        from scale_app import engine
+
+        before = engine.cpu_by_part()
+        end = time.thread_time() + 0.2
+        while time.thread_time() < end:
+            pass
+        spent = engine.cpu_by_part()["the server app"] - before["the server app"]
+        assert 0.2 <= spent < 5.0

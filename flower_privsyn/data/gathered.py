@@ -36,7 +36,7 @@ class _Part:
     @property
     def nbytes(self) -> int:
         columns = (self.texts, self.dates, self.labels)
-        return self.owners.nbytes + sum(c.nbytes for c in columns if c is not None)
+        return int(self.owners.nbytes + sum(c.nbytes for c in columns if c is not None))
 
     def of(self, rows: npt.NDArray[np.int64]) -> _Part:
         import pyarrow as pa

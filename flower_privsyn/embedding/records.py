@@ -49,7 +49,7 @@ def _page_advice() -> Callable[[int, int, int], int] | None:
         return None
     call = ctypes.CDLL(None).madvise
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return call  # type: ignore[no-any-return]
+    return call
 
 
 _madvise = _page_advice()

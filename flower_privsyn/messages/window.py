@@ -28,8 +28,11 @@ MESSAGES_UNDER_WAY = 128
 #: The part of a round's time in which one silent node keeps another from being asked.
 _PATIENCE = 1 / 16
 
+#: Seconds between two looks for replies. In between, the part of the time since the last reply by
+#: which the next may be seen late.
 _SHORTEST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
+_LATENESS = 1 / 8
 
 #: How often a message is sent again with no other answer in between.
 _ATTEMPTS = 3
@@ -132,7 +135,7 @@ class WindowedGrid(Grid):
         mine: set[str] = set()
         waiting: dict[str, tuple[Message, float]] = {}  # by id; until when it keeps others waiting
         unread: deque[tuple[Message, Message]] = deque()  # met an ended process; and its reply
-        attempts, pause = 0, _SHORTEST_PAUSE
+        attempts, heard = 0, time.monotonic()
         try:
             while True:
                 over = (now := time.monotonic()) >= deadline
@@ -157,11 +160,11 @@ class WindowedGrid(Grid):
                 if not replies:
                     if over:
                         break  # what had come by then was looked at
-                    time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    now = time.monotonic()
+                    pause = min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, _LATENESS * (now - heard)))
+                    time.sleep(min(pause, max(0.0, deadline - now)))
                     continue
-                pause = _SHORTEST_PAUSE
-                free = 0
+                heard, free = time.monotonic(), 0
                 while replies:
                     reply = replies.popleft()
                     answered = reply.metadata.reply_to_message_id
