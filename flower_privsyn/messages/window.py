@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,10 @@ from flower_privsyn.checks import check_whole
 #: Messages under way by default: enough to keep the nodes of one machine busy and a thousand
 #: devices from waiting in line for long.
 MESSAGES_UNDER_WAY = 128
+
+#: Of them, for each core of a simulation. Flower goes through all of them for every node before it
+#: hands out any, and its processes answer fewer of the smallest questions in that time.
+_UNDER_WAY_PER_CORE = 16
 
 #: The part of a round's time in which one silent node keeps another from being asked.
 _PATIENCE = 1 / 16
@@ -52,7 +57,9 @@ class WindowedGrid(Grid):
     what was answered makes room for the next. It ends when everything sent is answered or when the
     time is over; what is answered later is told apart by its message id, counted, and never handed
     out as a reply to another question. A message that stays unanswered for a sixteenth of the time
-    no longer keeps others waiting, so that silent nodes cost only their own answers.
+    no longer keeps others waiting, so that silent nodes cost only their own answers. In a
+    simulation no more are under way than keep its processes busy, 16 a core: more would be work for
+    Flower.
 
     In a simulation Flower keeps on giving messages to a process that has ended, each of which comes
     back at once as an error. A message that met such a process was read by nobody and is sent
@@ -132,6 +139,9 @@ class WindowedGrid(Grid):
         self, messages: Iterator[Message], deadline: float, patience: float
     ) -> Iterator[Message]:
         self._collect_late()
+        window, cores = self._window, _simulating_cores()
+        if cores is not None:
+            window = min(window, _UNDER_WAY_PER_CORE * cores)
         mine: set[str] = set()
         waiting: dict[str, tuple[Message, float]] = {}  # by id; until when it keeps others waiting
         unread: deque[tuple[Message, Message]] = deque()  # met an ended process; and its reply
@@ -139,7 +149,7 @@ class WindowedGrid(Grid):
         try:
             while True:
                 over = (now := time.monotonic()) >= deadline
-                room = 0 if over else self._window - _holding(waiting, now)
+                room = 0 if over else window - _holding(waiting, now)
                 # A list: the grid of a deployment goes through it twice.
                 batch = list(islice(messages, max(0, room)))
                 if not batch and not waiting:
@@ -218,6 +228,14 @@ class WindowedGrid(Grid):
         self._overdue.discard(reply.metadata.reply_to_message_id)
         # An error that Flower makes up for a message it has dropped is not an answer.
         self._late += reply.has_content()
+
+
+def _simulating_cores() -> int | None:
+    """Cores of the machines that Flower's simulation runs on; None where this is none."""
+    ray = sys.modules.get("ray")  # whoever simulates has loaded it
+    if ray is None or not ray.is_initialized():
+        return None
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 def _holding(waiting: dict[str, tuple[Message, float]], now: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import window as window_module
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.testing import LoopbackGrid
@@ -129,6 +131,24 @@ class TestRoom:
             answered += 1
         assert answered == 200
         assert most == grid.most_under_way == min(window, 200)
+
+    def test_a_simulation_is_given_no_more_than_it_has_cores_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        most = []
+        for cores in (None, 2, 100):
+            monkeypatch.setattr(window_module, "_simulating_cores", lambda cores=cores: cores)
+            grid = LoopbackGrid(echo(), num_nodes=200)
+            replies = WindowedGrid(grid).send_and_receive(ask(range(1, 201)), timeout=60)
+            assert len(senders(replies)) == 200
+            most.append(grid.most_under_way)
+        assert most == [128, 32, 128]
+
+    def test_who_does_not_simulate_has_no_cores_to_keep_busy(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(sys.modules, "ray", raising=False)
+        assert window_module._simulating_cores() is None
 
     def test_nothing_is_sent_before_a_reply_is_asked_for(self) -> None:
         grid = LoopbackGrid(echo(), num_nodes=3)
