@@ -232,8 +232,9 @@ class WindowedGrid(Grid):
 
 def _simulating_cores() -> int | None:
     """Cores of the machines that Flower's simulation runs on; None where this is none."""
-    ray = sys.modules.get("ray")  # whoever simulates has loaded it
-    if ray is None or not ray.is_initialized():
+    ray = sys.modules.get("ray")  # whoever simulates has loaded it, or is about to
+    is_initialized = getattr(ray, "is_initialized", None)
+    if ray is None or is_initialized is None or not is_initialized():
         return None
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
