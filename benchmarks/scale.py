@@ -4,6 +4,7 @@
                                        [--participation full 1000] [--nodes 16] [--rounds 3]
     python -m benchmarks.scale table
     python -m benchmarks.scale broadcast
+    python -m benchmarks.scale engine
 
 `measure` simulates the users (`privsyn simulate`), runs `benchmarks/scale-app` once to put the
 records on the disk (its time to the first question and its memory stand in the lines too), then
@@ -24,6 +25,9 @@ times.
 `broadcast` prints what one node's copy of 18,000 candidates costs, as Flower's own Array and as the
 package sends it: pickled by the simulation for Ray, and read in a process that has not or has seen
 them before.
+
+`engine` prints what a look for messages takes Flower's simulation, as it is and patched
+(docs/upstream/flower.md).
 
 Floors: the floating-point operations of the question and the bytes of records it has to read,
 beside what one core of this machine does in a matrix product.
@@ -402,6 +406,20 @@ def broadcast(arguments: argparse.Namespace) -> None:
     ray.shutdown()
 
 
+def engine(_: argparse.Namespace) -> None:
+    """Print what one look for messages takes Flower's engine, as it is and patched."""
+    sys.path.insert(0, str(APP))
+    from scale_app.engine import looks
+
+    print("| nodes | messages | engine | ms to find them | ms to find nothing more |")
+    print("|---|---|---|---|---|")
+    for nodes, messages in ((16, 16), (160, 32), (160, 128), (1000, 128)):
+        for patched in (False, True):
+            first, empty = (1000 * seconds for seconds in looks(nodes, messages, patched=patched))
+            name = "patched" if patched else "Flower's"
+            print(f"| {nodes} | {messages} | {name} | {first:.2f} | {empty:.2f} |")
+
+
 def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Measure, or show what was measured."""
     parser = argparse.ArgumentParser(
@@ -440,6 +458,8 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     sending = commands.add_parser("broadcast")
     sending.add_argument("--repeats", type=int, default=20)
     sending.set_defaults(command=broadcast)
+    looking = commands.add_parser("engine")
+    looking.set_defaults(command=engine)
     arguments = parser.parse_args(given)
     found: list[Ratio] = arguments.command(arguments) or []
     return found

@@ -11,15 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
-from flwr.proto.task_pb2 import Task
-from flwr.server.superlink.fleet.vce import vce_api
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
-from flwr.simulation.run_simulation import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.run import Run
-from flwr.superlink.federation import NoOpFederationManager
 from scipy import stats
 
 from benchmarks import scale
@@ -32,7 +23,7 @@ from flower_privsyn.privacy.budget import budget_report
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.strategies import PrivateSumConfig
-from flower_privsyn.testing import RUN_ID, LoopbackGrid, flower_identity
+from flower_privsyn.testing import LoopbackGrid, flower_identity
 from tests.support.answering import read_answer
 
 
@@ -184,20 +175,7 @@ class TestTheEngine:
         monkeypatch.syspath_prepend(str(scale.APP))
         from scale_app import engine
 
-        factory = LinkStateFactory(
-            FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()
-        )
-        state: Any = factory.state()
-        run = Run.create_empty(run_id=RUN_ID)
-        run.federation_id, run.primary_task_id = NOOP_FEDERATION_ID, 1
-        state.run_ids[RUN_ID] = RunRecord(run=run)
-        state.task_store[1] = Task(task_id=1, run_id=RUN_ID)
-        own = vce_api.add_messages_to_queue
-        monkeypatch.setattr(vce_api, "add_messages_to_queue", own)  # put back afterwards
-        if patched:
-            engine.patch(state)
-            assert vce_api.add_messages_to_queue is engine.add_waiting_messages
-        nodes = list(vce_api._register_nodes(40, factory))
+        state, nodes = engine.link_state(40, patched=patched)
         looked = 0
         check = state._check_stored_messages
 
@@ -211,9 +189,7 @@ class TestTheEngine:
         with flower_identity():
             for group in (nodes[:30], [*nodes[20:], nodes[0], nodes[0]], []):
                 for place, node in enumerate(group):
-                    message = Message(RecordDict(), node, "query.x")
-                    message.metadata.__dict__["_message_id"] = f"{len(found)} {place}"
-                    assert state.store_message_ins(message)
+                    engine.send(state, node, f"{len(found)} {place}")
                 got = [state.get_message_ins(node_id=node, limit=1) for node in nodes]
                 found.append(sum(map(len, got)))
                 done = {m.metadata.message_id for some in got[:10] for m in some}

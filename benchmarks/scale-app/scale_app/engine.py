@@ -5,14 +5,23 @@ See docs/upstream/flower.md. Of Flower 1.41; nothing outside these benchmarks us
 
 from __future__ import annotations
 
+import statistics
 import threading
+import time
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
+from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.fleet.vce import vce_api
-from flwr.server.superlink.linkstate import in_memory_linkstate
+from flwr.server.superlink.linkstate import LinkStateFactory, in_memory_linkstate
+from flwr.simulation.run_simulation import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.superlink.federation import NoOpFederationManager
+
+from flower_privsyn.testing import RUN_ID, flower_identity
 
 #: What threads are for, by what Python calls them; all others are Ray's and the interpreter's.
 _PARTS = {
@@ -107,6 +116,57 @@ def patch(state: Any) -> None:
     Called before the engine's threads start, which is so in a server app's first lines: they wait
     for Ray.
     """
+    index(state)
+    vce_api.add_messages_to_queue = add_waiting_messages
+
+
+def index(state: Any) -> None:
+    """Turn Flower's link state, which holds no message yet, into one that knows them by node."""
     state.__class__ = IndexedLinkState
     state.waiting, state.arrived = {}, threading.Event()
-    vce_api.add_messages_to_queue = add_waiting_messages
+
+
+def link_state(num_nodes: int, *, patched: bool) -> tuple[Any, list[int]]:
+    """A simulation's link state with a run and its nodes, and their ids."""
+    factory = LinkStateFactory(
+        FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()
+    )
+    state: Any = factory.state()
+    run = Run.create_empty(run_id=RUN_ID)
+    run.federation_id, run.primary_task_id = NOOP_FEDERATION_ID, 1
+    state.run_ids[RUN_ID] = in_memory_linkstate.RunRecord(run=run)
+    state.task_store[1] = Task(task_id=1, run_id=RUN_ID)
+    if patched:
+        index(state)
+    return state, list(vce_api._register_nodes(num_nodes, factory))
+
+
+def send(state: Any, node: int, name: str) -> None:
+    """Store an empty message to a node, under an id that is new."""
+    message = Message(RecordDict(), node, "query.x")
+    message.metadata.__dict__["_message_id"] = name
+    if state.store_message_ins(message) is None:
+        raise RuntimeError("Flower did not take the message.")
+
+
+def looks(num_nodes: int, messages: int, *, patched: bool) -> tuple[float, float]:
+    """CPU seconds to look for all nodes' messages, when there are some, and once more: the median.
+
+    Args:
+        num_nodes: that are looked for.
+        messages: under way, one to a node, to the first ones.
+        patched: with the index.
+    """
+    found = []
+    with flower_identity():
+        for _ in range(5):
+            state, nodes = link_state(num_nodes, patched=patched)
+            for node in nodes[:messages]:
+                send(state, node, str(node))
+            times = [time.thread_time()]
+            for _ in range(2):
+                for node in nodes:
+                    state.get_message_ins(node_id=node, limit=1)
+                times.append(time.thread_time())
+            found.append((times[1] - times[0], times[2] - times[1]))
+    return statistics.median(f for f, _ in found), statistics.median(e for _, e in found)
