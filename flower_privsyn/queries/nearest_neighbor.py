@@ -34,6 +34,8 @@ from flower_privsyn.queries.sieve import Block, Sieve, sieve_of
 _BLOCK_ELEMENTS = 2**21
 #: Candidates whose product with a record takes as long as another look at one of them.
 _PAIRS_WORTH_A_PRODUCT = 256
+#: Pairs of a record and a candidate that are multiplied at a time: less than a megabyte of both.
+_PAIRS_AT_A_TIME = 256
 #: Records that a sieve has left undecided, copied at a time.
 _ROWS_AT_A_TIME = 2**15
 
@@ -161,7 +163,7 @@ def _among(block: Block, records: Float32Array, candidates: Float32Array) -> Int
     if len(rows) == 0:
         return nearest
     right, longest = _right_side(candidates)
-    scores = np.einsum("pd,pd->p", records[block.start + rows], candidates[columns])
+    scores = _products_of_pairs(records[block.start : block.stop], candidates, rows, columns)
     scores += right[-1, columns]
     first = np.flatnonzero(np.diff(rows, prepend=-1))
     top = np.repeat(np.maximum.reduceat(scores, first), np.diff(first, append=len(rows)))
@@ -175,6 +177,25 @@ def _among(block: Block, records: Float32Array, candidates: Float32Array) -> Int
             record = records[block.start + rows[begin]]
             nearest[rows[begin]] = _by_float64(record, candidates, columns[begin:end])
     return nearest
+
+
+def _products_of_pairs(
+    records: Float32Array, candidates: Float32Array, rows: IntArray, columns: IntArray
+) -> Float32Array:
+    """(p,) the products of some records with one candidate each, in memory that stays the same.
+
+    Gathered all at once, they would be new pages for every block.
+    """
+    products = np.empty(len(rows), dtype=np.float32)
+    left, right = np.empty((2, min(_PAIRS_AT_A_TIME, len(rows)), records.shape[1]), np.float32)
+    for start in range(0, len(rows), _PAIRS_AT_A_TIME):
+        pairs = slice(start, start + _PAIRS_AT_A_TIME)
+        count = len(rows[pairs])
+        # Indices are in range; "clip" is the way that copies nothing in between.
+        np.take(records, rows[pairs], axis=0, out=left[:count], mode="clip")
+        np.take(candidates, columns[pairs], axis=0, out=right[:count], mode="clip")
+        np.einsum("pd,pd->p", left[:count], right[:count], out=products[pairs])
+    return products
 
 
 @once_per_array
