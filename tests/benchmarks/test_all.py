@@ -13,7 +13,7 @@ from benchmarks import all as together
 
 FOLDER = Path(benchmarks.__file__).parent
 #: Parts that benchmarks are made of.
-PARTS = {"__init__", "all", "other_frameworks", "runtimes"}
+PARTS = {"__init__", "all", "other_frameworks", "runtimes", "scale_table"}
 #: A federation of processes, minutes for every size: it has neither a floor nor a peer.
 ALONE = {"secure_rounds"}
 
