@@ -40,6 +40,7 @@ logger = logging.getLogger("flower_privsyn.client")
 #: Mapped records that a process looks at before it lets go of them: 32 MiB.
 _PART_BYTES = 2**25
 
+
 class Records(Protocol):
     """A node's users as they are kept between messages, ready to be asked about."""
 

@@ -98,7 +98,10 @@ class TestEntries:
         np.testing.assert_array_equal(stored.records, wanted)
 
     def test_what_is_not_mapped_is_not_let_go_of(self) -> None:
-        own = np.ones((10_000, 3), dtype=np.float32)
+        # Pages of their own, so that nothing but them is lost where this goes wrong.
+        memory = mmap.mmap(-1, 10_000 * 12, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        own = np.frombuffer(memory, dtype=np.float32).reshape(10_000, 3)
+        own[:] = 1.0
         owners = np.zeros(10_000, np.int64)
         stored = StoredRecords(records=own, owners=owners, user_ids=IDS, fingerprint="f")
         stored.forget(0, 10_000)
