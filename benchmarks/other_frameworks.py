@@ -99,10 +99,15 @@ class Pfl:
         from pfl.data.federated_dataset import FederatedDataset
         from pfl.data.sampling import MinimizeReuseUserSampler
         from pfl.hyperparam.base import NNTrainHyperParams
+        from pfl.internal.ops import pytorch_ops
+        from pfl.internal.ops.distributed import NotDistributedContext
         from pfl.metrics import Weighted
         from pfl.model.pytorch import PyTorchModel
         from pfl.privacy import CentrallyAppliedPrivacyMechanism
         from pfl.privacy.privacy_mechanism import NormClippingOnly
+
+        if pytorch_ops.distributed is None:  # what pfl leaves in any process but the main one
+            pytorch_ops.distributed = NotDistributedContext()
 
         class User(Dataset):  # type: ignore[misc]
             """Yields batches padded to their own width, as everywhere else here."""
@@ -360,13 +365,13 @@ def ours_in_flower(
                 run_dir=f"{folder}/run",
             )
             strategy = DPFedAvg(config)
-            finish = strategy.finish
+            finish = strategy.method.finish
 
             def finished() -> dict[str, Any]:
                 watches[0].note()
                 return finish()
 
-            strategy.finish = finished  # type: ignore[method-assign]
+            strategy.method.finish = finished  # type: ignore[method-assign]
             strategy.start(grid)
 
     _simulate(app, "our_client", 2, model, texts, users, query)
