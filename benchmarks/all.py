@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import math
 import multiprocessing
 import os
 import sys
@@ -102,7 +103,7 @@ def draw(ratios: Sequence[Ratio], path: Path) -> None:
     axes = figure.add_subplot()
     for kind, colour in (("floor", "C0"), ("peer", "C1")):
         places = [place for place, one in enumerate(ratios) if one.kind == kind]
-        values = [ratios[place].ratio for place in places]
+        values = [ratios[place].ratio or math.nan for place in places]
         axes.plot(values, places, "o", color=colour, label=f"against a {kind}", markersize=5)
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xscale("log")

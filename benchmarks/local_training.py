@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import os
 import platform
 import tempfile
@@ -105,7 +106,7 @@ def by_copies(model: Any, names: Sequence[str], users: Sequence[Samples], query:
         delta = {name: (trained[name] - start[name]).detach().numpy() for name in names}
         update = np.concatenate([value.ravel() for value in delta.values()]).astype(np.float64)
         norm = np.linalg.norm(update)
-        total = total + update * min(1.0, query.clip_to / norm)
+        total = total + update * min(1.0, query.clip_to / float(norm))
     return total / query.unit
 
 
@@ -149,15 +150,15 @@ def parts(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> str
         timed("back to the round's weights", model._begin_anew)
         for first in range(0, len(samples), query.batch_size):
             batch = samples[first : first + query.batch_size]
-            timed("passes", lambda batch=batch: passes(batch))
+            timed("passes", functools.partial(passes, batch))
             timed("steps of gradient descent", lambda: model._step(query.learning_rate))
-        ended, start, into = model._weights, model._start, torch.from_numpy(moved)
-        timed("the update", lambda out=into, a=ended, b=start: torch.sub(a, b, out=out))
+        into = torch.from_numpy(moved)
+        timed("the update", functools.partial(torch.sub, model._weights, model._start, out=into))
         timed("whether it is finite", lambda: is_finite(moved))
         cohort = Cohort(moved[None], alone, 1)
         timed(
             "norm, clipping, grid and sum",
-            lambda cohort=cohort: query.add_answer(cohort, broadcast, total),
+            functools.partial(query.add_answer, cohort, broadcast, total),
         )
     lines = [f"{part:<29} {1e3 * ms:>7.2f} ms {n:>7.0f} faults" for part, (ms, n) in spent.items()]
     return "\n".join(["of a user:", *lines])

@@ -7,6 +7,7 @@ padded to their longest text, and one thread: how they are used, and what their 
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -111,7 +112,17 @@ def _onnxruntime(file: Path) -> Iterator[tuple[str, Callable[[dict[str, Any]], V
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
-        yield kind, lambda given, session=session: session.run(None, given)[0]
+        yield kind, functools.partial(_first_output, session)
+
+
+def _first_output(session: Any, given: dict[str, Any]) -> Vectors:
+    """What ONNX Runtime makes of it."""
+    return np.asarray(session.run(None, given)[0])
+
+
+def _copied(compiled: Any, given: dict[str, Any]) -> Vectors:
+    """What OpenVINO makes of it; its own array is written over by the next."""
+    return np.array(compiled(given)[0])
 
 
 def _openvino(file: Path) -> Iterator[tuple[str, Callable[[dict[str, Any]], Vectors]]]:
@@ -125,4 +136,4 @@ def _openvino(file: Path) -> Iterator[tuple[str, Callable[[dict[str, Any]], Vect
             "NUM_STREAMS": 1,
         }
         compiled = core.compile_model(str(file), "CPU", chosen)
-        yield kind, lambda given, compiled=compiled: np.array(compiled(given)[0])
+        yield kind, functools.partial(_copied, compiled)

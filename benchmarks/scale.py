@@ -90,7 +90,8 @@ class Watch:
             self._sample()
 
     def _sample(self) -> None:
-        total, count, by_name = 0, 0, {}
+        by_name: dict[str, int] = {}
+        total, count = 0, 0
         try:
             processes = [self._root, *self._root.children(recursive=True)]
         except psutil.Error:
@@ -384,7 +385,7 @@ def broadcast(arguments: argparse.Namespace) -> None:
             cpu = time.process_time() - cpu
             read = ray.get(answer)
             costs.append((cpu, time.perf_counter() - wall, read))
-        return tuple(statistics.median(column) for column in zip(*costs, strict=True))  # type: ignore[return-value]
+        return tuple(statistics.median(column) for column in zip(*costs, strict=True))
 
     values = np.random.default_rng(0).standard_normal((18_000, DIMENSION), dtype=np.float32)
     started = time.process_time()
@@ -393,7 +394,7 @@ def broadcast(arguments: argparse.Namespace) -> None:
     size = record.count_bytes() / 1e6
     plain = ArrayRecord({"candidates": Array(values.astype("float16"))})
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    node = ray.remote(Node).remote()
+    node: Any = ray.remote(Node).remote()
     ray.get(node.read.remote(wire.broadcast_record({"small": values[:1]}, precision="float16")))
     first = ray.get(node.read.remote(record))
     print(f"read it first in a process: {1000 * first:.1f} CPU-ms, {size:.2f} MB")

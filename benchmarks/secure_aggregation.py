@@ -15,6 +15,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class Federation:
     """All secrets of a round, so that what others send can be made without waiting for them."""
 
     roster: Roster
-    states: dict
+    states: dict[int, Any]
     keys: dict[int, NodeKey]
 
     @classmethod
