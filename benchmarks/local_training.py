@@ -1,7 +1,7 @@
 """Users per second that are trained, against other ways and other frameworks.
 
     python -m benchmarks.local_training [--model privsyn-lm] [--trainable full] [--users 20]
-        [--default-allocator] [--parts]
+        [--default-allocator] [--parts] [--together 8]
 
 `--model distilgpt2-size` is DistilGPT2's architecture, 82 million parameters, with random weights
 and the bundled tokenizer; it takes 7 GiB.
@@ -13,7 +13,8 @@ Ways through the same users, samples and settings, interleaved, in one process a
 - copies: what is usually written: `copy.deepcopy` of the model and a new `torch.optim.SGD` for
   every user, a dictionary of differences, flattened, clipped and summed with numpy;
 - pfl: Apple's simulator, FederatedAveraging with clipping in a SimulatedBackend, if installed;
-- floor: forward and backward passes alone, the gradients thrown away.
+- floor: forward and backward passes alone, the gradients thrown away;
+- vmap, with `--together N`: N users in one pass of `torch.func`, each with weights of its own.
 
 All of them in a process that keeps the memory it frees, as a node's process does
 (`keep_freed_memory`), from which all of them gain; `--default-allocator` leaves that out.
@@ -110,6 +111,42 @@ def by_copies(model: Any, names: Sequence[str], users: Sequence[Samples], query:
     return total / query.unit
 
 
+def by_vmap(
+    model: Any, names: Sequence[str], users: Sequence[Samples], query: ModelDelta, together: int
+) -> Any:
+    """Train some users at once: one pass for all of them, each with adapters of its own."""
+    start = {name: value.detach() for name, value in model.named_parameters()}
+    trained = {name: start[name] for name in names}
+    rest = {name: value for name, value in start.items() if name not in trained}
+    rest |= dict(model.named_buffers())
+
+    def of_one(own: dict[str, torch.Tensor], tokens: torch.Tensor, labels: torch.Tensor) -> Any:
+        # Padding stands behind what is predicted, so that nothing looks at it.
+        given = torch.func.functional_call(model, {**own, **rest}, (tokens,), {"use_cache": False})
+        return torch.nn.functional.cross_entropy(
+            given.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        )
+
+    gradients = torch.func.vmap(torch.func.grad(of_one))
+    total: Any = 0.0
+    for first in range(0, len(users), together):
+        group = [in_order(samples) for samples in users[first : first + together]]
+        own = {
+            name: value.expand(len(group), *value.shape).clone() for name, value in trained.items()
+        }
+        for step in range(0, len(group[0]), query.batch_size):
+            batch = [one for samples in group for one in samples[step : step + query.batch_size]]
+            ((tokens, labels),) = padded(batch, len(batch))
+            shape = (len(group), -1, labels.shape[1])
+            found = gradients(own, tokens.view(shape), labels.view(shape))
+            for name, value in own.items():
+                value.sub_(found[name], alpha=query.learning_rate)
+        moved = [(own[name] - value).flatten(1) for name, value in trained.items()]
+        for update in torch.cat(moved, 1).numpy().astype(np.float64):
+            total = total + update * min(1.0, query.clip_to / float(np.linalg.norm(update)))
+    return total / query.unit
+
+
 def floor(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> None:
     """The passes that no way of training can avoid."""
     for samples in users:
@@ -197,6 +234,7 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--together", type=int, default=0, help="users of one pass by vmap")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--in-process", action="store_true", help="without Flower")
     parser.add_argument("--default-allocator", action="store_true", help="give memory back")
@@ -237,8 +275,11 @@ def measure(arguments: argparse.Namespace, name: str) -> list[Ratio]:
         "copies": lambda: by_copies(other, names, users, query),
         "floor": lambda: floor(model, users, query),
     }
+    if arguments.together:
+        ways["vmap"] = lambda: by_vmap(other, names, users, query, arguments.together)
     average = (ways["cohort"]() * query.unit / len(users)).astype(np.float32)
-    check_equal("copies", ways["copies"]() * query.unit / len(users), average)
+    for way in ways.keys() & {"copies", "vmap"}:
+        check_equal(way, ways[way]() * query.unit / len(users), average)
     try:
         pfl = Pfl(ordinary(LocalModel(spec, device="cpu")), users, query)
     except ImportError:
