@@ -1,7 +1,7 @@
 """Users per second that are trained, against other ways and other frameworks.
 
     python -m benchmarks.local_training [--model privsyn-lm] [--trainable full] [--users 20]
-        [--default-allocator] [--parts] [--together 8]
+        [--parts] [--together 8]
 
 `--model distilgpt2-size` is DistilGPT2's architecture, 82 million parameters, with random weights
 and the bundled tokenizer; it takes 7 GiB.
@@ -17,7 +17,7 @@ Ways through the same users, samples and settings, interleaved, in one process a
 - vmap, with `--together N`: N users in one pass of `torch.func`, each with weights of its own.
 
 All of them in a process that keeps the memory it frees, as a node's process does
-(`keep_freed_memory`), from which all of them gain; `--default-allocator` leaves that out.
+(`flower_privsyn.models.memory`), from which all of them gain.
 
 Then whole rounds in Flower's simulation engine on two CPUs, server included:
 
@@ -61,7 +61,6 @@ from benchmarks.other_frameworks import batches as padded
 from flower_privsyn.client_apps.training import is_finite
 from flower_privsyn.data import public_texts
 from flower_privsyn.models import resolve_model
-from flower_privsyn.models.memory import keep_freed_memory
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import Cohort, ModelDelta, TrainableModel
 from flower_privsyn.training.local import LocalModel
@@ -237,12 +236,9 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     parser.add_argument("--together", type=int, default=0, help="users of one pass by vmap")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--in-process", action="store_true", help="without Flower")
-    parser.add_argument("--default-allocator", action="store_true", help="give memory back")
     parser.add_argument("--parts", action="store_true", help="what of a user takes how long")
     arguments = parser.parse_args(given)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    if not arguments.default_allocator:
-        keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         name = distilgpt2_size(Path(folder)) if arguments.model == LARGE else arguments.model
         return measure(arguments, name)

@@ -29,7 +29,6 @@ from flower_privsyn.data import Samples
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
-from flower_privsyn.models.memory import keep_freed_memory
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import (
     Cohort,
@@ -104,7 +103,6 @@ class LocalTraining:
                 # A bundled model is meant by its name, whatever lies in the folder one is in.
                 name = model.name if model.name in BUNDLED_MODELS else located(model.name)
                 found = TrainableModel.from_dict({**model.to_dict(), "name": name})
-                keep_freed_memory()
                 self._sources[model] = _Updates(LocalModel(found, device=self._device))
             plain = self._sources[model]
             return plain if embeddings is None else _ConditionedUpdates(plain, embeddings)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.memory import keep_freed_memory
 from flower_privsyn.models.sizes import refuse_absurd_sizes
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def load_pretrained(
     """Load a model in evaluation mode, and its tokenizer.
 
     Local folders and bundled models never touch the network; a hub name is looked up in the local
-    cache first.
+    cache first. On a CPU the process keeps the memory that it frees from then on
+    (`flower_privsyn.models.memory`).
 
     Args:
         name: A bundled short name, a folder, or a name on the Hugging Face hub.
@@ -135,6 +137,9 @@ def load_pretrained(
             f"{len(missing) - 1} more weights"
         )
     model.eval().requires_grad_(False)
+    if chosen_device.type == "cpu":
+        # Every pass makes the arrays of the pass before.
+        keep_freed_memory()
     return model.to(chosen_device), tokenizer
 
 

@@ -9,9 +9,8 @@ import pytest
 
 #: Forty MiB, which glibc by default asks the kernel for every time, and faults per array.
 SCRIPT = """
-import resource, sys
+import resource
 import numpy as np
-from flower_privsyn.models.memory import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -20,15 +19,31 @@ def faults():
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10
 
 before = faults()
-kept = keep_freed_memory()
+{keep}
 faults()
 print(kept, before, faults())
 """
 
+CALLED = """
+from flower_privsyn.models.memory import keep_freed_memory
+kept = keep_freed_memory()
+"""
 
-def test_large_arrays_are_not_asked_of_the_kernel_anew() -> None:
+LOADED = """
+from flower_privsyn.models.memory import keep_freed_memory
+from flower_privsyn.models.pretrained import load_pretrained
+load_pretrained("privsyn-tiny", kind="causal", dtype="float32", device="cpu")
+kept = keep_freed_memory.cache_info().currsize and keep_freed_memory()
+"""
+
+
+@pytest.mark.parametrize("keep", [CALLED, LOADED], ids=["called", "a model is loaded"])
+def test_large_arrays_are_not_asked_of_the_kernel_anew(keep: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+        [sys.executable, "-c", SCRIPT.format(keep=keep)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     kept, before, after = done.stdout.split()
     if kept == "False":
