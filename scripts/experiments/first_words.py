@@ -1,0 +1,40 @@
+"""Users who wrote much, cut to their first words: as much of everybody, and of everybody alike.
+
+    python scripts/experiments/first_words.py speech-*.jsonl.gz --words 400 --output speech.jsonl.gz
+
+Texts stand in the order of the files; the one in which a user's words run out is cut there, and the
+user's later ones are left out. Words are joined by single blanks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gzip
+import json
+from pathlib import Path
+
+
+def main() -> None:
+    """Write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--words", type=int, default=400)
+    parser.add_argument("--client-column", default="client_id")
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    left = collections.Counter[str]()
+    with gzip.open(arguments.output, "wt", encoding="utf-8") as output:
+        for file in arguments.files:
+            with gzip.open(file, "rt", encoding="utf-8") as lines:
+                for line in lines:
+                    record = json.loads(line)
+                    user = record[arguments.client_column]
+                    words = record["text"].split()[: arguments.words - left[user]]
+                    if words:
+                        left[user] += len(words)
+                        output.write(json.dumps(record | {"text": " ".join(words)}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
