@@ -123,7 +123,9 @@ RUN_BY = {
         "tests/integration/test_federations.py::test_superlink_and_supernode_processes"
     ),
     r"pytest -n 2 .*": ".ci/run: test command",
-    r"python scripts/experiments/first_words.py .*": "tests/scripts/test_first_words.py",
+    r"python scripts/experiments/first_words.py .*": (
+        "tests/scripts/test_first_words.py::test_of_every_user_the_first_words_are_left"
+    ),
     r"pytest -s .*": (
         "tests/private_path/test_cohorts.py::test_twenty_rounds_of_a_thousand_of_133_000"
     ),
