@@ -187,6 +187,7 @@ def _following(path: Path) -> Iterator[Any]:
 def show_outcome(outcome: Outcome) -> int:
     """Say how a run ended, what it spent and where its files are; return the exit status."""
     from flower_privsyn.runs.owner import OwnerFolder
+    from flower_privsyn.runs.rounds import TRAINED_MODEL
 
     log = OwnerFolder(outcome.path).log_file
     if outcome.error is not None:
@@ -206,7 +207,7 @@ def show_outcome(outcome: Outcome) -> int:
     for name in ("synthetic.jsonl", "synthetic.parquet"):
         if name in facts["files"]:
             print(f"Synthetic texts: {outcome.path / name} ({facts['synthetic_texts']:,})")
-    if (trained := outcome.path / "models" / "final").is_dir():
+    if (trained := outcome.path / TRAINED_MODEL).is_dir():
         print(f"Trained model: {trained}")
     for place, sample in enumerate(facts["samples"], start=1):
         print(f"  {place}. {plain_line(sample)}")

@@ -36,7 +36,6 @@ from flower_privsyn.errors import (
     PrivsynError,
     RunDirectoryError,
 )
-from flower_privsyn.evaluation.run import TRAINED_MODEL
 from flower_privsyn.files import (
     append_json_lines,
     expanded,
@@ -50,6 +49,7 @@ from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.report import require_libraries, write_comparison_page
 from flower_privsyn.runs import RunDirectory, lock_file
+from flower_privsyn.runs.rounds import TRAINED_MODEL
 
 Follow = Callable[[Sequence[Mapping[str, Any]]], None]
 Follower = Callable[[], contextlib.AbstractContextManager[Follow]]

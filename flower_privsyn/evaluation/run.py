@@ -50,11 +50,9 @@ from flower_privsyn.files import expanded, located, read_json_lines
 from flower_privsyn.host.progress import NullProgress, ProgressReporter
 from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.rounds import TRAINED_MODEL
 from flower_privsyn.training.causal import FineTuning, fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining
-
-#: Where a strategy that trains on the nodes leaves its model.
-TRAINED_MODEL = Path("models") / "final"
 
 #: Fewest texts on either side for distances between distributions.
 _LEAST_TEXTS = 10

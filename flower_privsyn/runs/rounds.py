@@ -17,6 +17,9 @@ REFINEMENT: Final = "refinement"
 TRAINING: Final = "training.json"
 """What a round's training of the generator reported."""
 
+TRAINED_MODEL: Final = "models/final"
+"""The model that a run has made, below its directory."""
+
 
 @dataclass(frozen=True)
 class RoundFiles:

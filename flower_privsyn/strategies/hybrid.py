@@ -25,7 +25,7 @@ from flower_privsyn.private_path.method import Outline, Question, RecordSource, 
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Query
-from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.runs.rounds import TRAINED_MODEL, RoundFiles
 from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
 from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
 from flower_privsyn.strategies.parts.federated_training import ServerState
@@ -269,10 +269,10 @@ class SketchThenTraining(CorrelatedTraining):
         with self._need_place().progress.stage("Write the model", total=None):
             model.save(models / "plain", parameters)
         student = self._student()
-        student.add_bias(models / "plain", models / "final")
+        student.add_bias(models / "plain", self.run.path / TRAINED_MODEL)
         return {
             **student.figures,
-            "model": "models/final",
+            "model": TRAINED_MODEL,
             "plain_model": "models/plain",
             "student_model": "models/student",
         }

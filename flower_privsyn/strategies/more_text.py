@@ -22,6 +22,7 @@ from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.runs.locks import lock_file
+from flower_privsyn.runs.rounds import TRAINED_MODEL
 from flower_privsyn.strategies.parts.population import survivors, votes_by_class
 from flower_privsyn.strategies.parts.topic_texts import TopicsOfRun, TopicWriter
 
@@ -356,7 +357,7 @@ def _by_topic(
 
 def _trained(run: RunDirectory) -> str:
     """The model that a run has trained, as a generator's name."""
-    return str(run.path / "models" / "final")
+    return str(run.path / TRAINED_MODEL)
 
 
 def _conditions(topics: TopicsOfRun) -> _Seeds:

@@ -37,7 +37,7 @@ from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import ModelDelta, Query, TrainableModel
 from flower_privsyn.queries.model_delta import ClipNorm, LearningRate, LocalPrecision, Trainable
-from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.runs.rounds import TRAINED_MODEL, RoundFiles
 
 if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
@@ -439,8 +439,8 @@ class FederatedTraining(Method):
             Which folders the models are in, for the end of the run.
         """
         with self._need_place().progress.stage("Write the model", total=None):
-            model.save(self.run.path / "models" / "final", parameters)
-        return {"model": "models/final"}
+            model.save(self.run.path / TRAINED_MODEL, parameters)
+        return {"model": TRAINED_MODEL}
 
     def trained(self, state: ServerState) -> tuple[LocalModel, npt.NDArray[np.float32]]:
         """The result: a model, and what its trained parameters are; here those of the last round.
