@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from flwr.app import Context
@@ -31,7 +32,7 @@ _DEFAULTS: Final = {
 }
 
 
-def users_of_node(context: Context, *, labels: bool = True) -> Users:
+def users_of_node(context: Context, *, labels: bool = True, sample: Path | None = None) -> Users:
     """The default recipe: the users of `data`.
 
     A SuperNode reads from its own configuration alone: `data` (a file, a folder, or the name of a
@@ -44,6 +45,8 @@ def users_of_node(context: Context, *, labels: bool = True) -> Users:
     Args:
         context: Of the node.
         labels: Whether the classes of documents are read too, as for a run that asks for classes.
+        sample: A file of users that comes with an app: what a run means by ``data = "sample"`` in a
+            simulation.
 
     Formal guarantee:
         Outside a simulation the unit of privacy, one value of the owner's `client-column` or one
@@ -55,13 +58,15 @@ def users_of_node(context: Context, *, labels: bool = True) -> Users:
         NotAllowedError: outside a simulation, the run names data or a column that the owner did
             not name.
     """
-    own = context.node_config
+    own, run = context.node_config, context.run_config
     if not in_simulation():
-        _refuse_names_of(context.run_config, own)
+        _refuse_names_of(run, own)
         return load_configured(own, labels=labels)
+    if sample is not None and run.get("data") == "sample":
+        run = {**run, "data": str(sample)}
     if "data" in own or "num-partitions" not in own:
-        return load_configured(own, context.run_config, labels=labels)
-    return dealt.read(context, labels=labels)
+        return load_configured(own, run, labels=labels)
+    return dealt.read(context.run_id, own, run, labels=labels)
 
 
 def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -96,11 +101,20 @@ class _DealtUsers:
         self._lock = threading.Lock()
         self._last: tuple[tuple[object, ...], Gathered] | None = None
 
-    def read(self, context: Context, *, labels: bool) -> Users:
-        """The users of the context's node."""
-        configurations = (context.node_config, context.run_config)
-        node, nodes = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
-        if context.run_id < DRAWN_RUN_IDS:
+    def read(
+        self, run_id: int, own: Mapping[str, Any], run: Mapping[str, Any], *, labels: bool
+    ) -> Users:
+        """The users of a node.
+
+        Args:
+            run_id: As Flower drew it.
+            own: The node's configuration.
+            run: The run's.
+            labels: Whether classes are read too.
+        """
+        configurations = (own, run)
+        node, nodes = (int(own[key]) for key in ("partition-id", "num-partitions"))
+        if run_id < DRAWN_RUN_IDS:
             gathered = gather_configured(
                 *configurations, labels=labels, node=node, nodes=nodes, most_bytes=0
             )
@@ -110,7 +124,7 @@ class _DealtUsers:
             for key in ("data", *_DEFAULTS)
         ]
         here = os.environ.get(WORKING_DIRECTORY, "")
-        key = (context.run_id, here, labels, nodes, *names)
+        key = (run_id, here, labels, nodes, *names)
         with self._lock:
             if self._last is None or self._last[0] != key or not self._last[1].holds(node):
                 self._last = None  # never two of them in memory

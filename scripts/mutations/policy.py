@@ -157,7 +157,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a run that names what a SuperNode reads is not refused",
         file=RECIPE,
         function="users_of_node",
-        before="        _refuse_names_of(context.run_config, own)\n",
+        before="        _refuse_names_of(run, own)\n",
         after="",
         tests=(f"{REQUEST_TESTS}::TestWhoChooses",),
     ),

@@ -60,6 +60,19 @@ class TestUsersOfNode:
         monkeypatch.chdir("/")
         assert len(users_of_node(context({}, {"data": "run.jsonl"}))) == 4
 
+    def test_the_sample_of_an_app_is_dealt_where_the_run_asks_for_it(
+        self, files: tuple[str, str]
+    ) -> None:
+        own, sample = files[0], Path(files[1])
+        node = {"partition-id": 1, "num-partitions": 2}
+        dealt = users_of_node(context(node, {"data": "sample"}), sample=sample)
+        assert dealt.user_ids == ("run-1", "run-3")
+        for where in (
+            context({**node, "data": own}, {"data": "sample"}),
+            context({"partition-id": 0, "num-partitions": 1}, {"data": own}),
+        ):
+            assert users_of_node(where, sample=sample).user_ids == ("node-0", "node-1", "node-2")
+
     def test_no_data(self) -> None:
         with pytest.raises(DataError, match="no data"):
             users_of_node(context())

@@ -71,7 +71,7 @@ def test_shipped_text_says_where_it_comes_from(data: Path) -> None:
     [
         module
         for module in sorted(ROOT.glob("[be]*/*/*/client_app.py"))
-        if "return users_of_node(context)" in module.read_text()
+        if "users_of_node(context, sample=SAMPLE)" in module.read_text()
     ],
     ids=lambda path: path.parts[-3],
 )

@@ -180,6 +180,8 @@ class TestWhoChooses:
         ):
             with pytest.raises(NotAllowedError, match=says):
                 users_of_node(context(given, run))
+        with pytest.raises(NotAllowedError, match='names the data "sample"'):
+            users_of_node(context({}, {"data": "sample"}), sample=file)
         with pytest.raises(DataError, match="no data"):
             users_of_node(context({}, {}))
         chosen = users_of_node(context({**node, "text-column": "note"}, {"text-column": "text"}))

@@ -4,19 +4,14 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from flower_privsyn import Users, create_training_app, load_users, users_of_node
+from flower_privsyn import Users, create_training_app, users_of_node
 
 SAMPLE = Path(__file__).parent / "sample" / "users.jsonl"
 
 
 def load(context: Context) -> Users:
     """Deal the users to the nodes; `data = "sample"` is the 600 speakers of the quickstart."""
-    if context.node_config.get("data") or context.run_config["data"] != "sample":
-        return users_of_node(context)
-    return load_users(SAMPLE).deal(
-        partition_id=int(context.node_config["partition-id"]),
-        num_partitions=int(context.node_config["num-partitions"]),
-    )
+    return users_of_node(context, sample=SAMPLE)
 
 
 app = create_training_app(load)
