@@ -199,12 +199,12 @@ class RunFacts:
 
     @property
     def spent(self) -> tuple[str, str] | None:
-        """Epsilon release and epsilon server after the last release; None where none holds."""
+        """`epsilon_release` and `epsilon_known_cohorts` so far; None where none holds."""
         last = self.releases[-1]
         if last.get("epsilon_release") is None:
             return None
-        server = last.get("epsilon_known_cohorts")
-        told = "none" if server is None else epsilon_text(server)
+        known = last.get("epsilon_known_cohorts")
+        told = "none" if known is None else epsilon_text(known)
         return epsilon_text(last["epsilon_release"]), told
 
     @property
