@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flwr.privsyn")
 
 #: Responses asked of the generator at a time, after which they are written down: little enough
-#: that an interruption costs a minute, enough that a server with a GPU is kept busy.
-_LOCAL_BATCH, _SERVER_BATCH = 256, 4096
+#: that an interruption costs a minute, of a real writer on two cores too; enough that a server with
+#: a GPU is kept busy.
+_LOCAL_BATCH, _SERVER_BATCH = 64, 4096
 
 
 class PreferenceRounds:
