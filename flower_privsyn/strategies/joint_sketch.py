@@ -60,6 +60,7 @@ _USES = frozenset(
         "synthesis",
         "synthetic-samples",
         "generator",
+        "best-of",
         "generator-bias",
         "generator-api-key-env",
         "prompt",
@@ -200,6 +201,7 @@ class AskedOnce(AskedAgain):
             student.texts[: config.synthetic_samples],
             ids=[f"public:{index}" for index in student.selection.indices.tolist()],
             num_samples=config.synthetic_samples,
+            best_of=config.best_of,
             prompt=load_prompt(located(config.prompt)),
             sampling=SamplingParameters(
                 seed=config.seed,

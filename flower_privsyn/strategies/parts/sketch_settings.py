@@ -206,7 +206,7 @@ class JointSketchConfig(SketchedStudentConfig):
     synthesis: Annotated[
         Literal["selected", "written"],
         "what synthetic.jsonl holds: the best of the chosen public rows, or text that `generator` "
-        "wrote after them, of which the better half by the same score is kept.",
+        "wrote after them, of which the best by the same score are kept.",
     ] = "selected"
     synthetic_samples: Annotated[int, Ge(1), "texts of synthetic.jsonl."] = 2000
     generator: Annotated[
@@ -214,6 +214,9 @@ class JointSketchConfig(SketchedStudentConfig):
         'causal language model that writes, for synthesis = "written": a name, a folder, '
         '"gguf:FILE", or "http://host:port/v1#model".',
     ] = "privsyn-lm"
+    best_of: Annotated[
+        int, Ge(1), "texts that are written for each one that is kept; 1 keeps all of them."
+    ] = 2
     generator_bias: Annotated[
         float,
         Ge(0),

@@ -140,19 +140,21 @@ def write_after(
     *,
     ids: Sequence[str],
     num_samples: int,
+    best_of: int,
     prompt: Prompt,
     sampling: SamplingParameters,
     score: Callable[[list[str]], npt.NDArray[np.float64]],
     kept: Path,
     progress: ProgressReporter,
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Write twice as many texts as are wanted, shown examples, and keep the better half.
+    """Write more texts than are wanted, shown examples, and keep the best.
 
     Args:
         generator: writes.
         examples: the texts that stand in the prompts.
         ids: identifiers of the examples, the parents of a text; there may be more of them.
         num_samples: texts that are kept, >= 1.
+        best_of: texts that are written for each of these, >= 1.
         prompt: the generator's.
         sampling: how it draws; its seed is that of the first attempt.
         score: of texts, higher for better ones.
@@ -160,7 +162,7 @@ def write_after(
         progress: where the work reports.
 
     Returns:
-        The better half as it was written, and how many texts were dropped before.
+        The best in the order in which they were written, and how many texts were dropped before.
 
     Raises:
         GenerationError: the generator failed; what it wrote before is in `kept`.
@@ -169,7 +171,7 @@ def write_after(
         Expand(generator, prompt=prompt, sampling=sampling),
         examples,
         ids=ids[: len(examples)],
-        num_samples=2 * num_samples,
+        num_samples=best_of * num_samples,
         kept=kept,
         seed_after=lambda before: derive_seed(sampling.seed, "write", before),
         round_number=1,

@@ -1,0 +1,38 @@
+"""Texts that are written after examples, of which the best are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_privsyn.files import read_json_lines
+from flower_privsyn.generation import SamplingParameters, load_prompt
+from flower_privsyn.host.progress import NullProgress
+from flower_privsyn.strategies.parts.synthesis import write_after
+from flower_privsyn.testing import EchoGenerator
+
+EXAMPLES = [f"example {word} of a text about {word} and more of it" for word in "abcdefgh"]
+
+
+@pytest.mark.parametrize("best_of", [1, 3])
+def test_the_best_of_so_many_are_kept_as_they_were_written(best_of: int, tmp_path: Path) -> None:
+    kept = tmp_path / "written.jsonl"
+    records, _ = write_after(
+        EchoGenerator(),
+        EXAMPLES,
+        ids=[f"public:{index}" for index in range(len(EXAMPLES))],
+        num_samples=4,
+        best_of=best_of,
+        prompt=load_prompt("pre-text"),
+        sampling=SamplingParameters(seed=0, max_new_tokens=12),
+        score=lambda texts: np.array([float(len(text)) for text in texts]),
+        kept=kept,
+        progress=NullProgress(),
+    )
+    written = [record["text"] for record in read_json_lines(kept)]
+    assert len(written) == 4 * best_of
+    best = sorted(written, key=len, reverse=True)[:4]
+    assert [record["text"] for record in records] == [text for text in written if text in best]
+    assert {record["source"] for record in records} == {"written"}
