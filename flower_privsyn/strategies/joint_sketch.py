@@ -209,7 +209,11 @@ class AskedOnce(AskedAgain):
                 temperature=config.temperature,
                 top_p=config.top_p,
             ),
-            score=text_scorer(config.scorer(student.sketch), self._need_text().tokenizer),
+            score=text_scorer(
+                config.scorer(student.sketch),
+                self._need_text().tokenizer,
+                least_tokens=config.least_row_tokens,
+            ),
             kept=self.run.path / "written.jsonl",
             progress=self.progress,
         )

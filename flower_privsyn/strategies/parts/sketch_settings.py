@@ -80,7 +80,10 @@ class SketchedStudentConfig(StudentConfig):
         'the rows with the highest scores, or rows drawn by them ("resample", as DSIR).',
     ] = "top"
     least_row_tokens: Annotated[
-        int, Ge(1), "rows with fewer tokens are not chosen: their scores are the noisiest."
+        int,
+        Ge(1),
+        "rows with fewer tokens are not chosen, and written texts are the last to be kept: their "
+        "scores are the noisiest.",
     ] = 32
     bigram_score_weight: Annotated[
         float,

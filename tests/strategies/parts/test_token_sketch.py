@@ -10,7 +10,7 @@ import pytest
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
 from flower_privsyn.strategies.parts.sketch_reading import BlockReading, SketchReading
-from flower_privsyn.strategies.parts.token_sketch import TokenSketch
+from flower_privsyn.strategies.parts.token_sketch import TokenSketch, text_scorer
 from flower_privsyn.training.selection import Rows
 
 
@@ -61,6 +61,16 @@ def test_score_is_the_mean_log_ratio_of_a_row(sketch: TokenSketch) -> None:
     np.testing.assert_allclose(tokens, [np.log(3.0) / 2, np.log(1.5) / 2, 0.0], atol=1e-12)
     both = sketch.scorer(bigram_weight=1.0, surprisal_power=0.0)(rows)
     np.testing.assert_allclose(both, [np.log(3.0) / 2, np.log(10.0) / 2, 0.0], atol=1e-12)
+
+
+def test_a_text_of_few_tokens_scores_below_all_others() -> None:
+    tokenizer, _ = load_tokenizer("privsyn-tiny")
+    score = text_scorer(
+        lambda rows: np.array([-float(len(row)) for row in rows.tokens]), tokenizer, least_tokens=4
+    )
+    scores = score(["Dr.", "a court of law sits", "the judge of the court of law sits in it"])
+    assert scores[0] == -np.inf
+    assert scores[1] > scores[2] > -np.inf
 
 
 def test_rare_tokens_weigh_more(sketch: TokenSketch) -> None:
