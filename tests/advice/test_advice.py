@@ -157,6 +157,13 @@ class TestJudging:
         (clear,) = advise(table, Need(users=1_000, epsilon=1.0)).judgements
         assert not clear.unseparated
 
+    def test_a_method_below_the_public_model_is_not_called_the_best(self) -> None:
+        cells = collect(place(300, FLOOR, record("joint-sketch", 0.1, 0.19, up=98_000)))
+        table = MeasuredTable(cells=tuple(cells), setup=())
+        advice = advise(table, Need(users=300, epsilon=0.1))
+        assert "the public model as it is predicts better" in "\n".join(advice_lines(advice))
+        assert "**nothing: the public model is better**; joint-sketch, -1.0 points" in page(table)
+
     @pytest.mark.parametrize("need", [{"users": 0}, {"epsilon": 0.0}, {"upload": 0}])
     def test_bad_needs_are_named(self, need: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=f"--{next(iter(need))} must be"):
