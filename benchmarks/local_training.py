@@ -105,9 +105,13 @@ def by_copies(model: Any, names: Sequence[str], users: Sequence[Samples], query:
             optimiser.step()
         delta = {name: (trained[name] - start[name]).detach().numpy() for name in names}
         update = np.concatenate([value.ravel() for value in delta.values()]).astype(np.float64)
-        norm = np.linalg.norm(update)
-        total = total + update * min(1.0, query.clip_to / float(norm))
+        total = total + clipped(update, query)
     return total / query.unit
+
+
+def clipped(update: Any, query: ModelDelta) -> Any:
+    """An update, no longer than the query allows."""
+    return update * min(1.0, query.clip_to / float(np.linalg.norm(update)))
 
 
 def by_vmap(
@@ -142,7 +146,7 @@ def by_vmap(
                 value.sub_(found[name], alpha=query.learning_rate)
         moved = [(own[name] - value).flatten(1) for name, value in trained.items()]
         for update in torch.cat(moved, 1).numpy().astype(np.float64):
-            total = total + update * min(1.0, query.clip_to / float(np.linalg.norm(update)))
+            total = total + clipped(update, query)
     return total / query.unit
 
 

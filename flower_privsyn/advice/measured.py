@@ -75,6 +75,11 @@ class MeasuredCell:
         return self.accuracy - self.floor
 
     @property
+    def pays(self) -> bool:
+        """Whether it predicts better than the public model as it is."""
+        return self.gain > 0
+
+    @property
     def gap_closed(self) -> float | None:
         """Share of the way from the floor to the ceiling; None without one above it."""
         if self.ceiling is None or self.ceiling <= self.floor:

@@ -56,7 +56,7 @@ def _judgement_lines(judgement: Judgement) -> Iterator[str]:
         yield f"  {cell.method:<20} {figures(cell)}, {_cost(cell)}"
     for cell in judgement.too_large:
         yield f"  {cell.method:<20} sends too much: {_cost(cell)} ({figures(cell)})"
-    if judgement.ranked and judgement.ranked[0].gain <= 0:
+    if judgement.ranked and not judgement.ranked[0].pays:
         yield "  Nothing pays there: the public model as it is predicts better."
     if judgement.unseparated:
         yield "  The first two are too near to each other to be told apart."
@@ -114,7 +114,7 @@ def _best(here: Sequence[MeasuredCell]) -> str:
         return ""
     best = max(here, key=lambda cell: cell.gain)
     others = f"of {len(here)} methods" if len(here) > 1 else "no other method was run"
-    if best.gain <= 0:
+    if not best.pays:
         return f"**nothing: the public model is better**; {best.method}, {gained(best)}; {others}"
     return f"**{best.method}**, {gained(best)}, {_cost(best)}; {others}"
 

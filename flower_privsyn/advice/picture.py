@@ -49,10 +49,10 @@ def _place(ranked: Sequence[MeasuredCell], look: dict[str, Look]) -> Place:
     return Place(
         users=best.users,
         epsilon=best.epsilon,
-        winner=title(best.method, ""),
+        winner=title(best.method, "") if best.pays else "nothing: the public model",
         look=look[best.method],
         gained=gained(best),
         bytes_up=best.bytes_up,
-        contested=len(ranked) < 2 or unseparated(ranked),
+        contested=not best.pays or len(ranked) < 2 or unseparated(ranked),
         tip="; ".join(told),
     )

@@ -210,9 +210,7 @@ class AskedOnce(AskedAgain):
                 top_p=config.top_p,
             ),
             score=text_scorer(
-                config.scorer(student.sketch),
-                self._need_text().tokenizer,
-                least_tokens=config.least_row_tokens,
+                config.scorer_of_long_rows(student.sketch), self._need_text().tokenizer
             ),
             kept=self.run.path / "written.jsonl",
             progress=self.progress,

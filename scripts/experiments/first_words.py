@@ -23,16 +23,16 @@ def main() -> None:
     parser.add_argument("--client-column", default="client_id")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    left = collections.Counter[str]()
+    taken = collections.Counter[str]()
     with gzip.open(arguments.output, "wt", encoding="utf-8") as output:
         for file in arguments.files:
             with gzip.open(file, "rt", encoding="utf-8") as lines:
                 for line in lines:
                     record = json.loads(line)
                     user = record[arguments.client_column]
-                    words = record["text"].split()[: arguments.words - left[user]]
+                    words = record["text"].split()[: arguments.words - taken[user]]
                     if words:
-                        left[user] += len(words)
+                        taken[user] += len(words)
                         output.write(json.dumps(record | {"text": " ".join(words)}) + "\n")
 
 

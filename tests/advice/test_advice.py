@@ -163,6 +163,7 @@ class TestJudging:
         advice = advise(table, Need(users=300, epsilon=0.1))
         assert "the public model as it is predicts better" in "\n".join(advice_lines(advice))
         assert "**nothing: the public model is better**; joint-sketch, -1.0 points" in page(table)
+        assert "nothing: the public model" in picture(table, "letters")
 
     @pytest.mark.parametrize("need", [{"users": 0}, {"epsilon": 0.0}, {"upload": 0}])
     def test_bad_needs_are_named(self, need: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from flower_privsyn.strategies.parts.student import StudentConfig
 if TYPE_CHECKING:
     from flower_privsyn.strategies.parts.token_sketch import TokenSketch
     from flower_privsyn.training.distillation import Distillation
-    from flower_privsyn.training.selection import LogRatioScorer, Rows, Selection
+    from flower_privsyn.training.selection import LogRatioScorer, Rows, Scorer, Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +169,20 @@ class SketchedStudentConfig(StudentConfig):
             bigram_weight=self.bigram_score_weight, surprisal_power=self.surprisal_power
         )
 
+    def scorer_of_long_rows(self, sketch: TokenSketch) -> Scorer:
+        """The same, and -inf for what has fewer tokens than `least_row_tokens`.
+
+        Args:
+            sketch: what was released.
+        """
+        scorer = self.scorer(sketch)
+
+        def score(rows: Rows) -> npt.NDArray[np.float64]:
+            short = np.array([len(row) < self.least_row_tokens for row in rows.tokens])
+            return np.where(short, -np.inf, scorer(rows))
+
+        return score
+
     def choose(self, chunks: Iterable[Rows], sketch: TokenSketch, *, num_rows: int) -> Selection:
         """Choose public rows by a release.
 
@@ -187,13 +201,7 @@ class SketchedStudentConfig(StudentConfig):
             most_overlap=self.most_overlap,
             seed=self.seed,
         )
-        scorer = self.scorer(sketch)
-
-        def wanted(rows: Rows) -> npt.NDArray[np.float64]:
-            short = np.array([len(row) < self.least_row_tokens for row in rows.tokens])
-            return np.where(short, -np.inf, scorer(rows))
-
-        return select(chunks, wanted, rule)
+        return select(chunks, self.scorer_of_long_rows(sketch), rule)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -234,22 +234,18 @@ def what_is_lacking(
     return told.bias(unlearnt(model, chosen, seed=seed))
 
 
-def text_scorer(
-    scorer: Scorer, tokenizer: Any, *, least_tokens: int = 1
-) -> Callable[[list[str]], npt.NDArray[np.float64]]:
+def text_scorer(scorer: Scorer, tokenizer: Any) -> Callable[[list[str]], npt.NDArray[np.float64]]:
     """A score of rows of tokens as a score of texts.
 
     Args:
         scorer: of rows.
         tokenizer: the ``tokenizers.Tokenizer`` of those tokens.
-        least_tokens: texts with fewer of them score -inf, as the mean over so few says nothing.
     """
     from flower_privsyn.data.cut import token_ids
     from flower_privsyn.training.selection import Rows
 
     def score(texts: list[str]) -> npt.NDArray[np.float64]:
         rows = token_ids(tokenizer, texts)
-        scores = scorer(Rows(tokens=[np.array(row, dtype=np.int64) for row in rows]))
-        return np.where([len(row) < least_tokens for row in rows], -np.inf, scores)
+        return scorer(Rows(tokens=[np.array(row, dtype=np.int64) for row in rows]))
 
     return score

@@ -9,6 +9,7 @@ import pytest
 
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
+from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies.parts.sketch_reading import BlockReading, SketchReading
 from flower_privsyn.strategies.parts.token_sketch import TokenSketch, text_scorer
 from flower_privsyn.training.selection import Rows
@@ -63,11 +64,17 @@ def test_score_is_the_mean_log_ratio_of_a_row(sketch: TokenSketch) -> None:
     np.testing.assert_allclose(both, [np.log(3.0) / 2, np.log(10.0) / 2, 0.0], atol=1e-12)
 
 
-def test_a_text_of_few_tokens_scores_below_all_others() -> None:
+def test_a_text_of_few_tokens_scores_below_all_others(
+    sketch: TokenSketch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer, _ = load_tokenizer("privsyn-tiny")
-    score = text_scorer(
-        lambda rows: np.array([-float(len(row)) for row in rows.tokens]), tokenizer, least_tokens=4
+    monkeypatch.setattr(
+        JointSketchConfig,
+        "scorer",
+        lambda self, sketch: lambda rows: np.array([-float(len(row)) for row in rows.tokens]),
     )
+    config = JointSketchConfig(epsilon=1.0, least_row_tokens=4)
+    score = text_scorer(config.scorer_of_long_rows(sketch), tokenizer)
     scores = score(["Dr.", "a court of law sits", "the judge of the court of law sits in it"])
     assert scores[0] == -np.inf
     assert scores[1] > scores[2] > -np.inf
