@@ -208,7 +208,7 @@ class Split:
                 releases,
                 model=output,
                 chosen=chosen.tokens,
-                tokens_per_user=sketch.tokens_per_user,
+                sketch=sketch,
                 seed=config.seed,
             )
             scores = score_bias(

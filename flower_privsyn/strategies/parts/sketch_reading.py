@@ -105,6 +105,33 @@ class BlockReading:
         predictive: Float64Array = np.log(self.rate / self.public) - self.centre
         return predictive
 
+    def told(self, weights: Float64Array) -> float:
+        """How much of what tells private from public text the release says, in [0, 1].
+
+        Args:
+            weights: (num_items,) of the items' log-ratios, >= 0, not all 0.
+
+        Returns:
+            The variance of what is known of them over that and the variance of what is not: 0 for a
+            release that is all noise, 1 for one that leaves nothing open.
+        """
+        known = float(np.average(self.log_ratio, weights=weights))
+        varying = float(weights @ (self.log_ratio - known) ** 2)
+        open_still = float(weights @ self.standard_error**2)
+        return varying / (varying + open_still) if varying > 0 else 0.0
+
+    def ranking(self, trust: float) -> Float64Array:
+        """What an occurrence of each item counts when text is ranked: (num_items,).
+
+        The less is told, the less may an item gain by what it might be: with nothing known but of
+        the commonest words, every text of rare words would stand above the others, whoever the
+        users are.
+
+        Args:
+            trust: in [0, 1], the share of `predictive`; the rest is `log_ratio`.
+        """
+        return trust * self.predictive + (1.0 - trust) * self.log_ratio
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SketchReading:

@@ -125,6 +125,6 @@ class SketchedStudent:
             self._releases,
             model=model,
             chosen=self.selection.tokens,
-            tokens_per_user=self.sketch.tokens_per_user,
+            sketch=self.sketch,
             seed=self._config.seed,
         )

@@ -15,6 +15,7 @@ from flower_privsyn.private_path.release import SumOfUsers, added_up
 from flower_privsyn.queries import Broadcast, JointSketch
 from flower_privsyn.runs.sketch_file import COLUMNS, SKETCH_FILE
 from flower_privsyn.strategies.parts.sketch_reading import (
+    BlockReading,
     SketchReading,
     length_written,
     pseudo_users,
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.strategies.parts.topics import Topics
     from flower_privsyn.training.selection import LogRatioScorer, Scorer
+
+#: Share of what differs from which on a release that tells it is trusted in all it says.
+_TOLD_ENOUGH: Final = 0.5
 
 #: Public tokens that are put into the hands of pseudo-users: more change the third digit.
 PUBLIC_TOKENS: Final = 4_000_000
@@ -91,6 +95,24 @@ class TokenSketch:
         )
         return cls(reading=reading, num_users=users, noise_std=noise, tokens_per_user=written)
 
+    @property
+    def trust(self) -> float:
+        """How far to go by more than what is known, in [0, 1].
+
+        The release tells some of what tells private from public text (`BlockReading.told`). Where
+        that is half of it or more, text ranks by all that its words might be, and a model gets the
+        whole bias. Where it is less, both fade: to choose text of rare words, or to teach a model
+        how often the words of text come that noise has chosen, does harm.
+        """
+        from flower_privsyn.training.selection import surprisal_weights
+
+        tokens, bigrams = self.reading.tokens, self.reading.bigrams
+        if tokens is not None:
+            told = tokens.told(tokens.public * surprisal_weights(_seen(tokens), power=1.0))
+        else:
+            told = 0.0 if bigrams is None else bigrams.told(bigrams.public)
+        return min(1.0, told / _TOLD_ENOUGH)
+
     def scorer(self, *, bigram_weight: float, surprisal_power: float) -> LogRatioScorer:
         """How much a row of public text is like the users' text.
 
@@ -100,20 +122,17 @@ class TokenSketch:
         """
         from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
 
-        tokens, bigrams = self.reading.tokens, self.reading.bigrams
+        tokens, bigrams, trust = self.reading.tokens, self.reading.bigrams, self.trust
         ratios, weights = np.zeros(self.reading.vocabulary), None
         if tokens is not None:
-            # Expected ratios rank better than expected logarithms, which rare tokens have few of.
-            ratios = tokens.predictive
-            # What public text has least of is half an occurrence.
-            counts = 0.5 * tokens.public / tokens.public.min()
-            weights = surprisal_weights(counts, power=surprisal_power)
+            ratios = tokens.ranking(trust)
+            weights = surprisal_weights(_seen(tokens), power=surprisal_power)
         if bigrams is None or bigrams.keys is None or bigram_weight == 0:
             return LogRatioScorer(tokens=ratios, weights=weights)
         return LogRatioScorer(
             tokens=ratios,
             bigram_keys=bigrams.keys,
-            bigrams=bigrams.predictive,
+            bigrams=bigrams.ranking(trust),
             bigram_weight=bigram_weight,
             weights=weights,
         )
@@ -187,6 +206,12 @@ class TokenSketch:
             pq.write_table(pa.concat_tables(tables), temporary)
 
 
+def _seen(tokens: BlockReading) -> npt.NDArray[np.float64]:
+    """How often public text has each token: of what it has least of, half an occurrence."""
+    seen: npt.NDArray[np.float64] = 0.5 * tokens.public / tokens.public.min()
+    return seen
+
+
 def token_texts(tokenizer: Any, size: int) -> list[str]:
     """The text of every token by itself, its blank before it where it has one.
 
@@ -207,13 +232,14 @@ def what_is_lacking(
     *,
     model: str | Path,
     chosen: Sequence[npt.NDArray[np.int64]],
-    tokens_per_user: int,
+    sketch: TokenSketch,
     seed: int,
 ) -> LogitBias:
-    """What a model must say more often to say each token as often as users do, with weights 1.
+    """What a model must say more often to say each token as often as users do.
 
     The users' text is told from the chosen text, whose kind it is nearly of; and what the model
     says there is compared with that text, which it was trained on for some steps or not at all.
+    All of it as far as the release is to be trusted (`TokenSketch.trust`).
 
     Args:
         query: asked in all releases.
@@ -221,17 +247,21 @@ def what_is_lacking(
         releases: as for `TokenSketch.of`.
         model: a bundled short name, a folder or a hub name, of the sketch's tokens.
         chosen: tokens of the texts that were chosen, on which it may have been trained.
-        tokens_per_user: what users write, as read from the release.
+        sketch: the releases, read against all public text.
         seed: of the texts that it reads.
     """
     from flower_privsyn.training.bias import unlearnt
 
     told = TokenSketch.of(
-        query, broadcast, releases, documents=chosen, tokens_per_user=tokens_per_user
+        query,
+        broadcast,
+        releases,
+        documents=chosen,
+        tokens_per_user=sketch.tokens_per_user,
     )
     if told is None:
         raise ValueError("there is no release to read")
-    return told.bias(unlearnt(model, chosen, seed=seed))
+    return told.bias(unlearnt(model, chosen, seed=seed)).scaled(sketch.trust, sketch.trust)
 
 
 def text_scorer(scorer: Scorer, tokenizer: Any) -> Callable[[list[str]], npt.NDArray[np.float64]]:

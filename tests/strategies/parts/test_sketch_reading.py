@@ -163,6 +163,32 @@ def test_what_is_not_known_may_be_large(world: World) -> None:
     assert np.allclose(more[close], block.standard_error[close] ** 2 / 2, atol=0.02)
 
 
+def test_the_more_noise_the_less_is_told(world: World) -> None:
+    told = []
+    for noise_std in (0.0, 3.0, 20.0, 80.0, 1e7):
+        block = world.read("tokens", noise_std).tokens
+        assert block is not None
+        told.append(block.told(block.public))
+    assert told == sorted(told, reverse=True)
+    assert told[0] > 0.95
+    assert told[-1] < 0.01
+
+
+def test_rare_tokens_rank_above_others_by_what_they_might_be_alone(world: World) -> None:
+    """Half of the tokens are rarer than the others, and in this world no more private."""
+
+    def gap(values: np.ndarray) -> float:
+        return float(values[V // 2 :].mean() - values[: V // 2].mean())
+
+    for noise_std in (80.0, 200.0):
+        block = world.read("tokens", noise_std).tokens
+        assert block is not None
+        assert gap(block.ranking(1.0)) > 0.05
+        assert abs(gap(block.ranking(0.0))) < 0.02
+        assert np.array_equal(block.ranking(1.0), block.predictive)
+        assert np.array_equal(block.ranking(0.0), block.log_ratio)
+
+
 def test_many_users_without_noise_say_what_they_count(world: World) -> None:
     block = world.read("tokens", 0.0).tokens
     assert block is not None

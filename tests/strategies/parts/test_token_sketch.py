@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.queries import Cohort, JointSketch
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
 from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies.parts.sketch_reading import BlockReading, SketchReading
-from flower_privsyn.strategies.parts.token_sketch import TokenSketch, text_scorer
+from flower_privsyn.strategies.parts.token_sketch import TokenSketch, text_scorer, what_is_lacking
 from flower_privsyn.training.selection import Rows
 
 
@@ -89,6 +91,79 @@ def test_rare_tokens_weigh_more(sketch: TokenSketch) -> None:
         sketch.reading.tokens.public[60] = 0.1
     assert weights is not None
     assert weights[60] < 0.5 * weights[40]
+
+
+@pytest.mark.parametrize(("error", "way"), [(0.0, 0.0), (100.0, 1.0)])
+def test_where_little_is_told_texts_rank_by_what_is_known(
+    sketch: TokenSketch, error: float, way: float
+) -> None:
+    """How much of the way from what may be to what is known tokens' and pairs' ratios go."""
+    reading = sketch.reading
+    assert reading.tokens is not None
+    assert reading.bigrams is not None
+    size = reading.vocabulary
+    more = 2.0  # all of them might be twice as frequent as is known
+    told = TokenSketch(
+        reading=SketchReading(
+            vocabulary=size,
+            tokens=hoped(block(reading.tokens.log_ratio, error), more),
+            bigrams=hoped(block(reading.bigrams.log_ratio, error, reading.bigrams.keys), more),
+        ),
+        num_users=10.0,
+        noise_std=1.0,
+        tokens_per_user=8,
+    )
+    scorer = told.scorer(bigram_weight=1.0, surprisal_power=0.0)
+    assert scorer.bigrams is not None
+    for ratios, known in (
+        (scorer.tokens, reading.tokens.log_ratio),
+        (scorer.bigrams, reading.bigrams.log_ratio),
+    ):
+        gone = 1.0 - (ratios - known) / np.log(more)
+        np.testing.assert_allclose(gone, way, atol=0.01)
+
+
+def test_a_release_that_tells_little_changes_no_logits() -> None:
+    tokenizer, _ = load_tokenizer("privsyn-tiny")
+    size = tokenizer.get_vocab_size()
+    texts = ["the court of law sits in the town", "a judge reads what the parties wrote to him"]
+    chosen = [np.array(tokenizer.encode(text).ids, dtype=np.int64) for text in texts]
+    query = JointSketch(max_tokens_per_user=16)
+    broadcast = query.broadcast(size, None)
+    users = Cohort.of([chosen[0]] * 20, np.arange(20), 20)
+    release = (query.answer(users, broadcast), 20.0, 0.01)
+    ratios = np.random.default_rng(0).normal(0.0, 1.0, size)
+
+    def lacking(error: float) -> tuple[float, np.ndarray]:
+        sketch = TokenSketch(
+            reading=SketchReading(vocabulary=size, tokens=block(ratios, error), bigrams=None),
+            num_users=20.0,
+            noise_std=0.01,
+            tokens_per_user=16,
+        )
+        found = what_is_lacking(
+            query,
+            broadcast,
+            [release],
+            model="privsyn-tiny",
+            chosen=chosen,
+            sketch=sketch,
+            seed=0,
+        )
+        return sketch.trust, found.tokens
+
+    (sure, whole), (half, less), (doubt, least) = lacking(0.5), lacking(3**0.5), lacking(100.0)
+    assert sure == 1.0
+    assert half == pytest.approx(0.5, abs=0.02)
+    assert doubt < 0.001
+    assert np.abs(whole).max() > 0.5
+    np.testing.assert_allclose(less, half * whole, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(least, doubt * whole, rtol=1e-5, atol=1e-7)
+
+
+def hoped(block: BlockReading, more: float) -> BlockReading:
+    """The same block, whose items may all be so many times as frequent."""
+    return dataclasses.replace(block, rate=block.rate * more)
 
 
 def test_what_is_sure_is_shown(sketch: TokenSketch, tmp_path: Path) -> None:
