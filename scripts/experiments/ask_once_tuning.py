@@ -152,14 +152,14 @@ class Split:
         source = work / "public.jsonl"
         source.unlink(missing_ok=True)
         append_json_lines(source, [{"text": text} for text in others[:most_public]])
-        tokenizer, _ = load_tokenizer("privsyn-tiny")
+        self.tokenizer, _ = load_tokenizer("privsyn-tiny")
         self.public = PublicRows.of(
-            str(source), tokenizer=tokenizer, max_tokens=64, setting="corpus"
+            str(source), tokenizer=self.tokenizer, max_tokens=64, setting="corpus"
         )
-        samples = Cut(max_tokens=64).pieces(self.users, tokenizer=tokenizer)
+        samples = Cut(max_tokens=64).pieces(self.users, tokenizer=self.tokenizer)
         records, owners = [], []
         for user, pieces in enumerate(samples):
-            for row in token_ids(tokenizer, pieces):
+            for row in token_ids(self.tokenizer, pieces):
                 records.append(np.array(row, dtype=np.int64))
                 owners.append(user)
         self.cohort = Cohort.of(records, owners, users)
