@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import bisect
 import gzip
 import json
 import math
@@ -157,21 +158,30 @@ class Split:
             str(source), tokenizer=self.tokenizer, max_tokens=64, setting="corpus"
         )
         samples = Cut(max_tokens=64).pieces(self.users, tokenizer=self.tokenizer)
-        records, owners = [], []
+        self._records, self._owners = [], []
         for user, pieces in enumerate(samples):
             for row in token_ids(self.tokenizer, pieces):
-                records.append(np.array(row, dtype=np.int64))
-                owners.append(user)
-        self.cohort = Cohort.of(records, owners, users)
+                self._records.append(np.array(row, dtype=np.int64))
+                self._owners.append(user)
+        self.cohort = self.first(users)
+
+    def first(self, users: int) -> Cohort:
+        """The tokens of the first users."""
+        end = bisect.bisect_left(self._owners, users)
+        return Cohort.of(self._records[:end], self._owners[:end], users)
+
+    def broadcast(self, config: JointSketchConfig) -> Broadcast:
+        """What is asked of them with."""
+        size, most = self.public.vocabulary, config.num_bigrams
+        rows = map(self.public.row, range(len(self.public)))
+        bigrams = frequent_bigrams(rows, vocabulary=size, most=most) if most else None
+        return config.sketch_question().broadcast(size, bigrams)
 
     def asked(
         self, config: JointSketchConfig, *, epsilon: float
     ) -> tuple[Broadcast, list[tuple[npt.NDArray[np.float64], float, float]]]:
         """The question and the release of the users."""
-        query, size, most = config.sketch_question(), self.public.vocabulary, config.num_bigrams
-        rows = map(self.public.row, range(len(self.public)))
-        bigrams = frequent_bigrams(rows, vocabulary=size, most=most) if most else None
-        broadcast = query.broadcast(size, bigrams)
+        broadcast = self.broadcast(config)
         users = self.cohort.num_users
         noise = calibrate_noise_multiplier(
             epsilon=epsilon,
@@ -179,7 +189,7 @@ class Split:
             rounds=1,
             sampling=FullParticipation(users),
         )
-        total = query.answer(self.cohort, broadcast)
+        total = config.sketch_question().answer(self.cohort, broadcast)
         total = total + np.random.default_rng(config.seed).normal(0.0, noise, len(total))
         return broadcast, [(total, float(users), noise)]
 

@@ -126,6 +126,9 @@ RUN_BY = {
     r"python scripts/experiments/first_words.py .*": (
         "tests/scripts/test_first_words.py::test_of_every_user_the_first_words_are_left"
     ),
+    r"python -m scripts.experiments.ask_once_trust .*": (
+        "tests/scripts/test_ask_once_trust.py::test_what_is_trusted_finds_what_is_true"
+    ),
     r"python -m scripts.experiments.ask_once_embedding .*": (
         "tests/scripts/test_ask_once_embedding.py::test_every_weight_is_measured"
     ),
