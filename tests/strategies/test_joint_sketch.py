@@ -23,7 +23,9 @@ from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.runs.sketch_file import SKETCH_FILE
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
+from flower_privsyn.strategies.parts.sketch_reading import BlockReading, SketchReading
 from flower_privsyn.strategies.parts.synthesis import biased_generator
+from flower_privsyn.strategies.parts.token_sketch import TokenSketch
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import unlearnt
 from tests.support.federation import asked, make_users
@@ -145,13 +147,15 @@ class TestARun:
         assert found["final"] < found["plain"]
         # A quarter of the public text is about courts and all that was chosen. Of what users write
         # more than public text, the bias is what they write more than what was chosen, and what the
-        # student has not learnt of that.
+        # student has not learnt of that; all of it as far as thirty users are to be trusted.
         said = pq.read_table(finished.run.path / SKETCH_FILE).to_pydict()
         court = said["text"].index(" court")
         chosen = [record["text"] for record in lines(finished.run.path / "synthetic.jsonl")]
         rows = [np.array(row) for row in token_ids(load_tokenizer("privsyn-tiny")[0], chosen)]
         not_learnt = unlearnt(models / "plain", rows)[court]
-        beyond = float(network.token_bias[court]) - not_learnt
+        trust = trust_of(said)
+        assert 0.05 < trust < 1.0
+        beyond = float(network.token_bias[court]) / trust - not_learnt
         assert said["log_ratio"][court] - beyond == pytest.approx(np.log(4.0), abs=0.3)
 
     def test_at_zero_noise_the_release_is_the_sum_of_counts(self, finished: JointSketch) -> None:
@@ -167,6 +171,27 @@ class TestARun:
         released = release(finished.run.path, 1)
         np.testing.assert_allclose(released[: counts.shape[1]], expected, atol=1e-6)
         assert len(released) == counts.shape[1] + 64
+
+
+def trust_of(said: dict[str, list[Any]]) -> float:
+    """How far a release is trusted, by the table that a run keeps of it."""
+    tokens = np.array(said["kind"]) == "token"
+    public, log_ratio, error = (
+        np.array(said[name])[tokens] for name in ("public", "log_ratio", "standard_error")
+    )
+    block = BlockReading(
+        name="tokens",
+        keys=None,
+        public=public,
+        estimate=public,
+        estimate_error=error,
+        rate=public,
+        log_ratio=log_ratio,
+        standard_error=error,
+        centre=0.0,
+    )
+    reading = SketchReading(vocabulary=len(public), tokens=block, bigrams=None)
+    return TokenSketch(reading=reading, num_users=30.0, noise_std=0.0, tokens_per_user=64).trust
 
 
 class TestWriting:
