@@ -25,7 +25,6 @@ from flower_privsyn.data import Cut
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.strategies import JointSketchConfig
-from flower_privsyn.strategies.parts.token_sketch import PUBLIC_TOKENS, TokenSketch
 from flower_privsyn.training.causal import fine_tune
 from flower_privsyn.training.selection import (
     CombinedScorer,
@@ -55,13 +54,7 @@ def measure(
 ) -> None:
     """Print a line for each weight."""
     broadcast, releases = split.asked(config, epsilon=epsilon)
-    sketch = TokenSketch.of(
-        config.sketch_question(),
-        broadcast,
-        releases,
-        documents=list(split.public.documents(most_tokens=PUBLIC_TOKENS)),
-    )
-    assert sketch is not None
+    sketch = split.read(config, broadcast, releases)
     chunks = (Rows(tokens=chunk) for chunk in split.public.chunks())
     many = replace(config, least_selected=_POOL * config.least_selected)
     pool = many.choose(chunks, sketch, num_rows=len(split.public)).indices.tolist()

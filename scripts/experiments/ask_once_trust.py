@@ -14,26 +14,19 @@ surprisal of their tokens, in standard deviations too. No private text is read.
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.privacy import FullParticipation, calibrate_noise_multiplier
 from flower_privsyn.queries import Cohort
 from flower_privsyn.strategies import JointSketchConfig
-from flower_privsyn.strategies.parts.token_sketch import PUBLIC_TOKENS, TokenSketch
-from flower_privsyn.training.selection import Rows
-from scripts.experiments.ask_once_tuning import Split
-
-#: Share of the rows that are looked at, and tokens that a row has at least.
-_SHARE: Final = 0.03
-_LEAST: Final = 32
+from flower_privsyn.strategies.parts.token_sketch import TokenSketch
+from flower_privsyn.training.selection import Rows, SelectionRule
+from scripts.experiments.ask_once_tuning import Split, noise_of, released
 
 Scores = npt.NDArray[np.float64]
 
@@ -55,10 +48,10 @@ class Ranking:
     def __init__(self, split: Split, config: JointSketchConfig) -> None:
         self._split, self._config = split, config
         public = split.public
-        self._documents = list(public.documents(most_tokens=PUBLIC_TOKENS))
-        rows = [row for row in map(public.row, range(len(public))) if len(row) >= _LEAST]
+        least = config.least_row_tokens
+        rows = [row for row in map(public.row, range(len(public))) if len(row) >= least]
         self._rows = Rows(tokens=rows)
-        self._most = max(1, round(_SHARE * len(rows)))
+        self._most = SelectionRule.count_of(config.select_share, len(rows))
         self._broadcast = split.broadcast(config)
         everybody = self._read(split.cohort, noise=0.0, seed=0)
         self._true = standardised(self._scores(everybody, trust=0.0))
@@ -68,17 +61,8 @@ class Ranking:
         self._rare = standardised(np.array([surprisal[row].mean() for row in rows]))
 
     def _read(self, cohort: Cohort, *, noise: float, seed: int) -> TokenSketch:
-        query = self._config.sketch_question()
-        total = query.answer(cohort, self._broadcast)
-        total = total + np.random.default_rng(seed).normal(0.0, noise, len(total))
-        sketch = TokenSketch.of(
-            query,
-            self._broadcast,
-            [(total, float(cohort.num_users), noise)],
-            documents=self._documents,
-        )
-        assert sketch is not None
-        return sketch
+        release = released(self._config, self._broadcast, cohort, noise=noise, seed=seed)
+        return self._split.read(self._config, self._broadcast, [release])
 
     def _scores(self, sketch: TokenSketch, *, trust: float) -> Scores:
         with mock.patch.object(TokenSketch, "trust", trust):
@@ -86,12 +70,7 @@ class Ranking:
 
     def measure(self, users: int, epsilon: float, seed: int) -> list[float]:
         """Trust, and at trust 0, 1 and that one the true score and the surprisal of the best."""
-        noise = calibrate_noise_multiplier(
-            epsilon=epsilon,
-            delta=1 / (users * math.log(users)),
-            rounds=1,
-            sampling=FullParticipation(users),
-        )
+        noise = noise_of(users, epsilon)
         sketch = self._read(self._split.first(users), noise=noise, seed=seed)
         found = [sketch.trust]
         for trust in (0.0, 1.0, sketch.trust):

@@ -85,6 +85,9 @@ BIGRAM_WEIGHTS: Final = (0.0, 0.4, 0.8, 1.0)
 _WORDS, _LEAST_WORDS, _HELD_OUT = 250, 80, 150
 
 
+Release = tuple[npt.NDArray[np.float64], float, float]
+
+
 def documents(corpus: Path) -> Iterator[dict[str, str]]:
     """The public documents."""
     for file in sorted(corpus.glob("public-*.jsonl.gz")):
@@ -128,6 +131,25 @@ def kind_of_text(corpus: Path, kind: str) -> tuple[list[str], list[str]]:
     for document in documents(corpus):
         (own if document["group"] == kind else others).append(document["text"])
     return own, others
+
+
+def noise_of(users: int, epsilon: float) -> float:
+    """Standard deviation of the noise of one release of all users, at delta = 1 / (n ln n)."""
+    return calibrate_noise_multiplier(
+        epsilon=epsilon,
+        delta=1 / (users * math.log(users)),
+        rounds=1,
+        sampling=FullParticipation(users),
+    )
+
+
+def released(
+    config: JointSketchConfig, broadcast: Broadcast, cohort: Cohort, *, noise: float, seed: int
+) -> Release:
+    """The noisy sum of what users answer, how many they are, and the noise in it."""
+    total = config.sketch_question().answer(cohort, broadcast)
+    total = total + np.random.default_rng(seed).normal(0.0, noise, len(total))
+    return total, float(cohort.num_users), noise
 
 
 class Split:
@@ -179,26 +201,29 @@ class Split:
 
     def asked(
         self, config: JointSketchConfig, *, epsilon: float
-    ) -> tuple[Broadcast, list[tuple[npt.NDArray[np.float64], float, float]]]:
+    ) -> tuple[Broadcast, list[Release]]:
         """The question and the release of the users."""
         broadcast = self.broadcast(config)
-        users = self.cohort.num_users
-        noise = calibrate_noise_multiplier(
-            epsilon=epsilon,
-            delta=1 / (users * math.log(users)),
-            rounds=1,
-            sampling=FullParticipation(users),
+        noise = noise_of(self.cohort.num_users, epsilon)
+        return broadcast, [released(config, broadcast, self.cohort, noise=noise, seed=config.seed)]
+
+    def read(
+        self, config: JointSketchConfig, broadcast: Broadcast, releases: list[Release]
+    ) -> TokenSketch:
+        """What releases say, against the public text."""
+        sketch = TokenSketch.of(
+            config.sketch_question(),
+            broadcast,
+            releases,
+            documents=list(self.public.documents(most_tokens=PUBLIC_TOKENS)),
         )
-        total = config.sketch_question().answer(self.cohort, broadcast)
-        total = total + np.random.default_rng(config.seed).normal(0.0, noise, len(total))
-        return broadcast, [(total, float(users), noise)]
+        assert sketch is not None
+        return sketch
 
     def measure(self, config: JointSketchConfig, *, epsilon: float) -> dict[str, Any]:
         """A student of one setting, and the weights of its bias."""
         broadcast, releases = self.asked(config, epsilon=epsilon)
-        documents = list(self.public.documents(most_tokens=PUBLIC_TOKENS))
-        sketch = TokenSketch.of(config.sketch_question(), broadcast, releases, documents=documents)
-        assert sketch is not None
+        sketch = self.read(config, broadcast, releases)
         chunks = (Rows(tokens=chunk) for chunk in self.public.chunks())
         chosen = config.choose(chunks, sketch, num_rows=len(self.public))
         with tempfile.TemporaryDirectory(dir=self.work) as folder:

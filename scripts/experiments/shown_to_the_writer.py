@@ -458,13 +458,7 @@ def tune(corpus: Path, work: Path, *, kind: str, epsilon: float, texts: int) -> 
     config = JointSketchConfig(epsilon=epsilon)
     split = Split(corpus, kind, users=1500, most_public=3000, work=work)
     broadcast, releases = split.asked(config, epsilon=epsilon)
-    sketch = TokenSketch.of(
-        config.sketch_question(),
-        broadcast,
-        releases,
-        documents=list(split.public.documents(most_tokens=PUBLIC_TOKENS)),
-    )
-    assert sketch is not None
+    sketch = split.read(config, broadcast, releases)
     assert sketch.reading.tokens is not None
     bias = mapped(sketch.reading.tokens.log_ratio, load_tokenizer(str(gemma.folder()))[0])
     held_out = [" ".join(text.split()[:60]) for text in split.held_out[:texts]]

@@ -7,6 +7,8 @@ from mutation import Mutation
 QUERY = "flower_privsyn/queries/joint_sketch.py"
 QUERY_TESTS = "tests/queries/test_joint_sketch.py"
 READING = "flower_privsyn/strategies/parts/sketch_reading.py"
+TOKEN_SKETCH = "flower_privsyn/strategies/parts/token_sketch.py"
+TOKEN_SKETCH_TESTS = "tests/strategies/parts/test_token_sketch.py"
 READING_TESTS = "tests/strategies/parts/test_sketch_reading.py"
 SELECTION = "flower_privsyn/training/selection.py"
 SELECTION_TESTS = "tests/training/test_selection.py"
@@ -102,35 +104,35 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a release that tells little is trusted",
-        file="flower_privsyn/strategies/parts/token_sketch.py",
+        file=TOKEN_SKETCH,
         function="TokenSketch.trust",
         before="min(1.0, told / _TOLD_ENOUGH)",
         after="1.0",
-        tests=("tests/strategies/parts/test_token_sketch.py",),
+        tests=(TOKEN_SKETCH_TESTS,),
     ),
     Mutation(
         name="pairs of tokens are trusted whatever is told",
-        file="flower_privsyn/strategies/parts/token_sketch.py",
+        file=TOKEN_SKETCH,
         function="TokenSketch.scorer",
         before="bigrams=bigrams.ranking(trust)",
         after="bigrams=bigrams.predictive",
-        tests=("tests/strategies/parts/test_token_sketch.py",),
+        tests=(TOKEN_SKETCH_TESTS,),
     ),
     Mutation(
         name="a bias of noise is added to the logits",
-        file="flower_privsyn/strategies/parts/token_sketch.py",
+        file=TOKEN_SKETCH,
         function="what_is_lacking",
-        before=".scaled(sketch.trust, sketch.trust)",
+        before=".scaled(trust, trust)",
         after="",
-        tests=("tests/strategies/parts/test_token_sketch.py",),
+        tests=(TOKEN_SKETCH_TESTS,),
     ),
     Mutation(
         name="a bigram's bias counts its tokens again",
-        file="flower_privsyn/strategies/parts/token_sketch.py",
+        file=TOKEN_SKETCH,
         function="TokenSketch.bias",
         before="beyond = bigrams.log_ratio - ratios[first] - ratios[second]",
         after="beyond = bigrams.log_ratio",
-        tests=("tests/strategies/parts/test_token_sketch.py",),
+        tests=(TOKEN_SKETCH_TESTS,),
     ),
     Mutation(
         name="a node reads the tokenizer of any model",

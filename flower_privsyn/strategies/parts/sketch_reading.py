@@ -123,9 +123,10 @@ class BlockReading:
     def ranking(self, trust: float) -> Float64Array:
         """What an occurrence of each item counts when text is ranked: (num_items,).
 
-        The less is told, the less may an item gain by what it might be: with nothing known but of
-        the commonest words, every text of rare words would stand above the others, whoever the
-        users are.
+        Expected ratios rank better than expected logarithms, which rare items have few of. But the
+        less is told, the less may an item gain by what it might be: with nothing known but of the
+        commonest words, every text of rare words would stand above the others, whoever the users
+        are.
 
         Args:
             trust: in [0, 1], the share of `predictive`; the rest is `log_ratio`.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.parts.topics import Topics
     from flower_privsyn.training.selection import LogRatioScorer, Scorer
 
-#: Share of what differs from which on a release that tells it is trusted in all it says.
+#: A release that tells this share of what there is to tell (`BlockReading.told`) is trusted whole.
 _TOLD_ENOUGH: Final = 0.5
 
 #: Public tokens that are put into the hands of pseudo-users: more change the third digit.
@@ -261,7 +261,8 @@ def what_is_lacking(
     )
     if told is None:
         raise ValueError("there is no release to read")
-    return told.bias(unlearnt(model, chosen, seed=seed)).scaled(sketch.trust, sketch.trust)
+    trust = sketch.trust
+    return told.bias(unlearnt(model, chosen, seed=seed)).scaled(trust, trust)
 
 
 def text_scorer(scorer: Scorer, tokenizer: Any) -> Callable[[list[str]], npt.NDArray[np.float64]]:
