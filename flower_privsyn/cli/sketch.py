@@ -31,12 +31,12 @@ def show(
     """Show what the users of a run write more and less often than public text does.
 
     DIR is the run directory. An item's ratio is its posterior mean; items are in the order of what
-    is sure: the ratio less two standard errors. All of it is made from the release, and costs
-    nothing.
+    is sure: the ratio less two standard errors. Trust is how far the run went by what the release
+    says, 1 where it tells enough. All of it is made from the release, and costs nothing.
     """
     from flower_privsyn.checks import check_whole
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
+    from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_in
 
     check_whole("--top", top, ge=1)
     run = RunDirectory.open(run_dir)
@@ -46,19 +46,22 @@ def show(
             f"{run.path} holds no {SKETCH_FILE}: it is no run of joint-sketch, or it has not read "
             "its release yet"
         )
-    items = telling_items(file, most=top)
+    items, trust = telling_items(file, most=top), trust_in(file)
     if as_json:
-        print(json.dumps(items, ensure_ascii=False, indent=2))
+        print(json.dumps({"trust": trust, **items}, ensure_ascii=False, indent=2))
     else:
-        _print(items, run.path)
+        _print(items, trust, run.path)
     return 0
 
 
-def _print(items: dict[str, dict[str, list[dict[str, Any]]]], path: Path) -> None:
+def _print(
+    items: dict[str, dict[str, list[dict[str, Any]]]], trust: float | None, path: Path
+) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(f"What the release of {path.name} says", markup=False, highlight=False)
+    trusted = "" if trust is None else f" (trust {trust:.2f})"
+    console.print(f"What the release of {path.name} says{trusted}", markup=False, highlight=False)
     for kind, ends in items.items():
         for end, words in (("more", "more often than"), ("less", "less often than")):
             if ends[end]:

@@ -43,7 +43,7 @@ from flower_privsyn.report.rounds import (
     spread_over,
 )
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
-from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
+from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_in
 from flower_privsyn.runs.surroundings import PLACES
 
 _PANELS = 3
@@ -169,6 +169,13 @@ class RunFacts:
                 if rows:
                     found.append((f"{kind.capitalize()}s written {end} often", rows))
         return found
+
+    @property
+    def trust(self) -> str:
+        """How far a joint sketch was trusted; "" where the run has none, or does not say."""
+        file = self.run.path / SKETCH_FILE
+        trust = trust_in(file) if file.is_file() else None
+        return "" if trust is None else number(trust, 2)
 
     @property
     def ranking(self) -> list[Row]:

@@ -14,6 +14,24 @@ SKETCH_FILE: Final = "sketch.parquet"
 #: Its columns, in their order.
 COLUMNS: Final = ("kind", "token", "text", "public", "rate", "log_ratio", "standard_error")
 
+#: In its metadata: how far the release is trusted, a number in [0, 1] as text.
+TRUST_KEY: Final = b"trust"
+
+
+def trust_in(file: Path) -> float | None:
+    """How far a run trusts its release, in [0, 1]; None of a file that does not say so.
+
+    Below 1 the release tells little: text was chosen more by what is known of its words than by
+    what these might be, and the student's bias is as much smaller.
+
+    Args:
+        file: `sketch.parquet`.
+    """
+    import pyarrow.parquet as pq
+
+    said = (pq.read_schema(file).metadata or {}).get(TRUST_KEY)
+    return None if said is None else float(said)
+
 
 def telling_items(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """The items that a release is surest of.

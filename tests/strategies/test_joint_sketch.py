@@ -21,11 +21,9 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.language_model import score_texts
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.node import NodeGuard, NodePolicy
-from flower_privsyn.runs.sketch_file import SKETCH_FILE
+from flower_privsyn.runs.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
-from flower_privsyn.strategies.parts.sketch_reading import BlockReading, SketchReading
 from flower_privsyn.strategies.parts.synthesis import biased_generator
-from flower_privsyn.strategies.parts.token_sketch import TokenSketch
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import unlearnt
 from tests.support.federation import asked, make_users
@@ -122,16 +120,22 @@ class TestARun:
         assert said[" engine"] < 0.0
         assert main(["sketch", "show", str(run), "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)
-        assert set(shown) == {"token", "bigram"}
+        assert set(shown) == {"trust", "token", "bigram"}
+        trust = shown.pop("trust")
+        assert trust == trust_in(run / SKETCH_FILE)
+        assert 0.05 < trust < 1.0
         row = shown["token"]["more"][0]
         assert 1.0 < row["low"] < row["ratio"] < row["high"]
         assert main(["report", str(run)]) == 0
         page = (run / "report.html").read_text(encoding="utf-8")
         assert "What the release says" in page
         assert json.dumps(row["text"]).replace('"', "&#34;") in page
+        assert f"The run trusted it by {trust:.2g}" in page
         capsys.readouterr()
         assert main(["sketch", "show", str(run)]) == 0
-        assert "more often than public" in " ".join(capsys.readouterr().out.split())
+        said = " ".join(capsys.readouterr().out.split())
+        assert "more often than public" in said
+        assert f"(trust {trust:.2f})" in said
 
     def test_student_is_the_plain_one_with_the_release_in_its_logits(
         self, finished: JointSketch
@@ -153,7 +157,7 @@ class TestARun:
         chosen = [record["text"] for record in lines(finished.run.path / "synthetic.jsonl")]
         rows = [np.array(row) for row in token_ids(load_tokenizer("privsyn-tiny")[0], chosen)]
         not_learnt = unlearnt(models / "plain", rows)[court]
-        trust = trust_of(said)
+        trust = finished.run.state["summary"]["trust"]
         assert 0.05 < trust < 1.0
         beyond = float(network.token_bias[court]) / trust - not_learnt
         assert said["log_ratio"][court] - beyond == pytest.approx(np.log(4.0), abs=0.3)
@@ -171,27 +175,6 @@ class TestARun:
         released = release(finished.run.path, 1)
         np.testing.assert_allclose(released[: counts.shape[1]], expected, atol=1e-6)
         assert len(released) == counts.shape[1] + 64
-
-
-def trust_of(said: dict[str, list[Any]]) -> float:
-    """How far a release is trusted, by the table that a run keeps of it."""
-    tokens = np.array(said["kind"]) == "token"
-    public, log_ratio, error = (
-        np.array(said[name])[tokens] for name in ("public", "log_ratio", "standard_error")
-    )
-    block = BlockReading(
-        name="tokens",
-        keys=None,
-        public=public,
-        estimate=public,
-        estimate_error=error,
-        rate=public,
-        log_ratio=log_ratio,
-        standard_error=error,
-        centre=0.0,
-    )
-    reading = SketchReading(vocabulary=len(public), tokens=block, bigrams=None)
-    return TokenSketch(reading=reading, num_users=30.0, noise_std=0.0, tokens_per_user=64).trust
 
 
 class TestWriting:

@@ -120,7 +120,8 @@ class SketchedStudentConfig(StudentConfig):
         float,
         Ge(0),
         "what is added to the student's logits, times this: the log-ratios of how often users "
-        "write each token to how often the student does.",
+        "write each token to how often the student does. A release that tells little is trusted "
+        "less, and adds less.",
     ] = 1.0
     bigram_bias: Annotated[float, Ge(0), "the same of the bigrams' log-ratios."] = 1.0
 

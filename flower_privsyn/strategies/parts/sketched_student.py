@@ -67,6 +67,7 @@ class SketchedStudent:
             "least_score": float(self.selection.scores.min()),
             "users": self.sketch.num_users,
             "noise_std": self.sketch.noise_std,
+            "trust": self.sketch.trust,
             "tokens_per_user": self.sketch.tokens_per_user,
         }
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from flower_privsyn.files import replacing
 from flower_privsyn.private_path.release import SumOfUsers, added_up
 from flower_privsyn.queries import Broadcast, JointSketch
-from flower_privsyn.runs.sketch_file import COLUMNS, SKETCH_FILE
+from flower_privsyn.runs.sketch_file import COLUMNS, SKETCH_FILE, TRUST_KEY
 from flower_privsyn.strategies.parts.sketch_reading import (
     BlockReading,
     SketchReading,
@@ -162,6 +162,8 @@ class TokenSketch:
     def save(self, folder: Path, *, tokenizer: Any, topics: Topics | None = None) -> None:
         """Write `sketch.parquet`: a row per token, bigram and topic, with what is said of it.
 
+        How far all of it is trusted is in the file's metadata.
+
         Args:
             folder: of the run.
             tokenizer: the ``tokenizers.Tokenizer`` whose tokens they are.
@@ -203,7 +205,8 @@ class TokenSketch:
             )
             tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
         with replacing(folder / SKETCH_FILE) as temporary:
-            pq.write_table(pa.concat_tables(tables), temporary)
+            table = pa.concat_tables(tables)
+            pq.write_table(table.replace_schema_metadata({TRUST_KEY: repr(self.trust)}), temporary)
 
 
 def _seen(tokens: BlockReading) -> npt.NDArray[np.float64]:

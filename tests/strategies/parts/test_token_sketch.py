@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.queries import Cohort, JointSketch
-from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items
+from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_in
 from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies.parts.sketch_reading import BlockReading, SketchReading
 from flower_privsyn.strategies.parts.token_sketch import TokenSketch, text_scorer, what_is_lacking
@@ -169,6 +169,7 @@ def hoped(block: BlockReading, more: float) -> BlockReading:
 def test_what_is_sure_is_shown(sketch: TokenSketch, tmp_path: Path) -> None:
     tokenizer, _ = load_tokenizer("privsyn-tiny")
     sketch.save(tmp_path, tokenizer=tokenizer)
+    assert trust_in(tmp_path / SKETCH_FILE) == sketch.trust
     shown = telling_items(tmp_path / SKETCH_FILE, most=5)
     assert [row["text"] for row in shown["token"]["more"]] == [tokenizer.decode([40])]
     assert [row["text"] for row in shown["token"]["less"]] == [tokenizer.decode([41])]
