@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.data.sentences import is_whole, whole_sentences
@@ -22,6 +23,9 @@ from flower_privsyn.generation.rehearsal import rehearse
 
 BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]]], None]
 """Called with the texts just kept and, for each, the indices of the seeds in its prompt."""
+
+#: Seeds in a prompt, unless another number is asked for.
+USUAL_EXAMPLES: Final = 3
 
 #: Whole sentences of fewer words besides the opening ones are dropped as fragments.
 _LEAST_WORDS = 8
@@ -73,7 +77,7 @@ class Expand:
         generator: TextGenerator,
         *,
         prompt: Prompt | str | Path = "pre-text",
-        num_examples: int = 3,
+        num_examples: int = USUAL_EXAMPLES,
         sampling: SamplingParameters | None = None,
         opening_words: int = 0,
         whole_sentences: bool = False,

@@ -113,11 +113,11 @@ class LogitBias:
                 f"{len(self.bigrams.starts) - 1} tokens"
             )
 
-    def scaled(self, token_weight: float, bigram_weight: float = 0.0) -> LogitBias:
+    def scaled(self, token_weight: float, bigram_weight: float) -> LogitBias:
         """The bias times weights; pairs that would add nothing are left out.
 
         Args:
-            token_weight: of `tokens`; less than 1 as the numbers are noisy.
+            token_weight: of `tokens`.
             bigram_weight: of `bigrams`; 0 leaves them out.
         """
         pairs = self.bigrams

@@ -37,7 +37,7 @@ from flower_privsyn.strategies.parts.first_release import (
 )
 from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
 from flower_privsyn.strategies.parts.sketch_settings import SketchedStudentConfig
-from flower_privsyn.strategies.parts.sketched_student import SketchedStudent, check_teacher
+from flower_privsyn.strategies.parts.sketched_student import SketchedStudent, check_student
 from flower_privsyn.strategies.parts.sketched_text import SketchedText
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class SketchThenTraining(CorrelatedTraining):
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the model, read the public text, and refuse what could not work later."""
-        check_teacher(self.config)
+        check_student(self.config, self.config.initial_model or self.config.model)
         sources = super().prepare(place)
         self._text = SketchedText(self.config, place)
         self._text.refuse_short_rows()

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
@@ -30,17 +31,20 @@ from flower_privsyn.runs.rounds import TRAINED_MODEL
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
-from flower_privsyn.strategies.parts.sketched_student import SketchedStudent, check_teacher
+from flower_privsyn.strategies.parts.sketched_student import SketchedStudent, check_student
 from flower_privsyn.strategies.parts.sketched_text import SketchedText
 from flower_privsyn.strategies.parts.token_sketch import text_scorer
 
 if TYPE_CHECKING:
-    from flower_privsyn.generation import TextGenerator
+    from flower_privsyn.generation import Prompt, TextGenerator
     from flower_privsyn.privacy import RandomSource
     from flower_privsyn.runs import RunDirectory
 
-#: What is made of the release, of which no release knows.
-_USES = frozenset(
+#: What a generator wrote so far.
+_WRITTEN = "written.jsonl"
+
+#: How public text is chosen and the student made of it, of which no release knows.
+_OF_THE_STUDENT = frozenset(
     {
         "select-share",
         "least-selected",
@@ -57,6 +61,12 @@ _USES = frozenset(
         "teacher-top-k",
         "token-bias",
         "bigram-bias",
+    }
+)
+
+#: What `synthetic.jsonl` is to hold.
+_OF_TEXTS = frozenset(
+    {
         "synthesis",
         "synthetic-samples",
         "generator",
@@ -148,7 +158,9 @@ class AskedOnce(AskedAgain):
         """With the releases made, what is made of them is free until it has begun."""
         free = super().free_settings(run, all_released=all_released)
         if all_released and not (run.path / "models").exists():
-            free |= _USES
+            free |= _OF_THE_STUDENT
+        if all_released and not (run.path / _WRITTEN).exists():
+            free |= _OF_TEXTS
         return free
 
     # ------------------------------------------------------------------ the release
@@ -156,9 +168,10 @@ class AskedOnce(AskedAgain):
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load tokenizers, check models and read the public text."""
         config, self._place = self.config, place
-        check_teacher(config)
+        check_student(config, config.model)
         if config.synthesis == "written":
             self._load_generator()
+            self._load_prompt()
         self._text = SketchedText(config, place)
         self._text.refuse_short_rows()
         return (self._text.source,)
@@ -192,7 +205,7 @@ class AskedOnce(AskedAgain):
         return {"synthetic": self.run.write_synthetic(records)}
 
     def _written(self, student: SketchedStudent) -> dict[str, Any]:
-        from flower_privsyn.generation import SamplingParameters, load_prompt
+        from flower_privsyn.generation import SamplingParameters
         from flower_privsyn.strategies.parts.synthesis import write_after
 
         config = self.config
@@ -202,7 +215,7 @@ class AskedOnce(AskedAgain):
             ids=[f"public:{index}" for index in student.selection.indices.tolist()],
             num_samples=config.synthetic_samples,
             best_of=config.best_of,
-            prompt=load_prompt(located(config.prompt)),
+            prompt=self._load_prompt(),
             sampling=SamplingParameters(
                 seed=config.seed,
                 max_new_tokens=config.max_new_tokens,
@@ -212,7 +225,7 @@ class AskedOnce(AskedAgain):
             score=text_scorer(
                 config.scorer_of_long_rows(student.sketch), self._need_text().tokenizer
             ),
-            kept=self.run.path / "written.jsonl",
+            kept=self.run.path / _WRITTEN,
             progress=self.progress,
         )
         return {"synthetic": self.run.write_synthetic(records), "dropped": dropped}
@@ -243,6 +256,18 @@ class AskedOnce(AskedAgain):
                 located(self.config.generator), api_key_env=self.config.generator_api_key_env
             )
         return self._generator
+
+    def _load_prompt(self) -> Prompt:
+        from flower_privsyn.generation import load_prompt
+        from flower_privsyn.generation.expand import USUAL_EXAMPLES
+
+        prompt = load_prompt(located(self.config.prompt))
+        if prompt.num_samples <= USUAL_EXAMPLES:
+            raise ConfigError(
+                f'prompt = "{self.config.prompt}" announces {prompt.num_samples} samples; '
+                f"{USUAL_EXAMPLES} chosen ones stand in it, so it must announce more"
+            )
+        return prompt
 
     def _need_text(self) -> SketchedText:
         return need(self._text)

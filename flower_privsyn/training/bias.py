@@ -300,7 +300,7 @@ def unlearnt(
     """
     import torch
 
-    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=device)
+    network, tokenizer = load_plain(model, device=device)
     begin = first_token(tokenizer)
     size = int(network.get_output_embeddings().weight.shape[0])
     order = np.random.default_rng(seed).permutation(len(rows))
@@ -319,6 +319,24 @@ def unlearnt(
                 progress(count)
     found: Float64Array = np.log((counts + _SURE) / (expected.cpu().numpy() + _SURE))
     return found
+
+
+def load_plain(model: str | Path, *, device: str | None) -> tuple[Any, Any]:
+    """Load a causal language model that may get a bias, in float32, and its tokenizer.
+
+    Args:
+        model: a bundled short name, a folder or a hub name.
+        device: as PyTorch names it; None chooses.
+
+    Raises:
+        ModelError: The model cannot be loaded, or has a bias.
+    """
+    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=device)
+    from flower_privsyn.models.biased import BiasedForCausalLM
+
+    if isinstance(network, BiasedForCausalLM):
+        raise ModelError(f"model {str(model)!r} has a bias already: give the model without it")
+    return network, tokenizer
 
 
 def save_biased(model: str | Path, output: str | Path, bias: LogitBias) -> None:
@@ -342,11 +360,9 @@ def save_biased(model: str | Path, output: str | Path, bias: LogitBias) -> None:
     """
     output = Path(output)
     storage.refuse_other(output)
-    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device="cpu")
-    from flower_privsyn.models.biased import BiasedForCausalLM, with_bias
+    network, tokenizer = load_plain(model, device="cpu")
+    from flower_privsyn.models.biased import with_bias
 
-    if isinstance(network, BiasedForCausalLM):
-        raise ModelError(f"model {str(model)!r} has a bias already: give the model without it")
     size = int(network.get_output_embeddings().weight.shape[0])
     biased = with_bias(network, bias.for_model(size, first_token=first_token(tokenizer)))
     pairs = biased.config.num_bigrams

@@ -329,7 +329,7 @@ class Writer:
                 folder = self.work / f"biased-{self.seed}-{self.bias:g}"
                 if not folder.exists():
                     words = mapped(self.told.ratios, load_tokenizer(str(gemma.folder()))[0])
-                    save_biased(gemma.GEMMA, folder, words.scaled(self.bias))
+                    save_biased(gemma.GEMMA, folder, words.scaled(self.bias, 0.0))
                 name = str(folder)
             self._loaded = {biased: load_generator(name)}
         return self._loaded[biased]

@@ -1,6 +1,7 @@
 """What is asked for is checked as a whole before anything runs."""
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,6 +120,13 @@ class TestApp:
         mine.write_text('strategy = "nothing"\n')
         with pytest.raises(ConfigError, match=r"mine\.toml: strategy must be one of"):
             methods_of(load_app(tmp_path / "app"), "cpu")
+
+    @pytest.mark.parametrize(
+        ("config", "method"), [("ask-once", "without-bias"), ("hybrid", "hybrid-40-without-bias")]
+    )
+    def test_without_a_bias_there_is_none_of_pairs_either(self, config: str, method: str) -> None:
+        settings = tomllib.loads((APP / "conf" / config / f"{method}.toml").read_text())
+        assert (settings["token-bias"], settings["bigram-bias"]) == (0.0, 0.0)
 
     def test_a_size_that_is_not_there_is_named(self, data: str) -> None:
         with pytest.raises(

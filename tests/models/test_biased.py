@@ -84,7 +84,7 @@ class TestLogits:
         network, size = loaded(family)
         ids = torch.randint(5, size, (2, 9), generator=torch.Generator().manual_seed(2))
         plain = network(input_ids=ids).logits
-        for bias in (drawn(size, size=0.0), drawn(size).scaled(0.0)):
+        for bias in (drawn(size, size=0.0), drawn(size).scaled(0.0, 0.0)):
             assert torch.equal(with_bias(network, bias)(input_ids=ids).logits, plain)
 
     def test_the_model_inside_learns_and_the_bias_does_not(self, llama: Path) -> None:
@@ -230,7 +230,7 @@ class TestFolder:
         with pytest.raises(ConfigError, match="more than the"):
             save_biased(lstm, tmp_path / "b", drawn(9000))
         assert not (tmp_path / "b").exists()
-        save_biased(lstm, tmp_path / "a", bias.scaled(1.0))  # replaces the first
+        save_biased(lstm, tmp_path / "a", bias.scaled(1.0, 0.0))  # replaces the first
         assert json.loads((tmp_path / "a" / "config.json").read_text())["num_bigrams"] == 0
 
 
@@ -251,7 +251,7 @@ class TestBias:
         assert bias.bigrams is not None
         np.testing.assert_array_equal(scaled.tokens, bias.tokens * np.float32(0.5))
         np.testing.assert_array_equal(scaled.bigrams.values, bias.bigrams.values / np.float32(4))
-        assert bias.scaled(1.0).bigrams is None
+        assert bias.scaled(1.0, 0.0).bigrams is None
 
     def test_for_an_output_with_rows_of_no_token(self) -> None:
         bias = drawn(50, pairs=900)

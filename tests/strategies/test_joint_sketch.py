@@ -17,15 +17,16 @@ from flower_privsyn.cli import main
 from flower_privsyn.data import Cut
 from flower_privsyn.data.cut import token_ids
 from flower_privsyn.embedding import load_tokenizer
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.evaluation.language_model import score_texts
+from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.strategies.parts.synthesis import biased_generator
 from flower_privsyn.testing import EchoGenerator
-from flower_privsyn.training.bias import unlearnt
+from flower_privsyn.training.bias import save_biased, unlearnt
 from tests.support.federation import asked, make_users
 from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
@@ -209,7 +210,11 @@ class TestWriting:
 
     @pytest.mark.parametrize(
         ("generator", "reason"),
-        [("http://127.0.0.1:1/v1", "not at hand"), ("LLAMA", "of which .* are the same")],
+        [
+            ("http://127.0.0.1:1/v1", "not at hand"),
+            ("LLAMA", "its model must have .* of which .* are the same"),
+            ("BIASED", "has a bias already"),
+        ],
     )
     def test_another_generator_writes_as_it_is(
         self,
@@ -219,7 +224,10 @@ class TestWriting:
         tmp_path: Path,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        name = str(llama) if generator == "LLAMA" else generator
+        if generator == "BIASED":
+            save_biased("privsyn-tiny", tmp_path / "biased", a_bias())
+        local = {"LLAMA": llama, "BIASED": tmp_path / "biased"}
+        name = str(local.get(generator, generator))
         found = biased_generator(
             name, tokens_of="privsyn-tiny", folder=tmp_path / "writer", lacking=pytest.fail
         )
@@ -227,6 +235,12 @@ class TestWriting:
         assert not (tmp_path / "writer").exists()
         assert "writes without a bias" in caplog.text
         assert re.search(reason, caplog.text)
+
+
+def a_bias() -> LogitBias:
+    """A bias of the bundled student's tokens."""
+    size = load_tokenizer("privsyn-tiny")[0].get_vocab_size()
+    return LogitBias(tokens=np.ones(size, dtype=np.float32))
 
 
 class TestResume:
@@ -259,6 +273,26 @@ class TestResume:
         table = pq.read_table(strategy.run.path / SKETCH_FILE)
         assert table.column("kind").to_pylist().count("bigram") == before
 
+    def test_what_texts_are_to_be_may_change_until_one_is_written(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        class Silent(EchoGenerator):
+            def generate(self, *args: Any, **kwargs: Any) -> list[str]:
+                raise Killed
+
+        settings = {"synthesis": "written", "synthetic_samples": 2}
+        with pytest.raises(Killed):
+            JointSketch(config(**settings), generator=Silent()).start(federation())
+        assert (tmp_path / "run" / "models" / "final").exists()
+        # The student is there by now: what it was made of is settled.
+        other = config(**settings | {"select_share": 0.1}, resume=True)
+        with pytest.raises(PrivsynError, match="select-share"):
+            JointSketch(other, generator=EchoGenerator()).start(federation())
+        changed = config(**settings | {"synthetic_samples": 1, "best_of": 1}, resume=True)
+        strategy = JointSketch(changed, generator=EchoGenerator())
+        strategy.start(federation())
+        assert len(lines(strategy.run.path / "synthetic.jsonl")) == 1
+
 
 class TestSettings:
     @pytest.mark.parametrize(
@@ -269,6 +303,15 @@ class TestSettings:
             (
                 {"num_bigrams": 0, "bigram_share": 0.0},
                 "bigram-buckets = 64 needs num-bigrams above 0",
+            ),
+            ({"bigram_buckets": 401}, "bigram-buckets = 401 folds num-bigrams = 400 into more"),
+            (
+                {"bigram_share": 1.0, "token_buckets": 8},
+                "token-buckets = 8 needs bigram-share below 1",
+            ),
+            (
+                {"bigram_share": 1.0, "bigram_score_weight": 0.0},
+                "there would be nothing to choose by",
             ),
             ({"select_share": 0.0}, "select-share must be a number above 0 and"),
             ({"teacher": "privsyn-mlm", "teacher_weight": 2.0}, "teacher-weight must be"),
@@ -283,6 +326,53 @@ class TestSettings:
     ) -> None:
         with pytest.raises(ConfigError, match="no row of least-row-tokens = 64 tokens"):
             JointSketch(config(least_row_tokens=64)).start(federation())
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"token_buckets": 10_000}, "token-buckets = 10000 folds the 8192 tokens"),
+            ({"model": "BIASED"}, "has a bias already: give the model without it"),
+            ({"model": "MORE"}, "has 8192 tokens and predicts 8000 of them"),
+            ({"teacher": "LLAMA"}, "teacher must have the tokens of"),
+            ({"public_text": "WORDS"}, "has no two tokens beside one another"),
+            ({"synthesis": "written", "prompt": "SHORT"}, "announces 3 samples; 3 chosen ones"),
+            ({"synthesis": "written", "prompt": "mistyped"}, "mistyped"),
+        ],
+    )
+    def test_that_would_fail_later_are_refused_before_anybody_is_asked(
+        self,
+        federation: Builder,
+        config: Builder,
+        llama: Path,
+        tmp_path: Path,
+        changes: dict[str, Any],
+        sentence: str,
+    ) -> None:
+        made = {"LLAMA": llama}
+        if "BIASED" in changes.values():
+            made["BIASED"] = tmp_path / "biased"
+            save_biased("privsyn-tiny", made["BIASED"], a_bias())
+        if "MORE" in changes.values():
+            made["MORE"] = tmp_path / "more"
+            network, tokenizer = load_pretrained(
+                "privsyn-tiny", kind="causal", dtype="float32", device="cpu"
+            )
+            network.resize_token_embeddings(8000)
+            network.save_pretrained(made["MORE"])
+            tokenizer.save_pretrained(made["MORE"])
+        made["WORDS"] = tmp_path / "words.jsonl"
+        made["WORDS"].write_text('{"text": "a"}\n', encoding="utf-8")
+        made["SHORT"] = tmp_path / "short.json"
+        prompt = {"name": "s", "heading": "Texts:", "marker": "Text {number}", "num_samples": 3}
+        made["SHORT"].write_text(json.dumps(prompt), encoding="utf-8")
+        changed = {key: str(made.get(value, value)) for key, value in changes.items()}
+        changed |= {key: value for key, value in changes.items() if isinstance(value, int)}
+        federated = federation()
+        settings = config(**changed | {"least_row_tokens": 1})
+        strategy = JointSketch(settings, generator=EchoGenerator())
+        with pytest.raises(PrivsynError, match=sentence):
+            strategy.start(federated)
+        assert asked(federated) == []
 
 
 def test_the_owner_of_a_node_allows_a_tokenizer_with_its_model(tmp_path: Path) -> None:

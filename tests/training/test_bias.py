@@ -37,7 +37,7 @@ def test_every_pair_of_weights_is_the_evaluation_of_that_model(
 ) -> None:
     bias = drawn(len(AutoTokenizer.from_pretrained(llama)))
     if not pairs:
-        bias = bias.scaled(1.0)
+        bias = bias.scaled(1.0, 0.0)
     given = [text * (1 + place % 3) for place, text in enumerate(texts[:12])]
     scores = score_bias(
         llama,

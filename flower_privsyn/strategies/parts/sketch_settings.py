@@ -137,6 +137,21 @@ class SketchedStudentConfig(StudentConfig):
             raise ConfigError(
                 f"bigram-buckets = {self.bigram_buckets} needs num-bigrams above 0, got 0"
             )
+        if self.bigram_buckets > self.num_bigrams:
+            raise ConfigError(
+                f"bigram-buckets = {self.bigram_buckets} folds num-bigrams = {self.num_bigrams} "
+                "into more numbers than they are: fewer, or 0 for a number each"
+            )
+        if self.bigram_share == 1 and self.token_buckets:
+            raise ConfigError(
+                f"token-buckets = {self.token_buckets} needs bigram-share below 1: tokens are not "
+                "counted"
+            )
+        if self.bigram_share == 1 and not self.bigram_score_weight:
+            raise ConfigError(
+                "bigram-share = 1 counts bigrams alone, and bigram-score-weight = 0 leaves them "
+                "out of a row's score: there would be nothing to choose by"
+            )
         self.sketch_question()
 
     def sketch_question(self) -> JointSketchQuery:
@@ -209,9 +224,9 @@ class SketchedStudentConfig(StudentConfig):
 class JointSketchConfig(SketchedStudentConfig):
     """Settings of `JointSketch`.
 
-    `num_rounds` counts releases: one by default, with the whole budget. What is made of the
-    release is tuned on public text alone, by `scripts/experiments/ask_once_tuning.py`; the weights
-    of the bias are cautious until it has been run for a corpus.
+    `num_rounds` counts releases: one by default, with the whole budget. The defaults were set on
+    public text alone (docs/joint_sketch.md says how and with which figures);
+    `scripts/experiments/ask_once_tuning.py` tries others on a corpus of one's own.
     """
 
     num_rounds: int = 1

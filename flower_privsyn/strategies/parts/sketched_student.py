@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.strategies.parts.sketched_text import SketchedText
 from flower_privsyn.strategies.parts.token_sketch import what_is_lacking
@@ -16,21 +17,30 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.parts.sketch_settings import SketchedStudentConfig
 
 
-def check_teacher(config: SketchedStudentConfig) -> None:
-    """Refuse a teacher that has other tokens than the student.
+def check_student(config: SketchedStudentConfig, begins: str) -> None:
+    """Refuse a model that could not become the student, before anybody is asked.
 
     Args:
         config: the settings.
+        begins: the model that is trained, whose tokens are those of `config.model`.
 
     Raises:
-        ConfigError: it has.
-        ModelError: one of them is not on this machine.
+        ConfigError: the teacher has other tokens, or the model predicts fewer tokens than it has.
+        ModelError: a model is not on this machine, is no causal language model, or has a bias.
     """
+    from flower_privsyn.training.bias import load_plain
     from flower_privsyn.training.distillation import check_same_tokens
 
+    network, tokenizer = load_plain(located(begins), device="cpu")
+    predicted = int(network.get_output_embeddings().weight.shape[0])
+    if len(tokenizer) > predicted:
+        raise ConfigError(
+            f'model = "{begins}" has {len(tokenizer)} tokens and predicts {predicted} of them: a '
+            "student needs a number for each"
+        )
     taught = config.distillation()
     if taught is not None:
-        check_same_tokens(located(config.model), taught.teacher)
+        check_same_tokens(located(begins), taught.teacher, setting="teacher")
 
 
 class SketchedStudent:

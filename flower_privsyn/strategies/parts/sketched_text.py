@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
 from flower_privsyn.private_path.method import Question, RecordSource, Workplace
 from flower_privsyn.strategies.parts.token_sketch import (
@@ -54,6 +55,12 @@ class SketchedText:
                 setting="public-text",
             )
             self.question = Question(config.sketch_question(), self._broadcast())
+        if config.token_buckets > self.public.vocabulary:
+            raise ConfigError(
+                f"token-buckets = {config.token_buckets} folds the {self.public.vocabulary} tokens "
+                f'of model = "{config.model}" into more numbers than they are: fewer, or 0 for a '
+                "number each"
+            )
         self.source = RecordSource(
             fingerprint=fingerprint,
             dimension=self.public.vocabulary,
@@ -78,11 +85,18 @@ class SketchedText:
             # Kept, so that a resumed run asks the same whatever became of the file since.
             file = self.place.run.path / "bigrams.npy"
             if not file.exists():
-                rows = map(public.row, range(len(public)))
-                with replacing(file) as temporary, temporary.open("wb") as opened:
-                    found = frequent_bigrams(
-                        rows, vocabulary=public.vocabulary, most=config.num_bigrams
+                found = frequent_bigrams(
+                    map(public.row, range(len(public))),
+                    vocabulary=public.vocabulary,
+                    most=config.num_bigrams,
+                )
+                if not len(found):
+                    raise ConfigError(
+                        f'num-bigrams = {config.num_bigrams}: public-text = "{config.public_text}" '
+                        "has no two tokens beside one another; give other text, or num-bigrams = 0 "
+                        "and bigram-share = 0"
                     )
+                with replacing(file) as temporary, temporary.open("wb") as opened:
                     np.save(opened, found)
             bigrams = np.load(file)
         return config.sketch_question().broadcast(public.vocabulary, bigrams)

@@ -117,16 +117,17 @@ def biased_generator(
         lacking: from the generator's name to the bias.
 
     Returns:
-        The folder; None, and a warning that says why, for one that runs elsewhere or has other
-        tokens.
+        The folder; None, and a warning that says why, for one that runs elsewhere, has other
+        tokens, or has a bias already.
     """
-    from flower_privsyn.training.bias import save_biased
+    from flower_privsyn.training.bias import load_plain, save_biased
     from flower_privsyn.training.distillation import check_same_tokens
 
     try:
         if is_remote(name) or is_gguf(name):
             raise ConfigError("its logits are not at hand")
-        check_same_tokens(tokens_of, name)
+        check_same_tokens(tokens_of, name, setting="its model")
+        load_plain(name, device="cpu")
     except PrivsynError as error:
         logger.warning('generator = "%s" writes without a bias of its logits: %s', name, error)
         return None
