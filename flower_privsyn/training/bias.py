@@ -300,7 +300,7 @@ def unlearnt(
     """
     import torch
 
-    network, tokenizer = load_plain(model, device=device)
+    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=device)
     begin = first_token(tokenizer)
     size = int(network.get_output_embeddings().weight.shape[0])
     order = np.random.default_rng(seed).permutation(len(rows))
@@ -321,17 +321,16 @@ def unlearnt(
     return found
 
 
-def load_plain(model: str | Path, *, device: str | None) -> tuple[Any, Any]:
-    """Load a causal language model that may get a bias, in float32, and its tokenizer.
+def load_plain(model: str | Path) -> tuple[Any, Any]:
+    """Load a causal language model that may get a bias, in float32 on the CPU, and its tokenizer.
 
     Args:
         model: a bundled short name, a folder or a hub name.
-        device: as PyTorch names it; None chooses.
 
     Raises:
         ModelError: The model cannot be loaded, or has a bias.
     """
-    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=device)
+    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device="cpu")
     from flower_privsyn.models.biased import BiasedForCausalLM
 
     if isinstance(network, BiasedForCausalLM):
@@ -360,7 +359,7 @@ def save_biased(model: str | Path, output: str | Path, bias: LogitBias) -> None:
     """
     output = Path(output)
     storage.refuse_other(output)
-    network, tokenizer = load_plain(model, device="cpu")
+    network, tokenizer = load_plain(model)
     from flower_privsyn.models.biased import with_bias
 
     size = int(network.get_output_embeddings().weight.shape[0])

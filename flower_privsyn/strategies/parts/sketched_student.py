@@ -31,7 +31,7 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
     from flower_privsyn.training.bias import load_plain
     from flower_privsyn.training.distillation import check_same_tokens
 
-    network, tokenizer = load_plain(located(begins), device="cpu")
+    network, tokenizer = load_plain(located(begins))
     predicted = int(network.get_output_embeddings().weight.shape[0])
     if len(tokenizer) > predicted:
         raise ConfigError(

@@ -127,7 +127,7 @@ def biased_generator(
         if is_remote(name) or is_gguf(name):
             raise ConfigError("its logits are not at hand")
         check_same_tokens(tokens_of, name, setting="its model")
-        load_plain(name, device="cpu")
+        load_plain(name)
     except PrivsynError as error:
         logger.warning('generator = "%s" writes without a bias of its logits: %s', name, error)
         return None
