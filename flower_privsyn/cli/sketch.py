@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flower_privsyn.cli.options import Json, PlainCommand, RunDir, option, plain_group
@@ -11,6 +10,8 @@ from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from flower_privsyn.runs import RunDirectory
 
 sketch = plain_group("What the release of a joint sketch says of its users' text.")
 
@@ -30,9 +31,11 @@ def show(
 ) -> int:
     """Show what the users of a run write more and less often than public text does.
 
-    DIR is the run directory. An item's ratio is its posterior mean; items are in the order of what
-    is sure: the ratio less two standard errors. Trust is how far the run went by what the release
-    says, 1 where it tells enough. All of it is made from the release, and costs nothing.
+    DIR is the run directory. An item's ratio is the exponential of the posterior mean of its
+    logarithm; items are in the order of what is sure: the ratio less two standard errors. Trust is
+    how far the run went by what the release says, 1 where it tells enough. All of it is made from
+    the release, and costs nothing beyond its epsilon; a run without noise has none, and what it
+    shows is private.
     """
     from flower_privsyn.checks import check_whole
     from flower_privsyn.runs import RunDirectory
@@ -46,22 +49,32 @@ def show(
             f"{run.path} holds no {SKETCH_FILE}: it is no run of joint-sketch, or it has not read "
             "its release yet"
         )
-    items, trust = telling_items(file, most=top), trust_in(file)
+    items, trust, epsilon = telling_items(file, most=top), trust_in(file), _epsilon(run)
     if as_json:
-        print(json.dumps({"trust": trust, **items}, ensure_ascii=False, indent=2))
+        shown = {"epsilon": epsilon, "trust": trust, **items}
+        print(json.dumps(shown, ensure_ascii=False, indent=2))
     else:
-        _print(items, trust, run.path)
+        told = [f"epsilon {'none: no privacy' if epsilon is None else f'{epsilon:.4g}'}"]
+        if trust is not None:
+            told.append(f"trust {trust:.2f}")
+        _print(items, f"What the release of {run.path.name} says ({', '.join(told)})")
     return 0
 
 
-def _print(
-    items: dict[str, dict[str, list[dict[str, Any]]]], trust: float | None, path: Path
-) -> None:
+def _epsilon(run: RunDirectory) -> float | None:
+    """What the run's releases cost together; None without noise."""
+    from flower_privsyn.files import read_json_lines
+
+    charged = [line for line in read_json_lines(run.ledger_file) if line["event"] == "release"]
+    epsilon: float | None = charged[-1]["epsilon_release"] if charged else None
+    return epsilon
+
+
+def _print(items: dict[str, dict[str, list[dict[str, Any]]]], title: str) -> None:
     from rich.console import Console
 
     console = Console()
-    trusted = "" if trust is None else f" (trust {trust:.2f})"
-    console.print(f"What the release of {path.name} says{trusted}", markup=False, highlight=False)
+    console.print(title, markup=False, highlight=False)
     for kind, ends in items.items():
         for end, words in (("more", "more often than"), ("less", "less often than")):
             if ends[end]:

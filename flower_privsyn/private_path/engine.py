@@ -27,6 +27,7 @@ from flower_privsyn.privacy import (
     Correlation,
     NeighboringRelation,
     Plan,
+    PoissonSampling,
     PrivacyLedger,
     RandomSource,
     SecureRandom,
@@ -422,6 +423,8 @@ class PrivateSumStrategy(Strategy):
                 num_users=None if asked.sampling.hides_cohort else num_users,
                 expected_users=asked.sampling.expected_users,
                 largest_clip_norm=largest_clip_norm(asked.sampling),
+                rate=asked.sampling.rate,
+                by_coins=isinstance(asked.sampling, PoissonSampling),
             ),
             counts,
         )

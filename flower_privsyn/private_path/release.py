@@ -4,21 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.files import replacing
-from flower_privsyn.privacy import Sampling
+from flower_privsyn.privacy import PoissonSampling, Sampling
 from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.runs.rounds import RoundFiles
 
 if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
 
-#: A noisy sum, its users, the standard deviation of its noise.
-SumOfUsers = tuple[npt.NDArray[np.float64], float, float]
+
+class SumOfUsers(NamedTuple):
+    """A noisy sum over users, or several ones of the same question added up.
+
+    Attributes:
+        total: (m,) float64.
+        users: answers in it, or where that is secret as many as are expected, > 0.
+        noise_std: standard deviation of its noise.
+        rate: share of the people who are drawn for a round, in (0, 1].
+        by_coins: whether each of them is drawn by a coin, so that nobody knows how many are.
+        rounds: sums that were added up.
+    """
+
+    total: npt.NDArray[np.float64]
+    users: float
+    noise_std: float
+    rate: float = 1.0
+    by_coins: bool = False
+    rounds: int = 1
+
+    @property
+    def sample(self) -> tuple[float, float]:
+        """How the mean of a number over these users varies, with them and with who is drawn.
+
+        Of a number with mean p and variance v among people, the sum over `users` has the variance
+        v / n + b p^2 around p. There are N = users / (rate x rounds) people, the same ones in every
+        round: 1 / n = 1 / N + (1 - rate) / users, and b = (1 - rate) / users where coins decide how
+        many are drawn, else 0.
+
+        Returns:
+            n and b.
+        """
+        n = self.users / (self.rate * self.rounds + (1.0 - self.rate))
+        return n, (1.0 - self.rate) / self.users if self.by_coins else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +66,8 @@ class ReleasedSum:
         expected_users: users that take part in such a round on average; public.
         largest_clip_norm: the largest clip norm that a next question may have: beyond, the grid
             does not hold the sum of everybody on the roster.
+        rate: share of the people who are drawn for such a round.
+        by_coins: whether each of them is drawn by a coin.
     """
 
     round_number: int
@@ -42,6 +76,8 @@ class ReleasedSum:
     num_users: int | None
     expected_users: float
     largest_clip_norm: float
+    rate: float = 1.0
+    by_coins: bool = False
 
     @property
     def users(self) -> float:
@@ -53,19 +89,20 @@ class ReleasedSum:
         """The sum with what it takes to read it.
 
         Where who was drawn is secret, the expected number of users stands for theirs: the mean
-        stays unbiased, with the sampling's variance added.
+        stays unbiased, and varies with the coins (`SumOfUsers.sample`).
         """
-        return self.values, float(self.users), self.noise_std
+        return SumOfUsers(self.values, float(self.users), self.noise_std, self.rate, self.by_coins)
 
 
 def added_up(releases: Sequence[SumOfUsers]) -> SumOfUsers | None:
     """Releases of the same question as one; None where there is none, or nobody in them."""
-    if not releases or sum(users for _, users, _ in releases) <= 0:
+    if not releases or sum(one.users for one in releases) <= 0:
         return None
-    return (
-        np.sum([total for total, _, _ in releases], axis=0),
-        float(sum(users for _, users, _ in releases)),
-        float(np.sqrt(sum(std**2 for _, _, std in releases))),
+    return releases[0]._replace(
+        total=np.sum([one.total for one in releases], axis=0),
+        users=float(sum(one.users for one in releases)),
+        noise_std=float(np.sqrt(sum(one.noise_std**2 for one in releases))),
+        rounds=sum(one.rounds for one in releases),
     )
 
 
@@ -109,4 +146,6 @@ def stored_release(run: RunDirectory, number: int, *, sampling: Sampling) -> Rel
         num_users=None if np.isnan(header[1]) else int(header[1]),
         expected_users=sampling.expected_users,
         largest_clip_norm=largest_clip_norm(sampling),
+        rate=sampling.rate,
+        by_coins=isinstance(sampling, PoissonSampling),
     )

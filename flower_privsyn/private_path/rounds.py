@@ -138,7 +138,13 @@ class RoundEnds:
         raise FederationError(
             "no round was released, so nothing was learned from the users and no result is "
             f"written; {f'{charged} rounds were charged' if charged else 'nothing was spent'}; "
-            + (f"{go_on}, which asks again" if again else "start a new run")
+            + (
+                f"{go_on}, which asks again"
+                if again
+                else "start a new run, whose cost adds to this one's"
+                if charged
+                else "start a new run"
+            )
         )
 
     def _take_back(self, ledger: PrivacyLedger, plan: Plan | None, reached: int) -> int:

@@ -447,6 +447,9 @@ def unpack_bigrams(packed: npt.NDArray[Any]) -> IntArray:
     if bool(np.any(gaps[1:] == 0)) or len(gaps) > _MOST_NUMBERS:
         raise ValueError(f"bigrams must differ and be at most {_MOST_NUMBERS}")
     keys: IntArray = np.cumsum(gaps)
+    if bool(np.any(keys[1:] <= keys[:-1])):
+        # Eight million gaps of nearly 2^49 are more than 64 bits hold.
+        raise ValueError("bigrams must have keys below 2^49")
     keys.flags.writeable = False
     return keys
 

@@ -41,7 +41,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
-from flower_privsyn.private_path.release import ReleasedSum
+from flower_privsyn.private_path.release import ReleasedSum, SumOfUsers
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
@@ -429,7 +429,7 @@ class ReleasedMoments(AskedAgain):
             read = MomentSketch.of_two_rounds(
                 space,
                 (query, self._questions[1]),
-                [release.of_users, (none, 1.0, 0.0)],
+                [release.of_users, SumOfUsers(none, 1.0, 0.0)],
                 count=float(self.config.num_records),
             )
             if read is not None:
@@ -484,11 +484,11 @@ class ReleasedMoments(AskedAgain):
             return {}
         released = Counter(
             Release(
-                noise_multiplier=noise,  # over 1, what a record adds at most
+                noise_multiplier=one.noise_std,  # over 1, what a record adds at most
                 sampling=FullParticipation(),
                 relation=NeighboringRelation(config.relation),
             )
-            for _, _, noise in self.releases()
+            for one in self.releases()
         )
         epsilon = release_epsilon(released, delta=config.delta, accountant=config.accountant)
         return {"epsilon_of_a_record": epsilon if math.isfinite(epsilon) else None}

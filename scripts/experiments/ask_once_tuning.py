@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from flower_privsyn.data import Cut
 from flower_privsyn.data.cut import token_ids
@@ -45,6 +44,7 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.files import append_json_lines, read_json_lines
 from flower_privsyn.privacy import FullParticipation, calibrate_noise_multiplier
+from flower_privsyn.private_path.release import SumOfUsers
 from flower_privsyn.queries import Broadcast, Cohort, frequent_bigrams
 from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies.parts.token_sketch import (
@@ -83,9 +83,6 @@ BIGRAM_WEIGHTS: Final = (0.0, 0.4, 0.8, 1.0)
 
 #: Words of a document that are kept, words of a docstring, and documents that are held out.
 _WORDS, _LEAST_WORDS, _HELD_OUT = 250, 80, 150
-
-
-Release = tuple[npt.NDArray[np.float64], float, float]
 
 
 def documents(corpus: Path) -> Iterator[dict[str, str]]:
@@ -145,11 +142,11 @@ def noise_of(users: int, epsilon: float) -> float:
 
 def released(
     config: JointSketchConfig, broadcast: Broadcast, cohort: Cohort, *, noise: float, seed: int
-) -> Release:
+) -> SumOfUsers:
     """The noisy sum of what users answer, how many they are, and the noise in it."""
     total = config.sketch_question().answer(cohort, broadcast)
     total = total + np.random.default_rng(seed).normal(0.0, noise, len(total))
-    return total, float(cohort.num_users), noise
+    return SumOfUsers(total, float(cohort.num_users), noise)
 
 
 class Split:
@@ -201,14 +198,14 @@ class Split:
 
     def asked(
         self, config: JointSketchConfig, *, epsilon: float
-    ) -> tuple[Broadcast, list[Release]]:
+    ) -> tuple[Broadcast, list[SumOfUsers]]:
         """The question and the release of the users."""
         broadcast = self.broadcast(config)
         noise = noise_of(self.cohort.num_users, epsilon)
         return broadcast, [released(config, broadcast, self.cohort, noise=noise, seed=config.seed)]
 
     def read(
-        self, config: JointSketchConfig, broadcast: Broadcast, releases: list[Release]
+        self, config: JointSketchConfig, broadcast: Broadcast, releases: list[SumOfUsers]
     ) -> TokenSketch:
         """What releases say, against the public text."""
         sketch = TokenSketch.of(

@@ -35,6 +35,7 @@ from flower_privsyn.privacy import (
     InsecureRandom,
     calibrate_noise_multiplier,
 )
+from flower_privsyn.private_path.release import SumOfUsers
 from flower_privsyn.queries import Cohort, Moments
 from flower_privsyn.strategies.parts.moments import MomentSketch, MomentSpace, shift_of
 from scripts.experiments.fred_data import GROUPS, PARTS, load
@@ -142,7 +143,7 @@ class Asked:
                 mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=1.0)
                 grid = np.trunc(total * 2.0**30) / 2.0**30
                 total, std = mechanism.release(grid, random=random), mechanism.standard_deviation
-            releases.append((total, float(self.count), std))
+            releases.append(SumOfUsers(total, float(self.count), std))
             if self.way.two_rounds and shift is None:
                 mean = self.space.radius * total[: self.space.dimensions] / self.count
                 shift = shift_of(mean, self.space.radius)

@@ -10,6 +10,8 @@ READING = "flower_privsyn/strategies/parts/sketch_reading.py"
 TOKEN_SKETCH = "flower_privsyn/strategies/parts/token_sketch.py"
 TOKEN_SKETCH_TESTS = "tests/strategies/parts/test_token_sketch.py"
 READING_TESTS = "tests/strategies/parts/test_sketch_reading.py"
+RELEASE = "flower_privsyn/private_path/release.py"
+RELEASE_TESTS = "tests/private_path/test_release.py"
 SELECTION = "flower_privsyn/training/selection.py"
 SELECTION_TESTS = "tests/training/test_selection.py"
 
@@ -101,6 +103,30 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="left[group] -= 1",
         after="left[group] -= 0",
         tests=(SELECTION_TESTS,),
+    ),
+    Mutation(
+        name="users who are asked again count as others",
+        file=RELEASE,
+        function="SumOfUsers.sample",
+        before="self.rate * self.rounds + (1.0 - self.rate)",
+        after="1.0",
+        tests=(RELEASE_TESTS,),
+    ),
+    Mutation(
+        name="how many the coins draw is taken for known",
+        file=RELEASE,
+        function="SumOfUsers.sample",
+        before="if self.by_coins else 0.0",
+        after="if False else 0.0",
+        tests=(RELEASE_TESTS,),
+    ),
+    Mutation(
+        name="the first draw of users is read as if all had been in it",
+        file=READING,
+        function="_Observed.of",
+        before="num_users, by_coins = sample",
+        after="num_users, by_coins = 1e9, 0.0",
+        tests=(READING_TESTS,),
     ),
     Mutation(
         name="a release that tells little is trusted",

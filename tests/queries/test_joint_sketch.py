@@ -315,6 +315,11 @@ class TestBroadcast:
         table = np.array(sorted(keys))
         assert np.array_equal(joint_sketch.unpack_bigrams(joint_sketch.pack_bigrams(table)), table)
 
+    def test_keys_that_no_number_holds_are_no_table(self) -> None:
+        gap = joint_sketch.pack_bigrams(np.array([2**49 - 1]))
+        with pytest.raises(ValueError, match="below 2\\^49"):
+            joint_sketch.unpack_bigrams(np.tile(gap, 2**14 + 1))
+
     def test_is_small(self) -> None:
         generator = np.random.default_rng(7)
         keys = np.sort(generator.choice(8192 * 8192, size=150_000, replace=False))

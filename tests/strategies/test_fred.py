@@ -25,6 +25,7 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
     release_epsilon,
 )
+from flower_privsyn.private_path.release import SumOfUsers
 from flower_privsyn.report import write_run_page
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.strategies import FreD, FreDConfig, MomentSketch
@@ -190,7 +191,8 @@ class TestOneRelease:
         random = InsecureRandom(5)
         means, diagonal, others = [], [], []
         for _ in range(400):
-            noisy = mechanism.release(total, random=random), 40.0, mechanism.standard_deviation
+            values = mechanism.release(total, random=random)
+            noisy = SumOfUsers(values, 40.0, mechanism.standard_deviation)
             found = MomentSketch.of_joint(truth.space, query, [noisy])
             # What the square of a noisy mean adds stands beside the noise of the second moments.
             second = found.covariance + np.outer(found.mean, found.mean)
@@ -216,7 +218,11 @@ class TestOneRelease:
             MomentSketch.of_joint(
                 truth.space,
                 query,
-                [(mechanism.release(total, random=random), 40.0, mechanism.standard_deviation)],
+                [
+                    SumOfUsers(
+                        mechanism.release(total, random=random), 40.0, mechanism.standard_deviation
+                    )
+                ],
             )
             for _ in range(400)
         ]

@@ -121,7 +121,8 @@ class TestARun:
         assert said[" engine"] < 0.0
         assert main(["sketch", "show", str(run), "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)
-        assert set(shown) == {"trust", "token", "bigram"}
+        assert set(shown) == {"epsilon", "trust", "token", "bigram"}
+        assert shown.pop("epsilon") is None  # it was run without noise
         trust = shown.pop("trust")
         assert trust == trust_in(run / SKETCH_FILE)
         assert 0.05 < trust < 1.0
@@ -136,7 +137,7 @@ class TestARun:
         assert main(["sketch", "show", str(run)]) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "more often than public" in said
-        assert f"(trust {trust:.2f})" in said
+        assert f"(epsilon none: no privacy, trust {trust:.2f})" in said
 
     def test_student_is_the_plain_one_with_the_release_in_its_logits(
         self, finished: JointSketch

@@ -14,6 +14,7 @@ from flwr.app import Message
 
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.privacy.grid import GRID
+from flower_privsyn.private_path.release import SumOfUsers
 from flower_privsyn.queries import KernelMean, features, mean_features
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.strategies import KernelSketchConfig, Sketch
@@ -532,8 +533,9 @@ class TestSketch:
 
     def test_combining(self) -> None:
         assert Sketch.combine(self.query, []) is None
-        assert Sketch.combine(self.query, [(np.ones(4), 0.0, 1.0)]) is None
-        both = Sketch.combine(self.query, [(np.ones(4), 3, 3.0), (np.ones(4), 4, 4.0)])
+        assert Sketch.combine(self.query, [SumOfUsers(np.ones(4), 0.0, 1.0)]) is None
+        releases = [SumOfUsers(np.ones(4), 3, 3.0), SumOfUsers(np.ones(4), 4, 4.0)]
+        both = Sketch.combine(self.query, releases)
         assert both is not None
         assert (both.num_users, both.noise_std) == (7.0, 5.0)
         assert both.total.tolist() == [2.0] * 4

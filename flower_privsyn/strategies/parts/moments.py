@@ -223,7 +223,7 @@ class MomentSketch:
         added = added_up(releases)
         if added is None:
             return None
-        total, users, noise = added
+        total, users, noise = added[:3]
         _, w1, w2 = query.weights
         where = query.columns(space.dimensions)
         n = count * len(releases) or _counted(query, total[where[0]], users)
@@ -263,11 +263,11 @@ class MomentSketch:
         if first is None or after is None:
             return None
         c, k = space.radius, space.dimensions
-        (total, users, noise), (asked_mean, asked_second) = first, questions
+        (total, users, noise), (asked_mean, asked_second) = first[:3], questions
         columns = asked_mean.columns(k)
         n = count or _counted(asked_mean, total[columns[0]], users)
         w1 = asked_mean.weights[1]
-        second, users_after, noise_after = after
+        second, users_after, noise_after = after[:3]
         columns_after = asked_second.columns(k)
         m = count * (len(releases) - 1) or _counted(
             asked_second, second[columns_after[0]], users_after

@@ -65,13 +65,12 @@ class Sketch:
 
         Args:
             query: asked in all of them.
-            releases: for each round the noisy sum, its users and the noise's standard deviation.
+            releases: of each round.
         """
         added = added_up(releases)
         if added is None:
             return None
-        total, users, noise = added
-        return cls(query=query, total=total, num_users=users, noise_std=noise)
+        return cls(query=query, total=added.total, num_users=added.users, noise_std=added.noise_std)
 
     def mean_scores(self, embeddings: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Mean kernel between each text and the users' texts, (m,): POPri's objective."""

@@ -9,7 +9,8 @@ An item's amount with private users is r = p exp(theta), p its amount with pseud
 estimate of r from the release is normal around it with a variance in which everything is known:
 
     noise          s^2 = (noise_std / (weight n))^2
-    users          exp(theta) v / n, for a sample of n users; v the variance of an amount
+    users          exp(theta) v / n + exp(2 theta) p^2 b, for a sample of n users; v the variance of
+                   an amount, and b is 0 unless coins draw them (`SumOfUsers.sample`)
     pseudo-users   exp(2 theta) v / m, for p is an estimate too
     folding        what else is counted in the same number, less what is expected of it
 
@@ -29,6 +30,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.private_path.release import SumOfUsers
 from flower_privsyn.queries import Broadcast, Cohort, JointSketch
 from flower_privsyn.queries.joint_sketch import Block, ItemMoments
 
@@ -188,10 +190,8 @@ def pseudo_users(documents: Iterable[npt.NDArray[np.int64]], *, tokens_per_user:
 def length_written(
     query: JointSketch,
     broadcast: Broadcast,
+    released: SumOfUsers,
     *,
-    total: Float64Array,
-    num_users: float,
-    noise_std: float,
     documents: Sequence[npt.NDArray[np.int64]],
 ) -> int:
     """How many tokens users write, as far as they count: told by the sum of a release's numbers.
@@ -203,10 +203,8 @@ def length_written(
     Args:
         query: what was asked.
         broadcast: what it was asked with.
-        total: (answer_length,) the noisy sum.
-        num_users: users in it, > 0.
-        noise_std: standard deviation of the noise in each number of it, >= 0.
-        documents: public texts, for pseudo-users.
+        released: (answer_length,) numbers, summed over users.
+        documents: public texts, for pseudo-users; at least one token.
 
     Returns:
         Tokens per user, of `LENGTHS` or as many as count: the latter where the first block is
@@ -214,8 +212,9 @@ def length_written(
     """
     block = query.blocks(broadcast)[0]
     most = query.max_tokens_per_user
-    amount = float(total[block.columns].sum()) / (num_users * block.weight)
-    noise = noise_std * math.sqrt(block.width) / (num_users * block.weight)
+    counted = released.users * block.weight
+    amount = float(released.total[block.columns].sum()) / counted
+    noise = released.noise_std * math.sqrt(block.width) / counted
     if block.hash_key is not None or amount < 2 * noise:
         return most
     asked, sent = query, broadcast
@@ -237,10 +236,8 @@ def length_written(
 def read_sketch(
     query: JointSketch,
     broadcast: Broadcast,
+    released: SumOfUsers,
     *,
-    total: Float64Array,
-    num_users: float,
-    noise_std: float,
     public: Cohort,
 ) -> SketchReading:
     """Read a release.
@@ -248,15 +245,13 @@ def read_sketch(
     Args:
         query: what was asked.
         broadcast: what it was asked with.
-        total: (answer_length,) the noisy sum.
-        num_users: users in it, > 0: public, or their expected number.
-        noise_std: standard deviation of the noise in each number of it, >= 0.
+        released: (answer_length,) numbers, summed over users.
         public: pseudo-users (`pseudo_users`), at least one.
 
     Raises:
         ValueError: shapes do not fit, or a number is out of range.
     """
-    total = np.asarray(total, dtype=np.float64)
+    total, num_users, noise_std = np.asarray(released.total), released.users, released.noise_std
     if total.shape != (query.answer_length(broadcast),) or not np.isfinite(total).all():
         raise ValueError(
             f"the release must be ({query.answer_length(broadcast)},) and finite, got {total.shape}"
@@ -273,7 +268,7 @@ def read_sketch(
             block,
             moments[block.name],
             means=total[block.columns] / (num_users * block.weight),
-            num_users=num_users,
+            sample=released.sample,
             noise=noise_std / (num_users * block.weight),
         )
         readings[block.name] = _read_block(block, observed, readings.get("tokens"), vocabulary)
@@ -307,7 +302,7 @@ class _Observed:
         moments: ItemMoments,
         *,
         means: Float64Array,
-        num_users: float,
+        sample: tuple[float, float],
         noise: float,
     ) -> _Observed:
         """Unfold a block.
@@ -316,7 +311,7 @@ class _Observed:
             block: which one.
             moments: of pseudo-users.
             means: (width,) the released mean, without the block's weight.
-            num_users: n.
+            sample: n and b, as the sum has them.
             noise: standard deviation of `means`.
         """
         seen = moments.mean > 0
@@ -324,10 +319,11 @@ class _Observed:
         public = moments.mean + 0.5 * once / moments.num_users
         square = moments.square + 0.5 * once**2 / moments.num_users
         varying = np.maximum(square - public**2, 1e-6 * square)
+        num_users, by_coins = sample
         constant = np.full(block.num_items, noise**2)
         estimate = means
         if block.hash_key is not None:
-            sampled = varying * (1.0 / num_users + 1.0 / moments.num_users)
+            sampled = varying * (1.0 / num_users + 1.0 / moments.num_users) + public**2 * by_coins
             estimate, folded = _unfolded(block, means, public, sampled, noise**2)
             constant += folded
         return cls(
@@ -335,7 +331,9 @@ class _Observed:
             public=public,
             constant=constant,
             linear=varying / num_users,
-            quadratic=varying / moments.num_users + public**2 * _STEP**2 / 12.0,
+            quadratic=varying / moments.num_users
+            + public**2 * _STEP**2 / 12.0
+            + public**2 * by_coins,
         )
 
     def among(self, chosen: IntArray | slice) -> _Observed:

@@ -68,7 +68,7 @@ class TokenSketch:
         Args:
             query: asked in all of them.
             broadcast: with which.
-            releases: for each round the noisy sum, its users and the noise's standard deviation.
+            releases: of each round.
             documents: tokens of public texts, of which pseudo-users are made: what the users' text
                 is told from.
             tokens_per_user: how much those write; 0 for what the release says.
@@ -76,24 +76,16 @@ class TokenSketch:
         added = added_up(releases)
         if added is None:
             return None
-        total, users, noise = added
-        written = tokens_per_user or length_written(
-            query,
-            broadcast,
-            total=total,
-            num_users=users,
-            noise_std=noise,
-            documents=documents,
-        )
+        written = tokens_per_user or length_written(query, broadcast, added, documents=documents)
         reading = read_sketch(
-            query,
-            broadcast,
-            total=total,
-            num_users=users,
-            noise_std=noise,
-            public=pseudo_users(documents, tokens_per_user=written),
+            query, broadcast, added, public=pseudo_users(documents, tokens_per_user=written)
         )
-        return cls(reading=reading, num_users=users, noise_std=noise, tokens_per_user=written)
+        return cls(
+            reading=reading,
+            num_users=added.users,
+            noise_std=added.noise_std,
+            tokens_per_user=written,
+        )
 
     @property
     def trust(self) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
+from flower_privsyn.private_path.release import SumOfUsers
 from flower_privsyn.queries import Cohort, JointSketch
 from flower_privsyn.strategies.parts.sketch_reading import (
     BlockReading,
@@ -73,9 +75,7 @@ class World:
             self._readings[name, noise_std, seed] = read_sketch(
                 query,
                 broadcast,
-                total=total,
-                num_users=USERS,
-                noise_std=noise_std,
+                SumOfUsers(total, USERS, noise_std),
                 public=self.public,
             )
         return self._readings[name, noise_std, seed]
@@ -211,14 +211,25 @@ def test_a_bigram_inherits_from_its_tokens(world: World) -> None:
     assert np.corrcoef(own[rare], reading.bigrams.log_ratio[rare])[0, 1] > 0.8
 
 
+def test_people_who_are_drawn_and_asked_again_say_less_than_as_many_others(world: World) -> None:
+    query = QUERIES["tokens"]
+    broadcast = query.broadcast(V)
+    once = SumOfUsers(query.answer(world.asked, broadcast), USERS, 0.0)
+    errors = []
+    for released in (once, once._replace(rounds=4), once._replace(rate=0.25, by_coins=True)):
+        block = read_sketch(query, broadcast, released, public=world.public).tokens
+        assert block is not None
+        errors.append(block.standard_error)
+    assert (errors[1] > 1.2 * errors[0]).all()
+    assert (errors[2] > errors[0]).all()
+
+
 def test_what_public_text_lacks_is_still_defined(world: World) -> None:
     silent = Cohort.of([np.zeros(LENGTH, dtype=np.int64)] * 5, np.arange(5), 5)
     query = QUERIES["both"]
     broadcast = query.broadcast(V, world.keys)
     total = query.answer(world.asked, broadcast)
-    reading = read_sketch(
-        query, broadcast, total=total, num_users=USERS, noise_std=0.0, public=silent
-    )
+    reading = read_sketch(query, broadcast, SumOfUsers(total, USERS, 0.0), public=silent)
     for block in (reading.tokens, reading.bigrams):
         assert block is not None
         assert np.isfinite(block.log_ratio).all()
@@ -242,9 +253,7 @@ class TestLength:
         found = length_written(
             query,
             query.broadcast(V, world.keys),
-            total=total,
-            num_users=users,
-            noise_std=10,
+            SumOfUsers(total, users, 10),
             documents=list(world.public.records),
         )
         assert 0.6 < found / written < 1.6
@@ -259,9 +268,7 @@ class TestLength:
         found = length_written(
             query,
             query.broadcast(V),
-            total=total,
-            num_users=users,
-            noise_std=noise,
+            SumOfUsers(total, users, noise),
             documents=list(world.public.records),
         )
         assert found == 500
@@ -292,20 +299,16 @@ class TestPseudoUsers:
     [
         ({"total": np.zeros(V - 1)}, "release must be"),
         ({"total": np.full(V, np.nan)}, "finite"),
-        ({"num_users": 0.0}, "num_users"),
+        ({"users": 0.0}, "num_users"),
         ({"noise_std": -1.0}, "noise_std"),
         ({"noise_std": float("inf")}, "noise_std"),
         ({"public": Cohort.of([], [], 0)}, "at least one user"),
     ],
 )
-def test_unusable_arguments_are_named(world: World, changes: dict[str, object], named: str) -> None:
+def test_unusable_arguments_are_named(world: World, changes: dict[str, Any], named: str) -> None:
     query = JointSketch()
-    arguments: dict[str, object] = {
-        "total": np.zeros(V),
-        "num_users": 10.0,
-        "noise_std": 1.0,
-        "public": world.asked,
-        **changes,
-    }
+    public = changes.get("public", world.asked)
+    fields = {key: value for key, value in changes.items() if key != "public"}
+    released = SumOfUsers(np.zeros(V), 10.0, 1.0)._replace(**fields)
     with pytest.raises(ValueError, match=named):
-        read_sketch(query, query.broadcast(V), **arguments)  # type: ignore[arg-type]
+        read_sketch(query, query.broadcast(V), released, public=public)

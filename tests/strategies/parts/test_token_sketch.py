@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.private_path.release import SumOfUsers
 from flower_privsyn.queries import Cohort, JointSketch
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_in
 from flower_privsyn.strategies import JointSketchConfig
@@ -131,7 +132,7 @@ def test_a_release_that_tells_little_changes_no_logits() -> None:
     query = JointSketch(max_tokens_per_user=16)
     broadcast = query.broadcast(size, None)
     users = Cohort.of([chosen[0]] * 20, np.arange(20), 20)
-    release = (query.answer(users, broadcast), 20.0, 0.01)
+    release = SumOfUsers(query.answer(users, broadcast), 20.0, 0.01)
     ratios = np.random.default_rng(0).normal(0.0, 1.0, size)
 
     def lacking(error: float) -> tuple[float, np.ndarray]:
