@@ -6,8 +6,8 @@ any size: it is read in chunks, and the rows that may still be chosen are all th
 Xie, Santurkar, Ma, Liang, "Data Selection for Language Models via Importance Resampling" (DSIR,
 NeurIPS 2023) draws rows by importance weights and without replacement, by the Gumbel trick; here
 the weights come from a private release. Wang et al., "Can Public Large Language Models Help Private
-Cross-device Federated Learning?" (NAACL 2024) choose public text by a private model: their scores
-are one more `Scorer`.
+Cross-device Federated Learning?" (NAACL 2024) choose public text by a private model
+(`flower_privsyn.training.distribution_matching`).
 """
 
 from __future__ import annotations

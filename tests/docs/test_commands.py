@@ -158,7 +158,9 @@ NOT_RUN = {
     r"python (-m scripts.experiments.fred_data|scripts/public_models/\S+) .*": (
         "reads a corpus that is not here; what they call is tested"
     ),
-    r"python scripts/experiments/ask_once_tables.py .*": "reads what hours of measuring left",
+    r"python -m scripts.experiments.ask_once_tables .*": (
+        "tests/scripts/test_ask_once_tables.py::test_cells_of_several_folders_stand_in_one_table"
+    ),
     r"\.ci/slow": "hours",
     r"pre-commit install": "changes the checkout; .ci/run has what it calls",
     r"privsyn run baselines/\S+ .*": "the paper's size: its data and a GPU",

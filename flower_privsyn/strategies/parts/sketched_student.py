@@ -56,7 +56,7 @@ class SketchedStudent:
     Attributes:
         sketch: what was released.
         selection: the rows that were chosen.
-        texts: of these rows, best first.
+        texts: of these rows, in the order in which they were chosen.
     """
 
     def __init__(

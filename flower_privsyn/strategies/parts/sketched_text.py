@@ -124,7 +124,7 @@ class SketchedText:
         return sketch
 
     def select(self, sketch: TokenSketch) -> Selection:
-        """The rows of public text that are most like the users' text, best first."""
+        """The rows of public text that are most like the users' text, as they were chosen."""
         from flower_privsyn.training.selection import Rows
 
         config, public = self._config, self.public
