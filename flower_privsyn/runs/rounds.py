@@ -20,6 +20,9 @@ TRAINING: Final = "training.json"
 TRAINED_MODEL: Final = "models/final"
 """The model that a run has made, below its directory."""
 
+PLAIN_MODEL: Final = "models/plain"
+"""The same without a bias of its logits, where that one has one."""
+
 
 @dataclass(frozen=True)
 class RoundFiles:

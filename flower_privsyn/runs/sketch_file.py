@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
+from flower_privsyn.errors import RunDirectoryError
 
 #: In a run directory: what a release says, a row per token, per bigram and per topic of
 #: public text.
@@ -26,11 +30,26 @@ def trust_in(file: Path) -> float | None:
 
     Args:
         file: `sketch.parquet`.
+
+    Raises:
+        RunDirectoryError: the file is damaged.
     """
     import pyarrow.parquet as pq
 
-    said = (pq.read_schema(file).metadata or {}).get(TRUST_KEY)
+    with _named(file):
+        said = (pq.read_schema(file).metadata or {}).get(TRUST_KEY)
     return None if said is None else float(said)
+
+
+@contextlib.contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Say which file cannot be read."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise RunDirectoryError(f"{file} cannot be read, it is damaged: {error}") from error
 
 
 def telling_items(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -44,10 +63,14 @@ def telling_items(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str
         By kind, "token", "bigram" and "topic", then "more" and "less": lists of text, ratio
         (private over public), and two standard errors either side of it, low and high. Items whose
         interval holds 1 are left out.
+
+    Raises:
+        RunDirectoryError: the file is damaged.
     """
     import pyarrow.parquet as pq
 
-    table = pq.read_table(file, columns=["kind", "text", "log_ratio", "standard_error"])
+    with _named(file):
+        table = pq.read_table(file, columns=["kind", "text", "log_ratio", "standard_error"])
     kinds = np.array(table.column("kind").to_pylist())
     texts = table.column("text")
     ratios, errors = (

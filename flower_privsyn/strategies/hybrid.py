@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from flower_privsyn.private_path.method import Outline, Question, RecordSource, 
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Query
-from flower_privsyn.runs.rounds import TRAINED_MODEL, RoundFiles
+from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
 from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
 from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
 from flower_privsyn.strategies.parts.federated_training import ServerState
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel
 
 logger = logging.getLogger("flwr.privsyn")
+
+#: What was made of the sketch, and the rounds that train begin with, below the run directory.
+_STUDENT: Final = "models/student"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +249,7 @@ class SketchThenTraining(CorrelatedTraining):
             return state
         config = self.config
         begins = config.initial_model or config.model
-        self._student().train(begins, self.run.path / "models" / "student")
+        self._student().train(begins, self.run.path / _STUDENT)
         return replace(state, parameters=self.base_of(number + 1).parameters)
 
     def base_moved(self, number: int) -> bool:
@@ -258,23 +261,23 @@ class SketchThenTraining(CorrelatedTraining):
         if number <= FIRST_ROUND or not self._is_released:
             return super().base_of(number)
         if self._begun is None:
-            self._begun = self.loaded(self.run.path / "models" / "student")
+            self._begun = self.loaded(self.run.path / _STUDENT)
         return self._begun
 
     def written(self, model: LocalModel, parameters: npt.NDArray[np.float32]) -> dict[str, Any]:
         """Write the model, and with it what it still lacks of the release in its logits."""
         if not self._is_released:
             return super().written(model, parameters)
-        models = self.run.path / "models"
+        plain = self.run.path / PLAIN_MODEL
         with self._need_place().progress.stage("Write the model", total=None):
-            model.save(models / "plain", parameters)
+            model.save(plain, parameters)
         student = self._student()
-        student.add_bias(models / "plain", self.run.path / TRAINED_MODEL)
+        student.add_bias(plain, self.run.path / TRAINED_MODEL)
         return {
             **student.figures,
             "model": TRAINED_MODEL,
-            "plain_model": "models/plain",
-            "student_model": "models/student",
+            "plain_model": PLAIN_MODEL,
+            "student_model": _STUDENT,
         }
 
     @property

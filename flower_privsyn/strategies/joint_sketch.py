@@ -27,7 +27,7 @@ from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.queries import Query
-from flower_privsyn.runs.rounds import TRAINED_MODEL
+from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
@@ -184,11 +184,11 @@ class AskedOnce(AskedAgain):
 
     def finish(self) -> dict[str, Any]:
         """Read the releases, choose public text, train the student and write the texts."""
-        config, models = self.config, self.run.path / "models"
+        config, plain = self.config, self.run.path / PLAIN_MODEL
         student = SketchedStudent(config, self._need_text(), self.releases())
-        figures = student.figures | {"model": TRAINED_MODEL, "plain_model": "models/plain"}
-        figures |= student.train(config.model, models / "plain")
-        student.add_bias(models / "plain", self.run.path / TRAINED_MODEL)
+        figures = student.figures | {"model": TRAINED_MODEL, "plain_model": PLAIN_MODEL}
+        figures |= student.train(config.model, plain)
+        student.add_bias(plain, self.run.path / TRAINED_MODEL)
         return figures | self._synthesise(student)
 
     def _synthesise(self, student: SketchedStudent) -> dict[str, Any]:

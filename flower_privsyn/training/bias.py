@@ -81,29 +81,6 @@ class BiasScores:
         bits: Float64Array = self.nats / math.log(2) / self.bytes
         return bits
 
-    def __add__(self, other: BiasScores) -> BiasScores:
-        """The scores of two texts, each with the bias made for it, at the same weights.
-
-        Raises:
-            ConfigError: The weights differ.
-        """
-        ours = (self.token_weights, self.bigram_weights)
-        theirs = (other.token_weights, other.bigram_weights)
-        if ours != theirs:
-            raise ConfigError(f"scores at the weights {ours} cannot be added to those at {theirs}")
-        return BiasScores(
-            token_weights=self.token_weights,
-            bigram_weights=self.bigram_weights,
-            nats=self.nats + other.nats,
-            tokens=self.tokens + other.tokens,
-            bytes=self.bytes + other.bytes,
-        )
-
-    def best(self) -> tuple[float, float]:
-        """The weights of the fewest bits per byte; of equal ones the smallest."""
-        place, other = np.unravel_index(int(np.argmin(self.nats)), self.nats.shape)
-        return self.token_weights[int(place)], self.bigram_weights[int(other)]
-
 
 def score_bias(
     model: str | Path,

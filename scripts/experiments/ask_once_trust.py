@@ -17,7 +17,6 @@ import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -65,8 +64,12 @@ class Ranking:
         return self._split.read(self._config, self._broadcast, [release])
 
     def _scores(self, sketch: TokenSketch, *, trust: float) -> Scores:
-        with mock.patch.object(TokenSketch, "trust", trust):
-            return self._config.scorer(sketch)(self._rows)
+        scorer = sketch.scorer(
+            bigram_weight=self._config.bigram_score_weight,
+            surprisal_power=self._config.surprisal_power,
+            trust=trust,
+        )
+        return scorer(self._rows)
 
     def measure(self, users: int, epsilon: float, seed: int) -> list[float]:
         """Trust, and at trust 0, 1 and that one the true score and the surprisal of the best."""

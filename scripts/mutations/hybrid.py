@@ -44,8 +44,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the bias is of the student, and not of the model that is written",
         file=HYBRID,
         function="SketchThenTraining.written",
-        before='student.add_bias(models / "plain", self.run.path / TRAINED_MODEL)',
-        after='student.add_bias(models / "student", self.run.path / TRAINED_MODEL)',
+        before="student.add_bias(plain, self.run.path / TRAINED_MODEL)",
+        after="student.add_bias(self.run.path / _STUDENT, self.run.path / TRAINED_MODEL)",
         tests=(f"{TESTS}::TestTheStudent",),
     ),
     Mutation(

@@ -105,16 +105,20 @@ class TokenSketch:
             told = 0.0 if bigrams is None else bigrams.told(bigrams.public)
         return min(1.0, told / _TOLD_ENOUGH)
 
-    def scorer(self, *, bigram_weight: float, surprisal_power: float) -> LogRatioScorer:
+    def scorer(
+        self, *, bigram_weight: float, surprisal_power: float, trust: float | None = None
+    ) -> LogRatioScorer:
         """How much a row of public text is like the users' text.
 
         Args:
             bigram_weight: of the bigrams, where there are any, in [0, 1].
             surprisal_power: tokens weigh by this power of their surprisal in public text, >= 0.
+            trust: in [0, 1]; None for `trust`.
         """
         from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
 
-        tokens, bigrams, trust = self.reading.tokens, self.reading.bigrams, self.trust
+        tokens, bigrams = self.reading.tokens, self.reading.bigrams
+        trust = self.trust if trust is None else trust
         ratios, weights = np.zeros(self.reading.vocabulary), None
         if tokens is not None:
             ratios = tokens.ranking(trust)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.private_path.release import SumOfUsers
 from flower_privsyn.queries import Cohort, JointSketch
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_in
@@ -178,3 +179,7 @@ def test_what_is_sure_is_shown(sketch: TokenSketch, tmp_path: Path) -> None:
     assert bigram["ratio"] == pytest.approx(10.0, rel=1e-5)
     assert bigram["low"] == pytest.approx(10.0 * np.exp(-0.4), rel=1e-5)
     assert shown["bigram"]["less"] == []
+    (tmp_path / SKETCH_FILE).write_bytes(b"PAR1 and no more")
+    for read in (trust_in, lambda file: telling_items(file, most=5)):
+        with pytest.raises(RunDirectoryError, match=r"sketch\.parquet cannot be read"):
+            read(tmp_path / SKETCH_FILE)
