@@ -191,6 +191,9 @@ class JointSketch(Query):
             vocabulary: V, tokens of the public tokenizer, those that were added included.
             bigrams: (K,) their keys, first * V + second, increasing (`frequent_bigrams`); needed
                 where `bigram_share` > 0.
+
+        Raises:
+            ValueError: the table is needed and missing, or is none.
         """
         sent: dict[str, npt.NDArray[Any]] = {"vocabulary": np.array([vocabulary], dtype=np.int64)}
         if self.bigram_share > 0:
@@ -200,7 +203,16 @@ class JointSketch(Query):
         return sent
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
-        """Refuse another vocabulary than the users', and a table that is none."""
+        """Refuse another vocabulary than the users', and a table that is none.
+
+        Args:
+            broadcast: as it arrived.
+            dimension: tokens of the vocabulary that the users' records are of.
+
+        Raises:
+            ValueError: an array is missing or too many, is malformed, or is of another vocabulary;
+                or the answer would be too long.
+        """
         expected = {"vocabulary", "bigrams"} if self.bigram_share > 0 else {"vocabulary"}
         if set(broadcast) != expected:
             raise ValueError(
@@ -291,6 +303,9 @@ class JointSketch(Query):
 
         Returns:
             By the name of the block; of its items, also where it is folded.
+
+        Raises:
+            ValueError: there is no user.
         """
         if cohort.num_users < 1:
             raise ValueError("moments are of at least one user")

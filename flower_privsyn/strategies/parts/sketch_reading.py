@@ -166,9 +166,12 @@ def pseudo_users(documents: Iterable[npt.NDArray[np.int64]], *, tokens_per_user:
     Returns:
         Users of consecutive documents; the one that passes the limit is cut there, and what is
         left of it begins the next user.
+
+    Raises:
+        ValueError: `tokens_per_user` is below 1.
     """
     if tokens_per_user < 1:
-        raise ValueError(f"tokens-per-user must be at least 1, got {tokens_per_user}")
+        raise ValueError(f"tokens_per_user must be at least 1, got {tokens_per_user}")
     records: list[npt.NDArray[np.int64]] = []
     owners: list[int] = []
     user, room = 0, tokens_per_user
@@ -209,6 +212,9 @@ def length_written(
     Returns:
         Tokens per user, of `LENGTHS` or as many as count: the latter where the first block is
         folded, for signs leave no sum, and where the noise of the sum is half of it.
+
+    Raises:
+        ValueError: the documents hold no token.
     """
     block = query.blocks(broadcast)[0]
     most = query.max_tokens_per_user

@@ -44,9 +44,12 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
 
 
 class SketchedStudent:
-    """What is made of such a release, all of it post-processing of it and of public text.
+    """What is made of such a release.
 
     Made again from the same releases it chooses the same rows, and trains the same weights.
+
+    Formal guarantee:
+        All of it is post-processing of the releases and of public text.
 
     Args:
         config: the settings.
@@ -116,6 +119,9 @@ class SketchedStudent:
         Args:
             plain: folder of the model, trained on what was chosen and on whatever else.
             output: folder of the one with the bias inside.
+
+        Raises:
+            ModelError: the model cannot be loaded, or `output` holds something else.
         """
         from flower_privsyn.training.bias import save_biased
 

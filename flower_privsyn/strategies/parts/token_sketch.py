@@ -72,6 +72,10 @@ class TokenSketch:
             documents: tokens of public texts, of which pseudo-users are made: what the users' text
                 is told from.
             tokens_per_user: how much those write; 0 for what the release says.
+
+        Raises:
+            ValueError: a release is of another length than the question's, or the documents hold no
+                token.
         """
         added = added_up(releases)
         if added is None:
@@ -114,6 +118,9 @@ class TokenSketch:
             bigram_weight: of the bigrams, where there are any, in [0, 1].
             surprisal_power: tokens weigh by this power of their surprisal in public text, >= 0.
             trust: in [0, 1]; None for `trust`.
+
+        Returns:
+            Of rows of tokens of `reading.vocabulary`.
         """
         from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
 
@@ -137,8 +144,12 @@ class TokenSketch:
         """The log-ratios as a bias of a model's logits, with weights 1.
 
         Args:
-            unlearnt: log-ratios of the text that was read against to what the model says
-                (`flower_privsyn.training.bias.unlearnt`); None for a model that says it as often.
+            unlearnt: (V',), V' >= V, log-ratios of the text that was read against to what the
+                model says (`flower_privsyn.training.bias.unlearnt`); None for a model that says it
+                as often.
+
+        Returns:
+            Of V tokens, those of `reading.vocabulary`.
 
         With r the log-ratios, a token b after a token a is as much likelier as r(ab) - r(a) says:
         r(b), which every b gets, and what the bigram says beyond both of its tokens.
@@ -151,6 +162,8 @@ class TokenSketch:
         pairs = None
         if bigrams is not None and bigrams.keys is not None:
             first, second = np.divmod(bigrams.keys, size)
+            # Not bounded as in a score (`LogRatioScorer`): of scores the largest are chosen, and with
+            # them the errors of such differences; a bias weighs on all that a model says.
             beyond = bigrams.log_ratio - ratios[first] - ratios[second]
             pairs = Bigrams.of_pairs(first, second, beyond, vocabulary=size)
         return LogitBias(tokens=(ratios + own).astype(np.float32), bigrams=pairs)
@@ -240,6 +253,9 @@ def what_is_lacking(
     says there is compared with that text, which it was trained on for some steps or not at all.
     All of it as far as the release is to be trusted (`TokenSketch.trust`).
 
+    Formal guarantee:
+        Post-processing of the releases and of public text.
+
     Args:
         query: asked in all releases.
         broadcast: with which.
@@ -248,6 +264,10 @@ def what_is_lacking(
         chosen: tokens of the texts that were chosen, on which it may have been trained.
         sketch: the releases, read against all public text.
         seed: of the texts that it reads.
+
+    Raises:
+        ModelError: the model cannot be used.
+        ValueError: there is no release, or no token was chosen.
     """
     from flower_privsyn.training.bias import unlearnt
 

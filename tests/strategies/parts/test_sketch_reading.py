@@ -290,7 +290,7 @@ class TestPseudoUsers:
         alone = pseudo_users([np.arange(3)], tokens_per_user=5)
         assert [record.tolist() for record in alone.records] == [[0, 1, 2]]
         assert pseudo_users([], tokens_per_user=5).num_users == 0
-        with pytest.raises(ValueError, match="tokens-per-user"):
+        with pytest.raises(ValueError, match="tokens_per_user"):
             pseudo_users([], tokens_per_user=0)
 
 
