@@ -162,8 +162,8 @@ class TokenSketch:
         pairs = None
         if bigrams is not None and bigrams.keys is not None:
             first, second = np.divmod(bigrams.keys, size)
-            # Not bounded as in a score (`LogRatioScorer`): of scores the largest are chosen, and with
-            # them the errors of such differences; a bias weighs on all that a model says.
+            # Not bounded as in a score (`LogRatioScorer`): of scores the largest are chosen, and
+            # with them the errors of such differences; a bias weighs on all that a model says.
             beyond = bigrams.log_ratio - ratios[first] - ratios[second]
             pairs = Bigrams.of_pairs(first, second, beyond, vocabulary=size)
         return LogitBias(tokens=(ratios + own).astype(np.float32), bigrams=pairs)
