@@ -32,8 +32,8 @@ ASKED: Final = {"joint-sketch": "with pairs", "without-pairs": "tokens alone"}
 #: Of a cell, what stands in a line.
 _KEPT: Final = ("stamp", "method", "epsilon", "seed", "quality")
 
-#: Of a line, what makes its figures those of another experiment on the same text.
-_OF_THEIR_OWN: Final = ("public_text", "held_out")
+#: Of a line, what makes its figures those of another experiment on the same text, and its name.
+_OF_THEIR_OWN: Final = {"public_text": "public text", "held_out": "held out"}
 
 Line = dict[str, Any]
 
@@ -85,6 +85,12 @@ def _file(file: Path) -> Iterator[Line]:
         yield today | ({"costs": costs} if costs else {})
 
 
+def name_of(line: Line) -> str:
+    """What the text of a line is, and what is special about it."""
+    own = [f"{words}: {line[key]}" for key, words in _OF_THEIR_OWN.items() if line.get(key)]
+    return "; ".join([str(line["data"]), *own])
+
+
 def told(values: Sequence[float], digits: int) -> str:
     """A mean, and its standard error where there are several values."""
     mean = f"{np.mean(values):.{digits}f}"
@@ -102,13 +108,16 @@ class Table:
     """The cells of one text.
 
     Args:
-        lines: of it, with the settings of the command alone.
+        lines: of it.
+        others: of the same text with the usual settings, for a floor and a ceiling that `lines` do
+            not have.
     """
 
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self._lines = lines
+    def __init__(self, lines: Sequence[Line], others: Sequence[Line] = ()) -> None:
+        self._lines, self._others = lines, others
         self.users = sorted({int(line["users"]) for line in lines})
-        floors = [line for line in lines if line["method"] == FLOOR]
+        floors = [line for line in (*lines, *others) if line["method"] == FLOOR]
+        floors = [line for line in floors if line in lines] or floors
         # Of a public model nothing depends on the users but who is held out, who are the same.
         self._floor = float(np.mean(accuracies(floors))) if floors else None
 
@@ -122,8 +131,12 @@ class Table:
 
     def ceiling(self, users: int) -> float | None:
         """The accuracy of private text that is fine-tuned on."""
-        found = [one for lines in self.of(users, CEILING).values() for one in lines]
-        return float(np.mean(accuracies(found))) if found else None
+        for lines in (self._lines, self._others):
+            wanted = (users, CEILING)
+            found = [one for one in lines if (one["users"], one["method"]) == wanted]
+            if found:
+                return float(np.mean(accuracies(found)))
+        return None
 
     def gap(self, lines: Sequence[Line], users: int) -> str:
         """The share of the way from floor to ceiling, in percent."""
@@ -182,11 +195,13 @@ def main() -> int:
     if arguments.results:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         arguments.results.write_text(text, encoding="utf-8")
-    usual = [line for line in lines if not any(line.get(key) for key in _OF_THEIR_OWN)]
     print(f"> {lines[0]['stamp']}" if lines else "there is no finished cell")
+    named: dict[str, list[Line]] = {}
+    for line in lines:
+        named.setdefault(name_of(line), []).append(line)
     tables = {
-        name: Table([line for line in usual if line["data"] == name])
-        for name in dict.fromkeys(line["data"] for line in usual)
+        name: Table(own, () if own[0]["data"] == name else named.get(own[0]["data"], ()))
+        for name, own in named.items()
     }
     for name, table in tables.items():
         for users in table.users:
@@ -196,7 +211,7 @@ def main() -> int:
                 "| kB up |\n|---|---:|---:|---:|---:|---:|---:|"
             )
             print("\n".join(table.rows(users)))
-    epsilons = sorted({line["epsilon"] for line in usual if line["method"] in ASKED})
+    epsilons = sorted({line["epsilon"] for line in lines if line["method"] in ASKED})
     print(f"\n| text | users | | {' | '.join(f'ε = {one:g}' for one in epsilons)} | ceiling |")
     print(f"|---|---:|---|{'---|' * len(epsilons)}---:|")
     for name, table in tables.items():

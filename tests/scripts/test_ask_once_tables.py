@@ -60,6 +60,13 @@ def test_cells_of_several_folders_stand_in_one_table(
     assert "not kept" not in kept.read_text(encoding="utf-8")
     assert tables(monkeypatch, str(kept)) == 0
     assert capsys.readouterr().out == shown
+    # Of other public text, beside the same ends.
+    with kept.open("a", encoding="utf-8") as file:
+        line = json.loads(kept.read_text(encoding="utf-8").splitlines()[-1])
+        file.write(json.dumps(line | {"public_text": "bundled"}) + "\n")
+    assert tables(monkeypatch, str(kept)) == 0
+    other = capsys.readouterr().out.split("law; public text: bundled, 30 users")[1]
+    assert "| `joint-sketch` | 1 | 1 | 21.00 | 62 | 2.0000 | 98 |" in other
 
 
 @pytest.mark.parametrize(
