@@ -129,6 +129,10 @@ RUN_BY = {
     r"python -m scripts.experiments.ask_once_trust .*": (
         "tests/scripts/test_ask_once_trust.py::test_what_is_trusted_finds_what_is_true"
     ),
+    r"python -m scripts.experiments.what_is_gained .*": (
+        "tests/scripts/test_what_is_gained.py"
+        "::test_a_run_is_measured_beside_the_public_model_and_the_ceiling"
+    ),
     r"python -m scripts.experiments.ask_once_embedding .*": (
         "tests/scripts/test_ask_once_embedding.py::test_every_weight_is_measured"
     ),
