@@ -115,12 +115,14 @@ def kinds(
 def lines(
     masks: Mapping[str, Mask], found: Sequence[tuple[Mask, npt.NDArray[np.float64]]]
 ) -> Iterator[str]:
-    """A table: a row for each kind, of the public model, the student and the ceiling."""
+    """A table: a row for each kind there is, of the public model, the student and the ceiling."""
     yield "| tokens | share, % | accuracy: public | student | private text | gap closed, % |" + (
         " bits a token: public | student | private text | gap closed, % |"
     )
     yield "|---|" + "---:|" * 9
     for name, mask in masks.items():
+        if not mask.any():
+            continue
         accuracy = [100 * float(hits[mask].mean()) for hits, _ in found]
         bits = [float(nats[mask].mean()) / math.log(2) for _, nats in found]
         row = [name, f"{100 * mask.mean():.0f}"]
