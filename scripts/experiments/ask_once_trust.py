@@ -17,6 +17,7 @@ import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,9 @@ from flower_privsyn.training.selection import Rows, SelectionRule
 from scripts.experiments.ask_once_tuning import Split, noise_of, released
 
 Scores = npt.NDArray[np.float64]
+
+#: Of the public rows, those that come first.
+_BEST: Final = 0.03
 
 
 def standardised(scores: Scores) -> Scores:
@@ -50,7 +54,7 @@ class Ranking:
         least = config.least_row_tokens
         rows = [row for row in map(public.row, range(len(public))) if len(row) >= least]
         self._rows = Rows(tokens=rows)
-        self._most = SelectionRule.count_of(config.select_share, len(rows))
+        self._most = SelectionRule.count_of(_BEST, len(rows))
         self._broadcast = split.broadcast(config)
         everybody = self._read(split.cohort, noise=0.0, seed=0)
         self._true = standardised(self._scores(everybody, trust=0.0))
