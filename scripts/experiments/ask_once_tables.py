@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,10 +116,14 @@ class Table:
     def __init__(self, lines: Sequence[Line], others: Sequence[Line] = ()) -> None:
         self._lines, self._others = lines, others
         self.users = sorted({int(line["users"]) for line in lines})
-        floors = [line for line in (*lines, *others) if line["method"] == FLOOR]
-        floors = [line for line in floors if line in lines] or floors
+        floors = self._own_or_usual(lambda line: line["method"] == FLOOR)
         # Of a public model nothing depends on the users but who is held out, who are the same.
         self._floor = float(np.mean(accuracies(floors))) if floors else None
+
+    def _own_or_usual(self, fits: Callable[[Line], bool]) -> list[Line]:
+        return [line for line in self._lines if fits(line)] or [
+            line for line in self._others if fits(line)
+        ]
 
     def of(self, users: int, method: str) -> dict[float | None, list[Line]]:
         """The cells of a method, by epsilon."""
@@ -131,12 +135,9 @@ class Table:
 
     def ceiling(self, users: int) -> float | None:
         """The accuracy of private text that is fine-tuned on."""
-        for lines in (self._lines, self._others):
-            wanted = (users, CEILING)
-            found = [one for one in lines if (one["users"], one["method"]) == wanted]
-            if found:
-                return float(np.mean(accuracies(found)))
-        return None
+        wanted = (users, CEILING)
+        found = self._own_or_usual(lambda line: (line["users"], line["method"]) == wanted)
+        return float(np.mean(accuracies(found))) if found else None
 
     def gap(self, lines: Sequence[Line], users: int) -> str:
         """The share of the way from floor to ceiling, in percent."""

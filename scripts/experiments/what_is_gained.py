@@ -26,16 +26,16 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 import flower_privsyn.models.biased  # noqa: F401 - registers what `models/final` is
+from flower_privsyn.evaluation.language_model import predictions
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.training.tokens import batches_by_length, first_token, padded, token_rows
+from flower_privsyn.training.tokens import first_token, token_rows
 
-#: Tokens of a passage, logits held at a time.
-_WINDOW, _LOGITS = 64, 2**25
+#: Tokens of a passage, passages that are read at a time.
+_WINDOW, _BATCH = 64, 32
 #: Tokens that are in every text, and the bounds of how often others are written, by rank.
 _EVERYWHERE, _RANKS = 200, (200, 2000)
 
@@ -55,24 +55,13 @@ def predicted(
         Which are the model's first choice, and their nats, in the order of the windows.
     """
     network, _ = load_pretrained(model, kind="causal", dtype="float32", device="cpu")
-    vocabulary = int(network.get_output_embeddings().weight.shape[0])
     hits: dict[int, Mask] = {}
     nats: dict[int, npt.NDArray[np.float64]] = {}
-    for batch in batches_by_length(
-        windows, range(len(windows)), vocabulary=vocabulary, logits=_LOGITS
-    ):
-        tokens, attention = padded([windows[place] for place in batch])
-        with torch.inference_mode():
-            logits = network(input_ids=tokens, attention_mask=attention).logits[:, 1:-1].float()
-            targets = tokens[:, 2:]
-            losses = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), reduction="none"
-            ).view(targets.shape)
-            found = logits.argmax(dim=-1) == targets
-        for row, place in enumerate(batch):
-            length = len(windows[place]) - 2
-            hits[place] = found[row, :length].numpy()
-            nats[place] = losses[row, :length].double().numpy()
+    for batch in predictions(network, windows, batch_size=_BATCH):
+        for row, place in enumerate(batch.windows):
+            counted = slice(1, len(windows[place]) - 1)
+            hits[place] = batch.hits[row, counted].numpy()
+            nats[place] = batch.losses[row, counted].double().numpy()
     order = range(len(windows))
     return np.concatenate([hits[place] for place in order]), np.concatenate(
         [nats[place] for place in order]

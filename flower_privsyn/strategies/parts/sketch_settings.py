@@ -68,9 +68,12 @@ class SketchedStudentConfig(StudentConfig):
         'text to choose from: "bundled", or a JSONL file with `text` and no person\'s data; of any '
         "size. Also a folder or a data set by name (docs/distillation.md).",
     ] = "bundled"
-    select_share: Annotated[float, Gt(0), Le(1), "share of the public rows that are chosen."] = (
-        0.015
-    )
+    select_share: Annotated[
+        float,
+        Gt(0),
+        Le(1),
+        "share of the public rows that are chosen.",
+    ] = 0.015
     least_selected: Annotated[
         int,
         Ge(1),
