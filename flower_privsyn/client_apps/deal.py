@@ -10,10 +10,10 @@ import hashlib
 import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
-from flower_privsyn.errors import DataError
+from flower_privsyn.errors import ConfigError, DataError
 
 _BUSY_SECONDS = 60.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
@@ -33,8 +33,8 @@ def check_deal(
         max_nodes: on how many nodes one user may be.
 
     Raises:
-        DataError: A user is on more nodes than that, or the list cannot be kept. The sentence
-            names nobody.
+        ConfigError: A user is on more nodes than that. The sentence names nobody.
+        DataError: The list cannot be kept.
     """
     folder = directory / "deals"
     key = run_id.to_bytes(16, "big", signed=True)
@@ -45,8 +45,10 @@ def check_deal(
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for old in folder.glob("*.sqlite*"):
-            if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
-                old.unlink(missing_ok=True)
+            # A journal ends with the transaction of the node that it belongs to.
+            with suppress(FileNotFoundError):
+                if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
+                    old.unlink()
         path = folder / f"{run_id}.sqlite"
         with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as deal:
             # One node after the other: of two that share a user the second one sees the first.
@@ -71,7 +73,7 @@ def check_deal(
             "nodes a user is."
         ) from None
     if users:
-        raise DataError(
+        raise ConfigError(
             f"the app's recipe puts {users} users of this node on {most} nodes, where "
             f"max-nodes-per-user = {max_nodes}: give every node users of its own, or set "
             "max-nodes-per-user, for more noise."

@@ -156,7 +156,7 @@ class NodeUsers:
         """In a simulation: refuse a recipe that puts a user on more nodes than declared.
 
         Raises:
-            ClientError: it does.
+            ClientError: it does, or the list that tells cannot be kept.
         """
         own = context.node_config
         if "num-partitions" not in own or context.run_id < DRAWN_RUN_IDS:
@@ -171,9 +171,11 @@ class NodeUsers:
                 user_ids=user_ids,
                 max_nodes=data.max_nodes_per_user,
             )
-        except DataError as error:
+        except (ConfigError, DataError) as error:
             logger.error("%s", error)
-            raise ClientError(wire.ClientErrorCode.USER_ON_SEVERAL_NODES) from None
+            several = isinstance(error, ConfigError)
+            code = wire.ClientErrorCode
+            raise ClientError(code.USER_ON_SEVERAL_NODES if several else code.INTERNAL) from None
 
     def prepared(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> Prepared:
         """The users of a node, ready to be asked about.
