@@ -22,6 +22,14 @@ def check(
     app: Annotated[str, typer.Argument(metavar="APP", hidden=True)],
     config: Config = None,
     settings: Settings = None,
+    try_noise: Annotated[
+        bool,
+        typer.Option(
+            "--try-noise",
+            help="Also load the model that is trained on the nodes, and try on public text what "
+            "the noise alone would make of it.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Check a run before it is started: nothing is spent, and nothing is written.
@@ -33,11 +41,12 @@ def check(
     from flower_privsyn.host.app import load_app, resolve_config
 
     loaded = load_app(app)
-    report = check_app(loaded, resolve_config(loaded, config_name=config, settings=settings or ()))
+    values = resolve_config(loaded, config_name=config, settings=settings or ())
+    report = check_app(loaded, values, try_noise=try_noise)
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
     else:
-        typed = [word for word in context.obj if word != "--json"]
+        typed = [word for word in context.obj if word not in ("--json", "--try-noise")]
         _show(report, command=shlex.join(["privsyn", "run", *typed[1:]]))
     return 0 if report.ready else REFUSED
 

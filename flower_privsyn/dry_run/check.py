@@ -51,12 +51,14 @@ _LEAST_FREE: Final = 10**9
 _SERVER_SECONDS: Final = 2.0
 
 
-def check_app(app: App, values: Mapping[str, ConfigValue]) -> Report:
+def check_app(app: App, values: Mapping[str, ConfigValue], *, try_noise: bool = False) -> Report:
     """Check a run of an app on this machine.
 
     Args:
         app: the app.
         values: settings from `flower_privsyn.host.app.resolve_config`.
+        try_noise: also load the model that is trained on the nodes, and try on public text what
+            the noise alone would make of it.
 
     Returns:
         What was found, in words and figures.
@@ -76,6 +78,10 @@ def check_app(app: App, values: Mapping[str, ConfigValue]) -> Report:
         return report
     check_method(method, settings, report=report, shelf=shelf)
     plan = _plan(method, settings, people, report)
+    if plan is not None and try_noise:
+        with report.refusals("noise"):
+            tried = method.check_plan(plan.plan, spent="nothing was spent")
+            report.say("noise", tried or "nothing is trained under it that could be tried")
     if plan is not None:
         _traffic(method, settings, plan, people, report, shelf)
     if people is not None and people.users:
@@ -306,10 +312,8 @@ def _plan(
 def _noise(plan: SettledPlan, settings: PrivateSumConfig, report: Report) -> None:
     for phase in plan.plan.phases:
         settings.required_users(phase.sampling)  # refuses more than there will be
-        multiplier = (phase.noise_multiplier or 0.0) * settings.max_nodes_per_user
-        multiplier *= settings.noise_times
-        users = phase.sampling.expected_users
-        against = NoiseAgainstUsers(users=users, noise_multiplier=multiplier)
+        against = NoiseAgainstUsers.of(phase, settings)
+        users, multiplier = against.users, against.noise_multiplier
         if not settings.accept_noise:
             with report.refusals("noise"):
                 against.refuse(phase.asks)

@@ -209,12 +209,17 @@ class Method(ABC):
         """
         return None
 
-    def check_plan(self, plan: Plan, *, spent: str) -> None:
+    def check_plan(self, plan: Plan, *, spent: str) -> str | None:
         """Refuse a plan whose releases could not be used; asked before the next round is.
+
+        What it reads is public. `privsyn check` asks before `prepare` as well.
 
         Args:
             plan: its phases, with the population there is and their noise settled.
             spent: words for what the run has cost.
+
+        Returns:
+            What the noise leaves, in a sentence; None where there is nothing to say.
 
         Raises:
             ConfigError: the result would say nothing.

@@ -6,10 +6,11 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.progress import Progress
-from flower_privsyn.privacy import Plan
+from flower_privsyn.privacy import Phase, Plan
 from flower_privsyn.privacy.grid import LARGEST_NOISE, STEPS
 from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -33,6 +34,21 @@ class NoiseAgainstUsers:
 
     users: float
     noise_multiplier: float
+
+    @classmethod
+    def of(cls, phase: Phase, settings: PrivateSumConfig) -> Self:
+        """Those of a phase whose noise is settled.
+
+        Args:
+            phase: of a plan.
+            settings: of the run.
+        """
+        # Over the clip norm: a user's answer of one node.
+        times = settings.max_nodes_per_user * settings.noise_times
+        return cls(
+            users=phase.sampling.expected_users,
+            noise_multiplier=(phase.noise_multiplier or 0.0) * times,
+        )
 
     @property
     def signal(self) -> float:
@@ -88,15 +104,7 @@ def check_noise(plan: Plan, settings: PrivateSumConfig, *, progress: Progress, s
     Raises:
         ConfigError: a phase is noise alone, and `accept_noise` is not set.
     """
-    times = settings.max_nodes_per_user * settings.noise_times
-    checks = [
-        NoiseAgainstUsers(
-            users=phase.sampling.expected_users,
-            # Over the clip norm: a user's answer of one node.
-            noise_multiplier=(phase.noise_multiplier or 0.0) * times,
-        )
-        for phase in plan.phases
-    ]
+    checks = [NoiseAgainstUsers.of(phase, settings) for phase in plan.phases]
     for phase, against in zip(plan.phases, checks, strict=True):
         if not settings.accept_noise:
             against.refuse(phase.asks, spent=spent)

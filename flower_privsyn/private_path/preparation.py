@@ -139,7 +139,9 @@ class Preparation:
                 terms.noise_share,
             )
         check_noise(settled.plan, settings, progress=progress, spent=spent)
-        method.check_plan(settled.plan, spent=spent)
+        if (said := method.check_plan(settled.plan, spent=spent)) is not None:
+            logger.info("%s", said)
+            progress.note(said)
         secret = any(phase.sampling.hides_cohort for phase in settled.plan.phases)
         return Federation(
             roster=roster,

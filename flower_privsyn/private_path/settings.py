@@ -129,8 +129,9 @@ class PrivateSumConfig(Settings):
     ] = None
     accept_noise: Annotated[
         bool,
-        "run also where the noise of a round drowns what all of its users together could say: "
-        "without it such a run stops before anything is spent.",
+        "run also where the noise of a round drowns what all of its users together could say, or "
+        "that of all rounds alone would destroy the model that is trained: without it such a run "
+        "stops before anything is spent.",
     ] = False
     embedding_model: Annotated[str, "sentence-transformers name, or path."] = "all-MiniLM-L6-v2"
     embedding_precision: Annotated[

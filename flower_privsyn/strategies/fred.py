@@ -391,13 +391,15 @@ class ReleasedMoments(AskedAgain):
         self._questions = config.questions(self._space.radius)
         return (embeddings_by(embedder),)
 
-    def check_plan(self, plan: Plan, *, spent: str) -> None:
+    def check_plan(self, plan: Plan, *, spent: str) -> str | None:
         """Say how much of the covariance the noise leaves, and refuse where it leaves nothing."""
+        if self._space is None:
+            return None
         config, phase = self.config, plan.phases[-1]
         rounds = max(1, config.num_rounds - (config.estimator == "two-rounds"))
         records = config.max_samples if config.unit == "record" else 1
-        sentence = describe_ratio(
-            self._need_space(),
+        return describe_ratio(
+            self._space,
             self._questions[-1],
             # At most: how many samples users have is not known before they are asked.
             count=config.num_records or phase.sampling.expected_users * records,
@@ -408,8 +410,6 @@ class ReleasedMoments(AskedAgain):
             refuse=not config.accept_noise,
             spent=spent,
         )
-        logger.info("%s", sentence)
-        self.progress.note(sentence)
 
     # ------------------------------------------------------------------ the rounds
 

@@ -32,9 +32,12 @@ from flower_privsyn.models.pretrained import first_token, is_encoder_decoder, lo
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.cross_entropy import mean_cross_entropy
 from flower_privsyn.training.output_layer import base_model, is_last, passed_over
+from flower_privsyn.training.tokens import batches_by_length
 
 #: Labels of tokens that nothing is learnt from.
 _IGNORED = -100
+#: Logits of one forward pass held at a time where samples are only read.
+_LOGITS = 2**24
 
 
 class LocalModel:
@@ -295,6 +298,45 @@ class LocalModel:
         else:
             torch.from_numpy(moved).copy_(self._weights - self._start)
         return moved
+
+    def loss(
+        self,
+        samples: Sequence[Sequence[int]],
+        *,
+        parameters: npt.NDArray[np.float32] | None = None,
+    ) -> float:
+        """Cross-entropy of samples from which nothing is learnt.
+
+        Args:
+            samples: by `encode`, at least one, of two tokens or more. An encoder-decoder reads the
+                first half of each and predicts the other.
+            parameters: (dimension,) float32; None for those that users start from.
+
+        Returns:
+            Nats per predicted token; not finite where the model's logits are not.
+        """
+        self._begin_anew()
+        if parameters is not None:
+            self._weights.copy_(torch.from_numpy(parameters))
+        vocabulary = int(self._model.config.get_text_config().vocab_size)
+        blocks = batches_by_length(
+            samples, range(len(samples)), vocabulary=vocabulary, logits=_LOGITS
+        )
+        total, predicted = 0.0, 0
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng([self._device] if self._device.type == "cuda" else []),
+        ):
+            for block in blocks:
+                batch = [
+                    (samples[index], len(samples[index]) // 2 if self.encoder_decoder else 1)
+                    for index in block
+                ]
+                tokens = sum(len(sample) - given for sample, given in batch)
+                total += float(self._loss(batch)) * tokens
+                predicted += tokens
+        self._begin_anew()
+        return total / predicted
 
     def _begin_anew(self) -> None:
         """Put weights and buffers back to what every user begins with, without any gradient."""

@@ -393,4 +393,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="            if False:\n",
         tests=("tests/strategies/test_catalogue.py::test_what_cannot_be_used_costs_only_itself",),
     ),
+    Mutation(
+        name="noise alone is tried without what momentum makes of it",
+        file="flower_privsyn/strategies/parts/noise_alone.py",
+        function="_spread",
+        before="velocity = momentum * velocity + noise",
+        after="velocity = noise",
+        tests=("tests/strategies/test_noise_alone.py",),
+    ),
+    Mutation(
+        name="a run goes on whose noise alone destroys its model",
+        file="flower_privsyn/strategies/parts/federated_training.py",
+        function="FederatedTraining.check_plan",
+        before="if not config.accept_noise:",
+        after="if config.accept_noise:",
+        tests=("tests/strategies/test_noise_alone.py",),
+    ),
 )

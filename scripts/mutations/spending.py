@@ -188,7 +188,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="all users count against the noise, not those of a round",
         file=NOISE,
-        function="check_noise",
+        function="NoiseAgainstUsers.of",
         before="users=phase.sampling.expected_users,",
         after="users=phase.sampling.population or 1,",
         tests=(f"{TESTS}::TestNoiseAgainstUsers",),

@@ -60,6 +60,9 @@ RUN_BY = {
     r"privsyn check (examples/quickstart|baselines/popri .*)": (
         "tests/dry_run/test_check.py::test_a_run_that_is_ready"
     ),
+    r"privsyn check baselines/dp-fl --config cpu --try-noise": (
+        "tests/dry_run/test_check.py::test_noise_is_tried_where_that_is_asked_for"
+    ),
     r"privsyn compare .*": "tests/comparison/test_run.py::test_a_comparison",
     r"privsyn budget .*": "tests/cli/test_budget.py::test_budget_from_epsilon_and_back",
     r"privsyn data describe .*": "tests/cli/test_data.py::test_what_is_shown",

@@ -230,6 +230,32 @@ def test_text_in_a_script_that_a_model_does_not_know(check: Check, tmp_path: Pat
     assert report.verdict == "It will run, with 3 warnings"
 
 
+@pytest.mark.parametrize(("epsilon", "ready"), [("7", True), ("1", False)])
+def test_noise_is_tried_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], epsilon: str, ready: bool
+) -> None:
+    """The refusal of a run, before there is a federation."""
+    data = users_file(tmp_path, users=400)
+    asked = ["check", str(ROOT / "baselines" / "dp-fl"), "--config", "cpu", "--json"]
+    settings = (f"data={data}", "held-out-fraction=0.0", f"epsilon={epsilon}")
+    asked += [word for setting in settings for word in ("--set", setting)]
+    assert main(asked) == 0
+    assert "noise alone" not in capsys.readouterr().out
+    assert main([*asked, "--try-noise"]) == (0 if ready else 2)
+    found = json.loads(capsys.readouterr().out)["findings"]
+    (said,) = (one for one in found if "noise alone" in one["sentence"])
+    assert said["topic"] == "noise"
+    assert said["level"] == ("fine" if ready else "stops")
+    assert "from 4.8" in said["sentence"]
+
+
+def test_there_is_no_noise_to_try_where_nothing_is_trained(tmp_path: Path) -> None:
+    loaded = load_app(OWN_DATA)
+    values = resolve_config(loaded, config_name=None, settings=(f"data={users_file(tmp_path)}",))
+    said = [one.sentence for one in check_app(loaded, values, try_noise=True).findings]
+    assert "nothing is trained under it that could be tried" in said
+
+
 def test_what_is_left_out_of_the_data(check: Check, tmp_path: Path) -> None:
     data = users_file(tmp_path)
     with data.open("a") as file:

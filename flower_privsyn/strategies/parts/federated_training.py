@@ -24,6 +24,7 @@ from annotated_types import Ge, Le
 from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
+from flower_privsyn.privacy import Plan
 from flower_privsyn.private_path.method import (
     Method,
     Outline,
@@ -38,6 +39,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import ModelDelta, Query, TrainableModel
 from flower_privsyn.queries.model_delta import ClipNorm, LearningRate, LocalPrecision, Trainable
 from flower_privsyn.runs.rounds import TRAINED_MODEL, RoundFiles
+from flower_privsyn.strategies.parts.noise_alone import noise_alone
 
 if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
@@ -235,36 +237,41 @@ class FederatedTraining(Method):
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the model."""
-        from flower_privsyn.training.local import LocalModel
-
         self._place = place
         config = self.config
-        spec = config.trained_model()
-        if self._model is None:
-            on_disk = TrainableModel.from_dict({**spec.to_dict(), "name": located(spec.name)})
-            self._model = LocalModel(on_disk)
-            if config.initial_model:
-                self._initial = self._loaded_initial(on_disk)
-        if self._model.encoder_decoder and not self.has_conditions:
+        self._load()
+        if self.model.encoder_decoder and not self.has_conditions:
             raise ConfigError(
                 f"model = {config.model!r} is an encoder-decoder, of which only CTCL has something "
                 "for the encoder to read: name a causal language model"
             )
-        most = self._model.max_tokens
+        most = self.model.max_tokens
         if most is not None and config.max_tokens > most:
             raise ConfigError(
                 f"max-tokens = {config.max_tokens} is more than the {most} tokens that model "
                 f"{config.model!r} takes"
             )
-        logger.info("%s: %d parameters are trained", config.model, self._model.dimension)
+        logger.info("%s: %d parameters are trained", config.model, self.model.dimension)
         return (
             RecordSource(
-                fingerprint=self._model.fingerprint,
-                dimension=self._model.dimension,
+                fingerprint=self.model.fingerprint,
+                dimension=self.model.dimension,
                 reads="tokens",
-                trains=spec,
+                trains=config.trained_model(),
             ),
         )
+
+    def _load(self) -> None:
+        """Load the model, once, and the one that the rounds start from."""
+        from flower_privsyn.training.local import LocalModel
+
+        if self._model is not None:
+            return
+        spec = self.config.trained_model()
+        on_disk = TrainableModel.from_dict({**spec.to_dict(), "name": located(spec.name)})
+        self._model = LocalModel(on_disk)
+        if self.config.initial_model:
+            self._initial = self._loaded_initial(on_disk)
 
     @property
     def model(self) -> LocalModel:
@@ -329,6 +336,23 @@ class FederatedTraining(Method):
             number: of the round that is over; 0 before the first.
         """
         return state
+
+    def check_plan(self, plan: Plan, *, spent: str) -> str | None:
+        """Try the noise of all rounds on the model, and refuse what would destroy it."""
+        self._load()
+        config = self.config
+        found = noise_alone(
+            self.base_of(0),
+            plan,
+            config,
+            momentum=config.server_momentum,
+            learning_rate=config.server_learning_rate,
+        )
+        if found is None:
+            return None
+        if not config.accept_noise:
+            found.refuse(spent=spent)
+        return found.describe()
 
     # ------------------------------------------------------------------ a round
 

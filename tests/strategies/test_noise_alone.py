@@ -1,0 +1,205 @@
+"""What noise alone makes of a model: that of the run itself, tried before anybody is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import CyclicSampling, FullParticipation, Phase, Plan
+from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
+from flower_privsyn.strategies import DPFTRL, DPFedAvg, DPFedAvgConfig, DPFTRLConfig
+from flower_privsyn.strategies.parts.noise_alone import MOST_LOST, NoiseAlone, noise_alone
+from flower_privsyn.training.local import LocalModel
+from tests.support.federation import asked, training_nodes
+from tests.support.run_files import releases
+from tests.support.small_runs import small_training
+
+Builder = Callable[..., Any]
+
+#: Few would call it too noisy by its multiplier, and no model bears updates of this length.
+FAR = {"noise_multiplier": 0.3, "clip_norm": 30.0, "min_separation": 1}
+
+
+@pytest.fixture
+def people(texts: list[str]) -> Users:
+    return Users.from_rows([(f"user-{i}", texts[i]) for i in range(8)])
+
+
+@pytest.fixture
+def ftrl(lstm: Path, tmp_path: Path) -> Callable[..., DPFTRLConfig]:
+    return small_training(
+        DPFTRLConfig, tmp_path / "run", model=str(lstm), num_rounds=6, min_separation=2
+    )
+
+
+@pytest.fixture
+def model(lstm: Path) -> LocalModel:
+    return LocalModel(TrainableModel(name=str(lstm)))
+
+
+def alone(model: LocalModel, plan: Plan, settings: Any) -> NoiseAlone | None:
+    """As a run tries it."""
+    return noise_alone(
+        model,
+        plan,
+        settings,
+        momentum=settings.server_momentum,
+        learning_rate=settings.server_learning_rate,
+    )
+
+
+class TestSpread:
+    @pytest.mark.parametrize("correlation", ["blt", "banded", "tree", "tree-honaker"])
+    @pytest.mark.parametrize("momentum", [0.0, 0.9])
+    def test_it_is_that_of_the_matrix(
+        self, ftrl: Builder, model: LocalModel, correlation: str, momentum: float
+    ) -> None:
+        """Steps and noise are linear: the weights of the rounds times the noise matrix."""
+        settings = ftrl(
+            correlation=correlation,
+            server_momentum=momentum,
+            server_learning_rate=0.5,
+            clip_norm=0.01,
+            noise_multiplier=3.0,
+            num_users=8,
+        )
+        (phase,) = DPFTRL(settings).method.phases(8)
+        assert phase.factorisation is not None
+        weights = [sum(momentum**k for k in range(6 - t)) for t in range(6)]
+        exact = np.linalg.norm(np.array(weights) @ phase.factorisation.noise_matrix())
+        found = alone(model, Plan(phases=(phase,), delta=1e-3), settings)
+        assert found is not None
+        assert found.spread == pytest.approx(exact * 0.5 * 3.0 * 0.01 / 4, rel=0.04)
+
+    @pytest.mark.parametrize("strategy", [DPFTRL, DPFedAvg])
+    def test_a_run_in_which_nobody_says_anything_moves_as_far(
+        self, ftrl: Builder, lstm: Path, tmp_path: Path, people: Users, strategy: Any
+    ) -> None:
+        build = ftrl
+        if strategy is DPFedAvg:
+            build = small_training(
+                DPFedAvgConfig,
+                tmp_path / "run",
+                model=str(lstm),
+                num_rounds=3,
+                sampling="full",
+            )
+        run = strategy(build(local_learning_rate=1e-9, noise_multiplier=1.0, clip_norm=0.2))
+        run.start(training_nodes(people))
+        start = LocalModel(TrainableModel(name=str(lstm)))
+        end = LocalModel(TrainableModel(name=str(run.run.path / "models" / "final")))
+        found = alone(start, run.plan, run.config)
+        assert found is not None
+        moved = end.parameters - start.parameters
+        assert len(moved) > 2000
+        assert np.std(moved) == pytest.approx(found.spread, rel=0.06)
+
+    def test_halves_add_up_as_independent_noise_does(
+        self, ftrl: Builder, model: LocalModel
+    ) -> None:
+        settings = ftrl(noise_multiplier=1.0, num_users=8)
+        (phase,) = DPFTRL(settings).method.phases(8)
+        one = alone(model, Plan(phases=(phase,), delta=1e-3), settings)
+        again = dataclasses.replace(phase, name="again", sampling=_turns(phase, rounds=12))
+        first = dataclasses.replace(phase, sampling=again.sampling)
+        both = alone(model, Plan(phases=(first, again), delta=1e-3), settings)
+        assert one is not None
+        assert both is not None
+        assert both.spread == pytest.approx(math.sqrt(2) * one.spread, rel=1e-6)
+
+    def test_noise_of_other_questions_is_not_the_models(
+        self, ftrl: Builder, model: LocalModel
+    ) -> None:
+        settings = ftrl(noise_multiplier=1.0, num_users=8)
+        (phase,) = DPFTRL(settings).method.phases(8)
+        votes = Phase(
+            name="votes",
+            rounds=1,
+            sampling=FullParticipation(population=8),
+            asks=(NearestNeighborHistogram(),),
+            noise_multiplier=5.0,
+        )
+        assert alone(model, Plan(phases=(votes,), delta=1e-3), settings) is None
+        later = dataclasses.replace(phase, sampling=_turns(phase, rounds=7))
+        found = alone(model, Plan(phases=(votes, later), delta=1e-3), settings)
+        by_itself = alone(model, Plan(phases=(phase,), delta=1e-3), settings)
+        assert found == by_itself
+
+
+class TestRefusal:
+    def test_a_run_that_would_destroy_its_model_asks_nobody(
+        self, ftrl: Builder, people: Users
+    ) -> None:
+        grid = training_nodes(people)
+        strategy = DPFTRL(ftrl(**FAR, accept_noise=False))
+        with pytest.raises(ConfigError) as caught:
+            strategy.start(grid)
+        said = str(caught.value)
+        assert "noise alone: without a word of any user" in said
+        assert "accept-noise = true" in said
+        assert said.endswith("nothing was spent")
+        assert asked(grid) == []
+        assert not (strategy.run.path / "ledger.jsonl").exists()
+
+    def test_it_runs_all_the_same_where_that_is_accepted(
+        self, ftrl: Builder, people: Users
+    ) -> None:
+        strategy = DPFTRL(ftrl(**FAR, accept_noise=True))
+        strategy.start(training_nodes(people))
+        assert strategy.run.status == "finished"
+        assert releases(strategy.run.path)
+
+    @pytest.mark.parametrize(
+        ("after", "refused"),
+        [(5.0, False), (5.0 + MOST_LOST, False), (5.6, True), (math.inf, True), (math.nan, True)],
+    )
+    def test_what_is_too_much(self, after: float, refused: bool) -> None:
+        found = NoiseAlone(spread=0.1, before=5.0, after=after)
+        if refused:
+            with pytest.raises(ConfigError, match=r"from 5\.00 to .* nats a token"):
+                found.refuse(spent="nothing was spent")
+        else:
+            found.refuse(spent="nothing was spent")
+
+    def test_without_noise_there_is_nothing_to_try(self, ftrl: Builder, model: LocalModel) -> None:
+        settings = ftrl(noise_multiplier=0.0, num_users=8)
+        (phase,) = DPFTRL(settings).method.phases(8)
+        assert alone(model, Plan(phases=(phase,), delta=1e-3), settings) is None
+
+
+class TestLoss:
+    def test_more_noise_makes_more_of_it(self, ftrl: Builder, model: LocalModel) -> None:
+        found = []
+        for clip_norm in (1e-6, 1.0, 10.0):
+            settings = ftrl(noise_multiplier=1.0, clip_norm=clip_norm, num_users=8)
+            (phase,) = DPFTRL(settings).method.phases(8)
+            one = alone(model, Plan(phases=(phase,), delta=1e-3), settings)
+            assert one is not None
+            found.append(one)
+        assert found[0].after == pytest.approx(found[0].before, abs=1e-3)
+        assert found[0].after < found[1].after < found[2].after
+        assert {one.before for one in found} == {found[0].before}
+
+    def test_the_model_is_as_it_was(self, ftrl: Builder, model: LocalModel) -> None:
+        before, weights = model.parameters, model._weights.clone()
+        settings = ftrl(noise_multiplier=1.0, clip_norm=10.0, num_users=8)
+        (phase,) = DPFTRL(settings).method.phases(8)
+        assert alone(model, Plan(phases=(phase,), delta=1e-3), settings) is not None
+        assert np.array_equal(model.parameters, before)
+        assert bool((model._weights == weights).all())
+
+
+def _turns(phase: Phase, *, rounds: int) -> CyclicSampling:
+    """The turns of a phase, in a run of more rounds."""
+    assert isinstance(phase.sampling, CyclicSampling)
+    return dataclasses.replace(
+        phase.sampling, rounds=rounds, max_participations=math.ceil(rounds / 2)
+    )
