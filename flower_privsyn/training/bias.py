@@ -23,7 +23,7 @@ from flower_privsyn.models.library import quiet_transformers
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.fingerprint import weight_files
-from flower_privsyn.training.tokens import first_token, padded, text_window, token_rows
+from flower_privsyn.training.tokens import MOST_LOGITS, first_token, padded, text_window, token_rows
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +32,6 @@ Float64Array = npt.NDArray[np.float64]
 
 #: Weights that are tried unless others are given.
 WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-
-#: Logits of one forward pass held at a time.
-_LOGITS = 2**24
 
 #: Occurrences beforehand that speak for a model's being right about a token.
 _SURE = 2.0
@@ -168,7 +165,7 @@ def _read(
     rows.sort(key=len, reverse=True)
     start = 0
     while start < len(rows):
-        step = max(1, _LOGITS // (len(rows[start]) * size))
+        step = max(1, MOST_LOGITS // (len(rows[start]) * size))
         batch = rows[start : start + step]
         tokens, attention = (part.to(network.device) for part in padded(batch))
         held = attention[:, 1:].bool()

@@ -35,9 +35,6 @@ from flower_privsyn.training.tokens import batches_by_length, first_token, padde
 #: Rows that are scored together, and between two notes of how far the scoring is.
 BLOCK_ROWS = 1024
 
-#: Logits of one forward pass held at a time.
-_LOGITS = 2**24
-
 Lengths = Literal["average", "sum"]
 
 
@@ -112,9 +109,7 @@ class LanguageModelScorer:
                 pieces.append([begin, *tokens[start : start + window].tolist()])
                 owners.append(index)
         sums = np.zeros(len(pieces))
-        for chosen in batches_by_length(
-            pieces, range(len(pieces)), vocabulary=vocabulary, logits=_LOGITS
-        ):
+        for chosen in batches_by_length(pieces, range(len(pieces)), vocabulary=vocabulary):
             sums[chosen] = _log_probabilities(
                 network, [pieces[index] for index in chosen], bfloat16=self.bfloat16
             )

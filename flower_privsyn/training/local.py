@@ -19,6 +19,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,6 @@ from flower_privsyn.training.tokens import batches_by_length
 
 #: Labels of tokens that nothing is learnt from.
 _IGNORED = -100
-#: Logits of one forward pass held at a time where samples are only read.
-_LOGITS = 2**24
 
 
 class LocalModel:
@@ -99,7 +98,7 @@ class LocalModel:
             for module in self._model.modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]
-        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+        with self._generators_kept():
             self._head = self._output_layer()
         self._begin_anew()  # the question may have counted in buffers
         # A recurrent layer on an accelerator refuses to train in evaluation mode.
@@ -289,7 +288,7 @@ class LocalModel:
             return None
         self._begin_anew()
         order = np.random.default_rng(seed)
-        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+        with self._generators_kept():
             torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))
             self._train(usable, order, learning_rate, epochs, batch_size, max_steps)
         moved = np.empty(self.dimension, dtype=np.float32) if into is None else into
@@ -319,14 +318,9 @@ class LocalModel:
         if parameters is not None:
             self._weights.copy_(torch.from_numpy(parameters))
         vocabulary = int(self._model.config.get_text_config().vocab_size)
-        blocks = batches_by_length(
-            samples, range(len(samples)), vocabulary=vocabulary, logits=_LOGITS
-        )
+        blocks = batches_by_length(samples, range(len(samples)), vocabulary=vocabulary)
         total, predicted = 0.0, 0
-        with (
-            torch.no_grad(),
-            torch.random.fork_rng([self._device] if self._device.type == "cuda" else []),
-        ):
+        with torch.no_grad(), self._generators_kept():
             for block in blocks:
                 batch = [
                     (samples[index], len(samples[index]) // 2 if self.encoder_decoder else 1)
@@ -337,6 +331,10 @@ class LocalModel:
                 predicted += tokens
         self._begin_anew()
         return total / predicted
+
+    def _generators_kept(self) -> AbstractContextManager[None]:
+        """Torch's generators are afterwards as they were, that of the model's device too."""
+        return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])
 
     def _begin_anew(self) -> None:
         """Put weights and buffers back to what every user begins with, without any gradient."""

@@ -32,9 +32,6 @@ BLOCK_ROWS = 1024
 #: Seconds between notes of how far the teacher has read: what a crash makes it read again.
 SAVE_SECONDS = 1.0
 
-#: Logits of one forward pass of the teacher held at a time.
-_LOGITS = 2**24
-
 #: Begins the seeds of what is drawn from the tokens that are not kept.
 _DRAWS = 0x5EED
 
@@ -281,10 +278,7 @@ def reading_batches(
         chosen
         for first in range(0, len(visited), BLOCK_ROWS)
         for chosen in batches_by_length(
-            rows,
-            visited[first : first + BLOCK_ROWS].tolist(),
-            vocabulary=vocabulary,
-            logits=_LOGITS,
+            rows, visited[first : first + BLOCK_ROWS].tolist(), vocabulary=vocabulary
         )
     ]
 

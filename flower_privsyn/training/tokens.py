@@ -10,6 +10,9 @@ from flower_privsyn.errors import ModelError
 if TYPE_CHECKING:
     import torch
 
+#: Logits of one forward pass held at a time where rows are only read.
+MOST_LOGITS = 2**24
+
 
 def first_token(tokenizer: Any) -> int:
     """What stands before a text: the beginning token, else the end token, else the class token.
@@ -50,21 +53,20 @@ def token_rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def batches_by_length(
-    rows: Sequence[Sequence[int]], block: Sequence[int], *, vocabulary: int, logits: int
+    rows: Sequence[Sequence[int]], block: Sequence[int], *, vocabulary: int
 ) -> list[list[int]]:
     """Rows to read together: of like lengths, so that a batch is hardly padded.
 
     Args:
         rows: of token ids.
         block: which of them, in any order.
-        vocabulary: logits of a position.
-        logits: how many may be held at a time; one row is read whatever it takes.
+        vocabulary: logits of a position; of a batch at most `MOST_LOGITS` are held, or one row's.
     """
     order = sorted(block, key=lambda index: -len(rows[index]))
     found = []
     start = 0
     while start < len(order):
-        size = max(1, logits // (len(rows[order[start]]) * vocabulary))
+        size = max(1, MOST_LOGITS // (len(rows[order[start]]) * vocabulary))
         found.append(order[start : start + size])
         start += size
     return found
