@@ -128,7 +128,7 @@ class FederatedTrainingKeywords(PrivateSumKeywords, total=False):
     local_batch_size: int
     local_steps: int
     clip_norm: float
-    server_learning_rate: float
+    server_learning_rate: float | None
     server_momentum: float
     checkpoints: Literal["last", "all"]
 

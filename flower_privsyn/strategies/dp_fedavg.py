@@ -116,6 +116,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
             "local_learning_rate": 0.1,
             "num_rounds": 20,
             "clip_norm": 0.1,
+            "server_learning_rate": 1.0,
             **overrides,
         }
         for key, values in PRE_TEXT_GRID.items():
@@ -142,6 +143,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
             **_UNCAPPED,
             "local_learning_rate": 0.03,
             "clip_norm": 0.1,
+            "server_learning_rate": 1.0,
             **overrides,
         }
         for key, (low, high) in POPRI_RANGES.items():

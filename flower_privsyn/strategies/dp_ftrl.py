@@ -107,6 +107,7 @@ class DPFTRLConfig(CorrelatedTrainingConfig):
             "accountant": "rdp",
             "local_batch_size": 2,
             "local_learning_rate": 0.03,
+            "server_learning_rate": 1.0,
             **overrides,
         }
         return cls(**preset)

@@ -402,6 +402,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/strategies/test_noise_alone.py",),
     ),
     Mutation(
+        name="the step is the longest, whatever the noise makes of it",
+        file="flower_privsyn/strategies/parts/noise_alone.py",
+        function="_longest_step",
+        before="if found.lost <= LOST_BY_CHOICE:",
+        after="if True:",
+        tests=("tests/strategies/test_noise_alone.py",),
+    ),
+    Mutation(
+        name="a resumed run takes a step of its own",
+        file="flower_privsyn/strategies/parts/federated_training.py",
+        function="FederatedTraining._read",
+        before="learning_rate=float(step[0]),",
+        after="learning_rate=self._learning_rate,",
+        tests=("tests/strategies/test_noise_alone.py",),
+    ),
+    Mutation(
         name="a run goes on whose noise alone destroys its model",
         file="flower_privsyn/strategies/parts/federated_training.py",
         function="FederatedTraining.check_plan",

@@ -230,14 +230,23 @@ def test_text_in_a_script_that_a_model_does_not_know(check: Check, tmp_path: Pat
     assert report.verdict == "It will run, with 3 warnings"
 
 
-@pytest.mark.parametrize(("epsilon", "ready"), [("7", True), ("1", False)])
+@pytest.mark.parametrize(
+    ("epsilon", "step", "ready", "found_step"),
+    [("7", -1, True, "1"), ("1", 1, False, "1"), ("1", -1, True, "0.")],
+)
 def test_noise_is_tried_where_that_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], epsilon: str, ready: bool
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    epsilon: str,
+    step: int,
+    ready: bool,
+    found_step: str,
 ) -> None:
-    """The refusal of a run, before there is a federation."""
+    """The refusal of a run, or its step, before there is a federation."""
     data = users_file(tmp_path, users=400)
     asked = ["check", str(ROOT / "baselines" / "dp-fl"), "--config", "cpu", "--json"]
     settings = (f"data={data}", "held-out-fraction=0.0", f"epsilon={epsilon}")
+    settings += (f"server-learning-rate={step}",)
     asked += [word for setting in settings for word in ("--set", setting)]
     assert main(asked) == 0
     assert "noise alone" not in capsys.readouterr().out
@@ -247,6 +256,7 @@ def test_noise_is_tried_where_that_is_asked_for(
     assert said["topic"] == "noise"
     assert said["level"] == ("fine" if ready else "stops")
     assert "from 4.8" in said["sentence"]
+    assert f"server-learning-rate = {found_step}" in said["sentence"]
 
 
 def test_there_is_no_noise_to_try_where_nothing_is_trained(tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ def test_an_unfinished_run_of_correlated_noise_goes_on(old: Builder, federation:
         min_users=0,
         accept_noise=True,
         noise_multiplier=1.5,
+        server_learning_rate=1.0,
         server_momentum=0.0,
         run_dir=str(path),
         resume=True,

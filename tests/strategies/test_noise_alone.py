@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import CyclicSampling, FullParticipation, Phase, Plan
 from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
 from flower_privsyn.strategies import DPFTRL, DPFedAvg, DPFedAvgConfig, DPFTRLConfig
-from flower_privsyn.strategies.parts.noise_alone import MOST_LOST, NoiseAlone, noise_alone
+from flower_privsyn.strategies.parts.noise_alone import (
+    LOST_BY_CHOICE,
+    MOST_LOST,
+    NoiseAlone,
+    noise_alone,
+)
 from flower_privsyn.training.local import LocalModel
 from tests.support.federation import asked, training_nodes
 from tests.support.run_files import releases
@@ -139,7 +146,7 @@ class TestRefusal:
         self, ftrl: Builder, people: Users
     ) -> None:
         grid = training_nodes(people)
-        strategy = DPFTRL(ftrl(**FAR, accept_noise=False))
+        strategy = DPFTRL(ftrl(**FAR, server_learning_rate=1.0, accept_noise=False))
         with pytest.raises(ConfigError) as caught:
             strategy.start(grid)
         said = str(caught.value)
@@ -152,7 +159,7 @@ class TestRefusal:
     def test_it_runs_all_the_same_where_that_is_accepted(
         self, ftrl: Builder, people: Users
     ) -> None:
-        strategy = DPFTRL(ftrl(**FAR, accept_noise=True))
+        strategy = DPFTRL(ftrl(**FAR, server_learning_rate=1.0, accept_noise=True))
         strategy.start(training_nodes(people))
         assert strategy.run.status == "finished"
         assert releases(strategy.run.path)
@@ -162,7 +169,7 @@ class TestRefusal:
         [(5.0, False), (5.0 + MOST_LOST, False), (5.6, True), (math.inf, True), (math.nan, True)],
     )
     def test_what_is_too_much(self, after: float, refused: bool) -> None:
-        found = NoiseAlone(spread=0.1, before=5.0, after=after)
+        found = NoiseAlone(learning_rate=1.0, spread=0.1, before=5.0, after=after)
         if refused:
             with pytest.raises(ConfigError, match=r"from 5\.00 to .* nats a token"):
                 found.refuse(spent="nothing was spent")
@@ -173,6 +180,106 @@ class TestRefusal:
         settings = ftrl(noise_multiplier=0.0, num_users=8)
         (phase,) = DPFTRL(settings).method.phases(8)
         assert alone(model, Plan(phases=(phase,), delta=1e-3), settings) is None
+
+
+class TestStep:
+    """`server-learning-rate` left to the noise."""
+
+    def found(self, build: Builder, model: LocalModel, step: float | None) -> NoiseAlone:
+        settings = build(**FAR, server_learning_rate=step, num_users=8)
+        (phase,) = DPFTRL(settings).method.phases(8)
+        found = alone(model, Plan(phases=(phase,), delta=1e-3), settings)
+        assert found is not None
+        return found
+
+    def test_it_is_the_longest_at_which_little_is_lost(
+        self, ftrl: Builder, model: LocalModel
+    ) -> None:
+        chosen = self.found(ftrl, model, None)
+        assert 0.001 < chosen.learning_rate < 0.5
+        assert chosen.lost <= LOST_BY_CHOICE
+        assert self.found(ftrl, model, chosen.learning_rate) == chosen
+        assert self.found(ftrl, model, chosen.learning_rate * math.sqrt(2)).lost > LOST_BY_CHOICE
+        whole = self.found(ftrl, model, 1.0)
+        assert whole.lost > MOST_LOST
+        assert chosen.spread == pytest.approx(whole.spread * chosen.learning_rate)
+
+    def test_it_is_one_where_a_model_bears_that(self, ftrl: Builder, model: LocalModel) -> None:
+        settings = ftrl(
+            noise_multiplier=0.01, clip_norm=1e-3, server_learning_rate=None, num_users=8
+        )
+        (phase,) = DPFTRL(settings).method.phases(8)
+        found = alone(model, Plan(phases=(phase,), delta=1e-3), settings)
+        assert found is not None
+        assert found.learning_rate == 1.0
+
+    @pytest.mark.parametrize(("clip_norm", "short"), [(0.05, False), (30.0, True)])
+    def test_a_short_one_is_worth_a_word(
+        self, ftrl: Builder, clip_norm: float, short: bool
+    ) -> None:
+        settings = ftrl(
+            noise_multiplier=0.3, clip_norm=clip_norm, server_learning_rate=None, num_users=8
+        )
+        method = DPFTRL(settings).method
+        said = method.check_plan(Plan(phases=method.phases(8), delta=1e-3), spent="nothing")
+        assert said is not None
+        assert ("little of what users say is learnt" in said) == short
+
+    def test_a_run_takes_it_in_every_round_and_says_so(
+        self, ftrl: Builder, people: Users, model: LocalModel, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        settings = ftrl(**FAR, accept_noise=False, server_learning_rate=None, checkpoints="all")
+        strategy = DPFTRL(settings)
+        strategy.start(training_nodes(people))
+        chosen = self.found(ftrl, model, None)
+        files = [strategy.run.round_path(number) / "server.json" for number in range(1, 7)]
+        taken = [json.loads(file.read_text())["learning_rate"] for file in files]
+        assert taken == [chosen.learning_rate] * 6
+        assert chosen.describe() in caplog.text
+        assert f"server-learning-rate = {chosen.learning_rate:.2g}" in caplog.text
+        first, second = (
+            load_file(strategy.run.round_path(number) / "model.safetensors") for number in (4, 5)
+        )
+        momentum = load_file(strategy.run.round_path(5) / "server.safetensors")["momentum"]
+        moved = np.concatenate([(second[n] - first[n]).ravel() for n in model.shapes])
+        assert np.allclose(moved, chosen.learning_rate * momentum, atol=1e-5)
+
+    def test_a_run_goes_on_with_the_one_that_it_began_with(
+        self, ftrl: Builder, people: Users
+    ) -> None:
+        def killed(release: Any, *, last: bool) -> Any:
+            if release.round_number == 2:
+                raise KeyboardInterrupt
+            return step(release, last=last)
+
+        strategy = DPFTRL(ftrl(noise_multiplier=0.0, server_learning_rate=0.25))
+        step = strategy.method.following
+        strategy.method.following = killed  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            strategy.start(training_nodes(people))
+        resumed = DPFTRL(ftrl(noise_multiplier=0.0, server_learning_rate=0.25, resume=True))
+        resumed.method._learning_rate = 0.9  # as another machine might find
+        resumed.start(training_nodes(people))
+        last = json.loads((resumed.run.round_path(6) / "server.json").read_text())
+        assert last["learning_rate"] == 0.25
+
+    def test_a_run_of_an_older_version_goes_on_with_its_setting(
+        self, ftrl: Builder, people: Users
+    ) -> None:
+        strategy = DPFTRL(ftrl(noise_multiplier=0.0, server_learning_rate=0.25))
+        strategy.start(training_nodes(people))
+        file = strategy.run.round_path(6) / "server.safetensors"
+        written = load_file(file)
+        del written["learning_rate"]
+        save_file(written, file)
+        assert strategy.method._read(6).learning_rate == 0.25
+
+    def test_a_negative_number_of_a_run_configuration_leaves_it_to_the_noise(self) -> None:
+        known = {"noise-multiplier": 1.0, "num-users": 8, "num-nodes": 2}
+        left = DPFTRLConfig.from_run_config({**known, "server-learning-rate": -1.0})
+        assert left.server_learning_rate is None
+        with pytest.raises(ConfigError, match="server-learning-rate"):
+            DPFTRLConfig.from_run_config({**known, "server-learning-rate": 0.0})
 
 
 class TestLoss:

@@ -57,6 +57,7 @@ def wang_federation(epsilon: str) -> dict[str, Any]:
         "max_samples": 256,
         "local_batch_size": 16,
         "local_steps": 0,
+        "server_learning_rate": 1.0,
     }
 
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
+from flower_privsyn.checks import NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
 from flower_privsyn.privacy import Plan
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel
 
 logger = logging.getLogger("flwr.privsyn")
+
+#: Steps left to the noise that are worth a word.
+_SHORT: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,13 @@ class FederatedTrainingConfig(PrivateSumConfig):
         "as one pass over `max_samples` takes one by one.",
     ] = 64
     clip_norm: Annotated[ClipNorm, "bound on the L2 norm of a user's whole update."] = 0.1
-    server_learning_rate: Annotated[PositiveFloat, "step along the momentum."] = 1.0
+    server_learning_rate: Annotated[
+        float | None,
+        Gt(0),
+        "step along the momentum. None, in a run configuration a negative number: the longest, of "
+        "1 and less, at which the noise of all rounds alone takes at most 0.04 nats a token of "
+        "public text from the model; tried before anybody is asked.",
+    ] = None
     server_momentum: Annotated[float, Ge(0), Le(0.999999), "0 is plain averaging."] = 0.9
     checkpoints: Annotated[
         Literal["last", "all"],
@@ -147,11 +156,13 @@ class ServerState:
         parameters: (p,) float32, what users train from in the next round.
         momentum: (p,) float32, decaying sum of the average updates.
         clip_norm: C of the next round.
+        learning_rate: of all rounds, the server's step along the momentum.
     """
 
     parameters: npt.NDArray[np.float32]
     momentum: npt.NDArray[np.float32]
     clip_norm: float
+    learning_rate: float
 
 
 class FederatedTraining(Method):
@@ -180,6 +191,10 @@ class FederatedTraining(Method):
         self._model: LocalModel | None = None
         self._initial: LocalModel | None = None
         self._place: Workplace | None = None
+        # Where the noise is to choose it, until it has: there may be none.
+        self._learning_rate = (
+            1.0 if config.server_learning_rate is None else config.server_learning_rate
+        )
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -317,6 +332,7 @@ class FederatedTraining(Method):
             parameters=parameters,
             momentum=np.zeros_like(parameters),
             clip_norm=self.config.clip_norm,
+            learning_rate=self._learning_rate,
         )
         state = self.next_start(state, 0)
         self._write(state, 0)
@@ -350,9 +366,13 @@ class FederatedTraining(Method):
         )
         if found is None:
             return None
+        self._learning_rate = found.learning_rate
         if not config.accept_noise:
             found.refuse(spent=spent)
-        return found.describe()
+        said = found.describe()
+        if config.server_learning_rate is None and found.learning_rate < _SHORT:
+            return f"{said}; with steps as short as that little of what users say is learnt"
+        return said
 
     # ------------------------------------------------------------------ a round
 
@@ -366,11 +386,12 @@ class FederatedTraining(Method):
         query = config.question(before.clip_norm)
         average = query.mean_update(release.values, release.expected_users)
         momentum = config.server_momentum * before.momentum.astype(np.float64) + average
-        parameters = before.parameters + config.server_learning_rate * momentum
+        parameters = before.parameters + before.learning_rate * momentum
         after = ServerState(
             parameters=parameters.astype(np.float32),
             momentum=momentum.astype(np.float32),
             clip_norm=self.following_clip_norm(query, release),
+            learning_rate=before.learning_rate,
         )
         after = after if last else self.next_start(after, number)
         self._write(after, number)
@@ -378,6 +399,7 @@ class FederatedTraining(Method):
             RoundFiles(self.run.round_dir(number)).server,
             {
                 "clip_norm": before.clip_norm,
+                "learning_rate": before.learning_rate,
                 "next_clip_norm": after.clip_norm,
                 "average_update_norm": float(np.linalg.norm(average)),
                 "average_noise_norm": release.noise_std
@@ -486,6 +508,7 @@ class FederatedTraining(Method):
         rest: dict[str, npt.NDArray[Any]] = {
             "momentum": state.momentum,
             "clip_norm": np.array([state.clip_norm], dtype=np.float64),
+            "learning_rate": np.array([state.learning_rate], dtype=np.float64),
         }
         with replacing(files.server_state) as temporary:
             save_file(rest, temporary)
@@ -495,10 +518,13 @@ class FederatedTraining(Method):
 
         files = RoundFiles(self.run.round_path(number))
         named, rest = load_file(files.model), load_file(files.server_state)
+        # A run begun by an older version has the setting's.
+        step = rest.get("learning_rate", np.array([self._learning_rate]))
         return ServerState(
             parameters=np.concatenate([named[name].ravel() for name in self.model.shapes]),
             momentum=rest["momentum"],
             clip_norm=float(rest["clip_norm"][0]),
+            learning_rate=float(step[0]),
         )
 
     def _forget_until(self, number: int) -> None:

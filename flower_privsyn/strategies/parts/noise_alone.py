@@ -5,12 +5,13 @@ for. How much of it a model bears is no matter of privacy, and neither epsilon n
 users tells: it depends on the model, on what of it is trained, and on the server's steps. But the
 server can try. All its steps are linear, so the noise of all rounds is one Gaussian shift of the
 parameters; it is drawn here for show, and the model reads public text with it and without it.
-Nobody is asked, and nothing is spent.
+Nobody is asked, and nothing is spent. In the same way it finds how long its steps may be.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 #: above the public one, by 0.4 above it in bits and below it in accuracy, by 1.0 below it in both
 #: (docs/dp_ftrl.md).
 MOST_LOST: Final = 0.5
+#: The same where the step is chosen by it: a shorter one costs more of what is learnt than it
+#: saves, a longer one less (docs/dp_ftrl.md).
+LOST_BY_CHOICE: Final = 0.04
 
 #: Public documents that the model reads, from the beginning of each. Four times as many changed
 #: what it lost by a tenth; another draw of the noise changed it by up to a factor of two.
@@ -38,6 +42,8 @@ _DOCUMENTS: Final = 16
 _DRAWS: Final = 4
 #: Numbers that stand for all parameters where the spread of the noise is found: to about 1 %.
 _NUMBERS: Final = 4096
+#: Steps that are tried, each shorter than the one before it by the root of two.
+_STEPS: Final = tuple(2.0 ** (-k / 2) for k in range(21))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +51,13 @@ class NoiseAlone:
     """What the noise of all rounds does to the model where no user says anything.
 
     Attributes:
+        learning_rate: of the server's optimiser, its step along the momentum.
         spread: standard deviation of what it adds to each trained parameter, >= 0.
         before: cross-entropy of the model on public text, in nats a token.
         after: the same with the noise of all rounds in its parameters, on average over draws of it.
     """
 
+    learning_rate: float
     spread: float
     before: float
     after: float
@@ -58,8 +66,14 @@ class NoiseAlone:
         """One sentence for the person who started the run."""
         return (
             "noise alone: without a word of any user, that of all rounds would take the model from "
-            f"{self.before:.2f} to {self.after:.2f} nats a token of public text"
+            f"{self.before:.2f} to {self.after:.2f} nats a token of public text, at "
+            f"server-learning-rate = {self.learning_rate:.2g}"
         )
+
+    @property
+    def lost(self) -> float:
+        """Nats a token that the noise takes from the model; no number where it is none."""
+        return self.after - self.before
 
     def refuse(self, *, spent: str) -> None:
         """Stop a run that would destroy its model.
@@ -70,13 +84,14 @@ class NoiseAlone:
         Raises:
             ConfigError: the noise takes more than `MOST_LOST` from it.
         """
-        if self.after - self.before <= MOST_LOST:  # false as well where it is no number
+        if self.lost <= MOST_LOST:  # false as well where it is no number
             return
         raise ConfigError(
             f"{self.describe()}, and no model that lost more than {MOST_LOST:g} was seen to "
             "recover: take more users, a larger epsilon or fewer rounds, train fewer parameters "
-            "(trainable, lora-rank), lower clip-norm, server-learning-rate or server-momentum, or "
-            f"set accept-noise = true to run all the same; {spent}"
+            "(trainable, lora-rank), lower clip-norm or server-momentum, leave the step to the "
+            "noise (server-learning-rate = -1), or set accept-noise = true to run all the same; "
+            f"{spent}"
         )
 
 
@@ -86,7 +101,7 @@ def noise_alone(
     settings: PrivateSumConfig,
     *,
     momentum: float,
-    learning_rate: float,
+    learning_rate: float | None,
 ) -> NoiseAlone | None:
     """Try the noise of a plan on the model that it trains.
 
@@ -98,13 +113,14 @@ def noise_alone(
         plan: settled.
         settings: of the run.
         momentum: of the server's optimiser; 0 is plain averaging.
-        learning_rate: of the same, its step along the momentum.
+        learning_rate: of the same, its step along the momentum; None for the longest of 1, 0.71,
+            0.5, 0.35 and so on to 0.001 at which the noise takes at most `LOST_BY_CHOICE`.
 
     Returns:
         What becomes of it; None where a plan has no noise, or the model makes nothing of the text.
     """
     squares = [
-        (_deviation(phase, query, settings) * _spread(phase, momentum, learning_rate)) ** 2
+        (_deviation(phase, query, settings) * _spread(phase, momentum)) ** 2
         for phase in plan.phases
         for query in phase.asks
         if isinstance(query, ModelDelta) and phase.noise_multiplier
@@ -115,14 +131,37 @@ def noise_alone(
     rows = [row for row in rows if len(row) > 1]
     if not rows:
         return None
-    spread, start = float(np.sqrt(sum(squares))), model.parameters
-    # Noise that nobody will ever add to a release: any generator will do.
-    random, after = np.random.default_rng(0), []
-    for _ in range(_DRAWS):
-        shift = random.standard_normal(model.dimension, dtype=np.float32)
-        shift *= np.float32(spread)
-        after.append(model.loss(rows, parameters=shift + start))
-    return NoiseAlone(spread=spread, before=model.loss(rows), after=float(np.mean(after)))
+    spread, before, start = float(np.sqrt(sum(squares))), model.loss(rows), model.parameters
+
+    def tried(step: float) -> NoiseAlone:
+        # Noise that nobody will ever add to a release: any generator will do.
+        random, after = np.random.default_rng(0), []
+        for _ in range(_DRAWS):
+            shift = random.standard_normal(model.dimension, dtype=np.float32)
+            shift *= np.float32(step * spread)
+            after.append(model.loss(rows, parameters=shift + start))
+        return NoiseAlone(
+            learning_rate=step, spread=step * spread, before=before, after=float(np.mean(after))
+        )
+
+    return _longest_step(tried) if learning_rate is None else tried(learning_rate)
+
+
+def _longest_step(tried: Callable[[float], NoiseAlone]) -> NoiseAlone:
+    """The longest step at which the noise takes little, or the shortest: more noise takes more."""
+    found = tried(_STEPS[0])
+    too_long, known = 0, len(_STEPS) - 1
+    if found.lost <= LOST_BY_CHOICE:
+        return found
+    found = tried(_STEPS[known])
+    while known - too_long > 1:
+        middle = (too_long + known) // 2
+        shorter = tried(_STEPS[middle])
+        if shorter.lost <= LOST_BY_CHOICE:
+            known, found = middle, shorter
+        else:
+            too_long = middle
+    return found
 
 
 @functools.cache
@@ -138,8 +177,8 @@ def _deviation(phase: Phase, query: ModelDelta, settings: PrivateSumConfig) -> f
     return query.clip_norm * query.unit / against.signal
 
 
-def _spread(phase: Phase, momentum: float, learning_rate: float) -> float:
-    """Of the sum of all steps, over that of a round's innovations."""
+def _spread(phase: Phase, momentum: float) -> float:
+    """Of the sum of all steps of length 1, over that of a round's innovations."""
     random = np.random.default_rng(1)
     recurrence = None if phase.factorisation is None else phase.factorisation.recurrence()
     velocity, moved = np.zeros(_NUMBERS), np.zeros(_NUMBERS)
@@ -149,5 +188,5 @@ def _spread(phase: Phase, momentum: float, learning_rate: float) -> float:
         else:
             noise = recurrence.next(lambda: random.standard_normal(_NUMBERS))
         velocity = momentum * velocity + noise
-        moved += learning_rate * velocity
+        moved += velocity
     return float(np.sqrt(np.mean(moved**2)))
