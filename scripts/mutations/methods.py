@@ -220,7 +220,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="best",
         before="    return min(distances, key=lambda number: (distances[number], number))\n",
         after="    return max(distances, key=lambda number: (distances[number], number))\n",
-        tests=(f"{POPRI_TESTS}::TestCheckpointByTheReleasedSketch",),
+        tests=("tests/strategies/test_popri_checkpoint.py",),
     ),
     Mutation(
         name="a kernel mean that nobody released",
@@ -229,7 +229,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="    return self._preferences(number) if self._judge is None else "
         "self._judge.question()\n",
         after="    return self._preferences(number)\n",
-        tests=(f"{POPRI_TESTS}::TestCheckpointByTheReleasedSketch",),
+        tests=("tests/strategies/test_popri_checkpoint.py",),
     ),
     Mutation(
         name="research without a stamp",
@@ -237,7 +237,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="PreferencesByScores.stamp",
         before="    return RESEARCH_STAMP if self.config.research else None\n",
         after="    return None\n",
-        tests=(f"{POPRI_TESTS}::TestResearch",),
+        tests=("tests/strategies/test_popri_settings.py::TestResearch",),
     ),
     Mutation(
         name="research by the sketch without a stamp",

@@ -10,7 +10,7 @@ HANDLERS = "flower_privsyn/client_apps/handlers.py"
 NODE_USERS = "flower_privsyn/client_apps/node_users.py"
 SUM_TESTS = "tests/private_path/test_engine.py"
 FTRL_TESTS = "tests/strategies/test_dp_ftrl.py"
-POPRI_TESTS = "tests/strategies/test_popri.py"
+POPRI_TESTS = "tests/strategies/test_popri_checkpoint.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(

@@ -1,0 +1,284 @@
+"""What POPri takes for settings, refuses before it spends, and lets only research have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
+from flower_privsyn.privacy import (
+    FixedSizeSampling,
+    FullParticipation,
+    NeighboringRelation,
+    PoissonSampling,
+    Sampling,
+)
+from flower_privsyn.privacy.accounting import Release, accountant
+from flower_privsyn.strategies import POPri, POPriConfig
+from flower_privsyn.strategies.popri import PRINTED_NOISE_MULTIPLIERS
+from flower_privsyn.testing import HashEmbedder, WordGenerator
+from tests.support.federation import WORDS, make_users
+from tests.support.popri import popri, small_popri
+from tests.support.run_files import lines, releases
+
+Builder = Callable[..., Any]
+REFERENCE = Path(__file__).parents[1] / "data" / "noise_reference.json"
+
+
+@pytest.fixture
+def config(tmp_path: Path, public_file: Path) -> Callable[..., POPriConfig]:
+    """Settings of a small run; keyword arguments replace them."""
+    return small_popri(tmp_path / "run", public_file)
+
+
+def rdp_epsilon(config: POPriConfig, sampling: Sampling) -> float:
+    """What the settings cost by Renyi accounting, as the paper has it."""
+    release = Release(
+        noise_multiplier=float(config.noise_multiplier or 0.0),
+        sampling=sampling,
+        relation=NeighboringRelation.ZERO_OUT,
+    )
+    return accountant(config.accountant).epsilon({release: config.num_rounds}, delta=config.delta)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"num_prompts": 0}, "num-prompts"),
+            ({"responses_per_prompt": 1}, "responses-per-prompt"),
+            ({"rejected_rank": 1}, "rejected-rank"),
+            ({"rejected_rank": 6}, "rejected-rank = 6 .*responses-per-prompt = 5"),
+            ({"loss": "ppo"}, "loss"),
+            ({"beta": 0.0}, "beta"),
+            ({"learning_rate": 0.0}, "learning-rate"),
+            ({"learning_rate_schedule": "linear"}, "learning-rate-schedule"),
+            ({"lora_rank": 0}, "lora-rank"),
+            ({"training_epochs": 0}, "training-epochs"),
+            ({"training_micro_batch_size": 0}, "training-micro-batch-size"),
+            ({"temperature": 0.0}, "temperature"),
+            ({"top_p": 0.0}, "top-p"),
+            ({"reference": "none"}, "reference"),
+            ({"centre": "user"}, "centre"),
+            ({"scale": "none"}, "scale"),
+            ({"answer_space": "all"}, "answer-space"),
+            ({"project_scores": True}, "project-scores.*answer-space"),
+            ({"checkpoint": "best"}, "checkpoint"),
+            ({"checkpoint": "sketch-mmd", "num_rounds": 1}, "num-rounds.*at least 2"),
+            ({"patience": 3}, "patience = 3 needs checkpoint"),
+            ({"num_features": 63}, "num-features must be an even whole number"),
+            ({"bandwidth": -1.0}, "bandwidth"),
+            ({"embedding_weight": 1.5}, "embedding-weight"),
+            ({"synthetic_samples": 0}, "synthetic-samples"),
+            ({"generator": "http://localhost:8000/v1"}, "training-model"),
+            ({"generator": "gguf:model.gguf"}, "loads no adapters"),
+        ],
+    )
+    def test_bad_ones_are_named(self, config: Builder, changes: dict[str, Any], named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            config(**changes)
+
+    def test_are_read_from_flat_keys(self) -> None:
+        config = POPriConfig.from_run_config(
+            {
+                "epsilon": 1.0,
+                "num-prompts": 60,
+                "answer-space": "candidates",
+                "project-scores": True,
+                "data": "users.jsonl",
+            }
+        )
+        assert (config.num_prompts, config.project_scores) == (60, True)
+        with pytest.raises(ConfigError, match='"num-prompt".*"num-prompts"'):
+            POPriConfig.from_run_config({"epsilon": 1.0, "num-prompt": 5})
+
+    def test_the_model_to_train(self, config: Builder) -> None:
+        assert config().model_to_train == "privsyn-lm"
+        assert config(generator="vllm:/models/llama").model_to_train == "/models/llama"
+        served = config(generator="http://h:1/v1#m", training_model="/models/llama")
+        assert served.model_to_train == "/models/llama"
+
+    def test_presets(self) -> None:
+        ours = POPriConfig.popri(epsilon=1.0)
+        assert (ours.num_rounds, ours.num_prompts, ours.responses_per_prompt) == (20, 1800, 10)
+        assert (ours.centre, ours.scale, ours.answer_space) == ("prompt", "clip", "span")
+        assert (ours.rejected_rank, ours.delta, ours.max_tokens) == (5, 3e-6, 64)
+        printed = POPriConfig.popri_as_printed(epsilon="1")
+        assert (printed.noise_multiplier, printed.accountant) == (19.3, "rdp")
+        assert (printed.centre, printed.scale, printed.answer_space) == (
+            "none",
+            "clip",
+            "candidates",
+        )
+        assert (printed.lora_rank, printed.lora_alpha, printed.learning_rate) == (4, 8, 8e-7)
+        assert (printed.training_batch_size, printed.training_epochs) == (24, 2)
+        coded = POPriConfig.popri_as_coded(epsilon="7", participation="1000-of-72000")
+        assert (coded.sampling, coded.sample_size, coded.noise_multiplier) == (
+            "fixed-size",
+            1000,
+            0.52,
+        )
+        assert (coded.centre, coded.scale, coded.beta) == ("all", "unit", 0.01)
+        assert (coded.lora_rank, coded.lora_alpha, coded.training_epochs) == (16, 16, 1)
+        assert (coded.learning_rate_schedule, coded.warmup_steps) == ("constant", 10)
+        with pytest.raises(ConfigError, match="epsilon and participation"):
+            POPriConfig.popri_as_printed(epsilon="3")  # type: ignore[arg-type]
+
+    def test_printed_noise_multipliers_give_the_printed_epsilons(self) -> None:
+        rows = [
+            row
+            for row in json.loads(REFERENCE.read_text())["gaussian_rows"]
+            if row["paper"] == "POPri" and row["T"] == 20
+        ]
+        for (epsilon, participation), multiplier in PRINTED_NOISE_MULTIPLIERS.items():
+            config = POPriConfig.popri_as_printed(epsilon=epsilon, participation=participation)  # type: ignore[arg-type]
+            population = 72000 if participation == "full" else int(participation.split("-of-")[1])
+            cohort = population if participation == "full" else 1000
+            row = next(
+                row
+                for row in rows
+                if (row["total_clients"], row["clients_per_round"]) == (population, cohort)
+                and row["eps_claimed"] == int(epsilon)
+            )
+            assert row["sigma_printed"] == multiplier
+            sampling = config.sampling_of(population)
+            expected = PoissonSampling if cohort < population else FullParticipation
+            assert isinstance(sampling, expected)
+            assert sampling.expected_users == pytest.approx(cohort)
+            found = rdp_epsilon(config, sampling)
+            assert found == pytest.approx(row["eps_opacus_rdp"], rel=0.01)
+
+    def test_cohorts_of_a_fixed_size_cost_more_than_printed(self) -> None:
+        config = POPriConfig.popri_as_coded(epsilon="1", participation="1000-of-72000")
+        sampling = config.sampling_of(72000)
+        assert isinstance(sampling, FixedSizeSampling)
+        assert rdp_epsilon(config, sampling) > 1.0
+
+
+class TestBeforeSpending:
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"training_model": "/nowhere/lm"}, "/nowhere/lm"),
+            ({"generator": "/nowhere/lm"}, "/nowhere/lm"),
+            ({"embedding_model": "/nowhere/embedder"}, "/nowhere/embedder"),
+            ({"prompt": "no-such-prompt"}, "no-such-prompt"),
+            ({"public_text": "/nowhere/public.jsonl"}, "public-text"),
+        ],
+    )
+    def test_what_is_missing_is_named(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        changes: dict[str, Any],
+        named: str,
+    ) -> None:
+        parts: dict[str, Any] = {"embedder": HashEmbedder(), "generator": WordGenerator(WORDS)}
+        if "generator" in changes:
+            del parts["generator"]
+        if "embedding_model" in changes:
+            del parts["embedder"]
+        with pytest.raises(PrivsynError, match=named):
+            POPri(config(**changes), **parts).start(federation())
+        assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+    def test_a_failing_server_spends_nothing_more(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        class Failing(WordGenerator):
+            def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+                if kwargs.get("adapter") is not None:
+                    raise GenerationError("the server does not load the adapter")
+                return super().generate(prompts, **kwargs)
+
+        with pytest.raises(GenerationError, match="adapter"):
+            popri(config(), generator=Failing(WORDS)).start(federation())
+        assert [r["round"] for r in releases(tmp_path / "run")] == [1]
+        popri(config(resume=True)).start(federation())
+        assert [r["round"] for r in releases(tmp_path / "run")] == [1, 2, 3]
+
+
+class TestResearch:
+    """A choice by private text outside the budget: never by accident, never unmarked."""
+
+    def text(self, tmp_path: Path) -> str:
+        path = tmp_path / "validation.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in make_users(5).texts))
+        return str(path)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"checkpoint": "validation"},
+            {"checkpoint": "validation", "research": True},
+            {"checkpoint": "validation", "validation_text": "private.jsonl"},
+            {"research": True},
+            {"validation_text": "private.jsonl"},
+        ],
+    )
+    def test_needs_all_three_settings(self, config: Builder, changes: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match="outside the budget"):
+            config(**changes)
+
+    @pytest.mark.parametrize(
+        ("content", "named"),
+        [(None, 'validation-text = ".*cannot be read'), ("", 'validation-text = ".*holds no text')],
+    )
+    def test_validation_text_that_is_not_there_is_named(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        content: str | None,
+        named: str,
+    ) -> None:
+        path = tmp_path / "validation.jsonl"
+        if content is not None:
+            path.write_text(content)
+        strategy = popri(config(checkpoint="validation", research=True, validation_text=str(path)))
+        with pytest.raises(PrivsynError, match=named):
+            strategy.start(federation())
+        assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+    def test_stamps_the_run_everywhere(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        from flower_privsyn.cli import main
+        from flower_privsyn.runs import RESEARCH_STAMP
+
+        values = {
+            "checkpoint": "validation",
+            "research": True,
+            "validation_text": self.text(tmp_path),
+            "num_features": 64,
+        }
+        strategy = popri(config(**values))
+        strategy.start(federation())
+        run = strategy.run.path
+        assert RESEARCH_STAMP in caplog.text
+        assert strategy.run.config["research"] is True
+        assert strategy.run.state["summary"]["stamp"] == RESEARCH_STAMP
+        assert [line["stamp"] for line in lines(run / "metrics.jsonl")] == [RESEARCH_STAMP] * 3
+        assert main(["inspect", str(run)]) == 0
+        assert "private text was used outside the budget" in " ".join(
+            capsys.readouterr().out.split()
+        )
+        # No release pays for the choice: that is why it is stamped.
+        assert {line["query"] for line in releases(run)} == {"mean_similarity"}
+        assert sorted(strategy.run.state["summary"]["squared_mmd"]) == ["1", "2", "3", "4"]
+
+    def test_an_ordinary_run_has_no_stamp(self, federation: Builder, config: Builder) -> None:
+        strategy = popri(config(num_rounds=1))
+        strategy.start(federation())
+        assert "stamp" not in strategy.run.state["summary"]
+        assert "stamp" not in lines(strategy.run.path / "metrics.jsonl")[0]
