@@ -28,6 +28,7 @@ NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
 USERS = {"biorxiv": 72_000, "congress": 133_000}
 POPRI = [name for name in NAMES if name.startswith("popri-")]
 SHARED = ("noise_multiplier", "delta", "num_rounds", "accountant", "local_batch_size")
+SHARED += ("server_learning_rate",)
 
 
 def settings(name: str | None = None, *changes: str) -> Any:
@@ -118,6 +119,7 @@ def test_popris_settings(name: str) -> None:
         return
     assert isinstance(config, DPFedAvgConfig)
     assert (config.num_rounds, config.local_batch_size) == (20, 2)
+    assert config.server_learning_rate == 1.0
     assert config.sampling_of(users).expected_users == pytest.approx(per_round)
     if reading:
         # Rounded up for print.

@@ -86,7 +86,7 @@ def test_rows_are_as_printed(name: str) -> None:
     preset = PublicMidTrainingConfig.wang(epsilon=printed)  # type: ignore[arg-type]
     assert (preset.max_samples, preset.local_batch_size, preset.local_steps) == (256, 16, 0)
     shared = ["noise_multiplier", "max_tokens", "max_samples", "local_batch_size", "local_epochs"]
-    shared += ["local_steps", "least_row_tokens", "student_learning_rate"]
+    shared += ["local_steps", "server_learning_rate", "least_row_tokens", "student_learning_rate"]
     if config.position != "none" and config.teacher:
         shared += ["teacher_top_k", "teacher_rest", "teacher_temperature"]
     for key in shared:
