@@ -79,9 +79,8 @@ def check_app(app: App, values: Mapping[str, ConfigValue], *, try_noise: bool = 
     check_method(method, settings, report=report, shelf=shelf)
     plan = _plan(method, settings, people, report)
     if plan is not None and try_noise:
-        with report.refusals("noise"):
-            tried = method.check_plan(plan.plan, spent="nothing was spent")
-            report.say("noise", tried or "nothing is trained under it that could be tried")
+        counted = settings.num_users or (people is not None and people.all_read and people.users)
+        _try_noise(method, plan, report, shelf, counted=bool(counted))
     if plan is not None:
         _traffic(method, settings, plan, people, report, shelf)
     if people is not None and people.users:
@@ -328,6 +327,32 @@ def _noise(plan: SettledPlan, settings: PrivateSumConfig, report: Report) -> Non
             f"can add up to; about {seen:,} of them must agree on something for it to be seen",
             level="fine" if seen <= users / 3 else "warning",
         )
+
+
+def _try_noise(
+    method: Method, plan: SettledPlan, report: Report, shelf: Shelf, *, counted: bool
+) -> None:
+    """What the noise makes of the model that is trained, where it is here and users are known."""
+    if not counted:
+        said = "not tried on the model: how many users take part is not known (num-users)"
+        report.say("noise", said, level="warning")
+        return
+    if not report.ready:
+        report.say("noise", "not tried on the model: what stops the run comes first")
+        return
+    try:
+        for model in method.needs().models:
+            if model.kind == "causal":
+                shelf.folder(model.name)
+    except NotHereError as error:
+        report.say("noise", f"not tried on the model: {error}", level="warning")
+        return
+    with report.refusals("noise"):
+        found = method.check_plan(plan.plan, spent="nothing was spent")
+        if found is None:
+            report.say("noise", "there is no model under noise that could be tried")
+        else:
+            report.say("noise", found.sentence, level="warning" if found.warning else "fine")
 
 
 def _traffic(

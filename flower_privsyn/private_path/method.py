@@ -34,6 +34,19 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was found of a plan before anybody is asked.
+
+    Attributes:
+        sentence: for the person who started the run.
+        warning: whether that person should think again.
+    """
+
+    sentence: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecordSource:
     """What makes the records that questions are about; the nodes must have the same.
 
@@ -209,7 +222,7 @@ class Method(ABC):
         """
         return None
 
-    def check_plan(self, plan: Plan, *, spent: str) -> str | None:
+    def check_plan(self, plan: Plan, *, spent: str) -> Finding | None:
         """Refuse a plan whose releases could not be used; asked before the next round is.
 
         What it reads is public. `privsyn check` asks before `prepare` as well.
@@ -219,7 +232,7 @@ class Method(ABC):
             spent: words for what the run has cost.
 
         Returns:
-            What the noise leaves, in a sentence; None where there is nothing to say.
+            What the noise leaves; None where there is nothing to say.
 
         Raises:
             ConfigError: the result would say nothing.

@@ -139,9 +139,9 @@ class Preparation:
                 terms.noise_share,
             )
         check_noise(settled.plan, settings, progress=progress, spent=spent)
-        if (said := method.check_plan(settled.plan, spent=spent)) is not None:
-            logger.info("%s", said)
-            progress.note(said)
+        if (found := method.check_plan(settled.plan, spent=spent)) is not None:
+            logger.log(logging.WARNING if found.warning else logging.INFO, "%s", found.sentence)
+            progress.note(found.sentence)
         secret = any(phase.sampling.hides_cohort for phase in settled.plan.phases)
         return Federation(
             roster=roster,

@@ -39,7 +39,14 @@ from flower_privsyn.privacy import (
     release_epsilon,
 )
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
+from flower_privsyn.private_path.method import (
+    Finding,
+    Outline,
+    Question,
+    RecordSource,
+    Workplace,
+    need,
+)
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum, SumOfUsers
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -391,7 +398,7 @@ class ReleasedMoments(AskedAgain):
         self._questions = config.questions(self._space.radius)
         return (embeddings_by(embedder),)
 
-    def check_plan(self, plan: Plan, *, spent: str) -> str | None:
+    def check_plan(self, plan: Plan, *, spent: str) -> Finding | None:
         """Say how much of the covariance the noise leaves, and refuse where it leaves nothing."""
         if self._space is None:
             return None

@@ -118,6 +118,12 @@ class TrainingInHalves(CorrelatedTraining):
         before = self.config.rounds_before
         return (before is not None and number > before) or super().base_moved(number)
 
+    @property
+    def momentum_restarts(self) -> frozenset[int]:
+        """Where the public text stands, an optimiser begins anew."""
+        before = self.config.rounds_before
+        return super().momentum_restarts if before is None else frozenset({before})
+
     def base_of(self, number: int) -> LocalModel:
         """The model that public text made, in the rounds after it."""
         before = self.config.rounds_before

@@ -231,15 +231,20 @@ def test_text_in_a_script_that_a_model_does_not_know(check: Check, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "step", "ready", "found_step"),
-    [("7", -1, True, "1"), ("1", 1, False, "1"), ("1", -1, True, "0.")],
+    ("epsilon", "step", "level", "found_step"),
+    [
+        ("7", -1, "fine", "1"),
+        ("1", 1, "stops", "1"),
+        ("1", -1, "fine", "0."),
+        ("0.3", -1, "warning", "0.0"),
+    ],
 )
 def test_noise_is_tried_where_that_is_asked_for(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     epsilon: str,
     step: int,
-    ready: bool,
+    level: str,
     found_step: str,
 ) -> None:
     """The refusal of a run, or its step, before there is a federation."""
@@ -250,11 +255,11 @@ def test_noise_is_tried_where_that_is_asked_for(
     asked += [word for setting in settings for word in ("--set", setting)]
     assert main(asked) == 0
     assert "noise alone" not in capsys.readouterr().out
-    assert main([*asked, "--try-noise"]) == (0 if ready else 2)
+    assert main([*asked, "--try-noise"]) == (2 if level == "stops" else 0)
     found = json.loads(capsys.readouterr().out)["findings"]
     (said,) = (one for one in found if "noise alone" in one["sentence"])
     assert said["topic"] == "noise"
-    assert said["level"] == ("fine" if ready else "stops")
+    assert said["level"] == level
     assert "from 4.8" in said["sentence"]
     assert f"server-learning-rate = {found_step}" in said["sentence"]
 
@@ -263,7 +268,29 @@ def test_there_is_no_noise_to_try_where_nothing_is_trained(tmp_path: Path) -> No
     loaded = load_app(OWN_DATA)
     values = resolve_config(loaded, config_name=None, settings=(f"data={users_file(tmp_path)}",))
     said = [one.sentence for one in check_app(loaded, values, try_noise=True).findings]
-    assert "nothing is trained under it that could be tried" in said
+    assert "there is no model under noise that could be tried" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        # One user would drown in any noise.
+        (("data=missing.jsonl",), "how many users take part is not known (num-users)"),
+        (("data=missing.jsonl", "num-users=400"), "what stops the run comes first"),
+        (("model=somebody/a-model",), "model 'somebody/a-model' is not on this machine"),
+    ],
+)
+def test_noise_is_not_tried_on_what_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: tuple[str, ...], sentence: str
+) -> None:
+    monkeypatch.setattr("flower_privsyn.dry_run.shelf.hub_unreachable", lambda **_: None)
+    app = load_app(ROOT / "baselines" / "dp-fl")
+    settings = (f"data={users_file(tmp_path, users=400)}", "held-out-fraction=0.0", *changes)
+    values = resolve_config(app, config_name="cpu", settings=settings)
+    found = check_app(app, values, try_noise=True).findings
+    (said,) = (one for one in found if "not tried on the model" in one.sentence)
+    assert said.topic == "noise"
+    assert sentence in said.sentence
 
 
 def test_what_is_left_out_of_the_data(check: Check, tmp_path: Path) -> None:
@@ -367,9 +394,7 @@ def test_what_an_app_s_own_code_does_wrong(tmp_path: Path) -> None:
 def test_a_model_of_the_hub_that_is_not_here_is_downloaded_by_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from flower_privsyn.dry_run import shelf
-
-    monkeypatch.setattr(shelf, "hub_unreachable", lambda **_: None)
+    monkeypatch.setattr("flower_privsyn.dry_run.shelf.hub_unreachable", lambda **_: None)
     report = Report()
     needs = Needs(models=(NeededModel(setting="model", name="owner/name", kind="causal"),))
     check_needs(needs, report=report, shelf=Shelf(), api_key_env="")

@@ -17,7 +17,15 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import CyclicSampling, FullParticipation, Phase, Plan
 from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
-from flower_privsyn.strategies import DPFTRL, DPFedAvg, DPFedAvgConfig, DPFTRLConfig
+from flower_privsyn.strategies import (
+    DPFTRL,
+    DPFedAvg,
+    DPFedAvgConfig,
+    DPFTRLConfig,
+    PublicMidTraining,
+    PublicMidTrainingConfig,
+)
+from flower_privsyn.strategies.parts import federated_training
 from flower_privsyn.strategies.parts.noise_alone import (
     LOST_BY_CHOICE,
     MOST_LOST,
@@ -122,6 +130,47 @@ class TestSpread:
         assert both is not None
         assert both.spread == pytest.approx(math.sqrt(2) * one.spread, rel=1e-6)
 
+    @pytest.mark.parametrize("stream", ["continue", "restart"])
+    @pytest.mark.parametrize("correlation", ["blt", "tree"])
+    def test_public_text_in_the_middle_ends_the_momentum(
+        self, lstm: Path, tmp_path: Path, model: LocalModel, stream: str, correlation: str
+    ) -> None:
+        settings = small_training(PublicMidTrainingConfig, tmp_path / "run", model=str(lstm))(
+            num_rounds=16,
+            min_separation=16,
+            first_rounds=6,
+            noise_stream=stream,
+            correlation=correlation,
+            server_momentum=0.9,
+            server_learning_rate=0.5,
+            noise_multiplier=1.0,
+            clip_norm=0.01,
+            num_users=64,
+        )
+        method = PublicMidTraining(settings).method
+        phases = method.phases(64)
+        assert len(phases) == (1 if stream == "continue" else 2)
+        # How often the noise of each round is in the sum of all steps.
+        weights = [sum(0.9**k for k in range(n - t)) for n in (6, 10) for t in range(n)]
+        exact, behind = 0.0, 0
+        for phase in phases:
+            assert phase.factorisation is not None
+            mine = np.array(weights[behind : behind + phase.rounds])
+            users = phase.sampling.expected_users
+            moved = np.linalg.norm(mine @ phase.factorisation.noise_matrix())
+            exact += (moved * 0.5 * float(phase.noise_multiplier or 0.0) * 0.01 / users) ** 2
+            behind += phase.rounds
+        found = noise_alone(
+            model,
+            Plan(phases=phases, delta=1e-3),
+            settings,
+            momentum=0.9,
+            learning_rate=0.5,
+            restarts=method.momentum_restarts,
+        )
+        assert found is not None
+        assert found.spread == pytest.approx(math.sqrt(exact), rel=0.04)
+
     def test_noise_of_other_questions_is_not_the_models(
         self, ftrl: Builder, model: LocalModel
     ) -> None:
@@ -172,9 +221,9 @@ class TestRefusal:
         found = NoiseAlone(learning_rate=1.0, spread=0.1, before=5.0, after=after)
         if refused:
             with pytest.raises(ConfigError, match=r"from 5\.00 to .* nats a token"):
-                found.refuse(spent="nothing was spent")
+                found.refuse(chosen=False, spent="nothing was spent")
         else:
-            found.refuse(spent="nothing was spent")
+            found.refuse(chosen=False, spent="nothing was spent")
 
     def test_without_noise_there_is_nothing_to_try(self, ftrl: Builder, model: LocalModel) -> None:
         settings = ftrl(noise_multiplier=0.0, num_users=8)
@@ -223,7 +272,8 @@ class TestStep:
         method = DPFTRL(settings).method
         said = method.check_plan(Plan(phases=method.phases(8), delta=1e-3), spent="nothing")
         assert said is not None
-        assert ("little of what users say is learnt" in said) == short
+        assert ("little of what users say is learnt" in said.sentence) == short
+        assert said.warning == short
 
     def test_a_run_takes_it_in_every_round_and_says_so(
         self, ftrl: Builder, people: Users, model: LocalModel, caplog: pytest.LogCaptureFixture
@@ -244,35 +294,101 @@ class TestStep:
         moved = np.concatenate([(second[n] - first[n]).ravel() for n in model.shapes])
         assert np.allclose(moved, chosen.learning_rate * momentum, atol=1e-5)
 
-    def test_a_run_goes_on_with_the_one_that_it_began_with(
-        self, ftrl: Builder, people: Users
-    ) -> None:
-        def killed(release: Any, *, last: bool) -> Any:
+    def killed(self, settings: DPFTRLConfig, people: Users) -> DPFTRL:
+        """A run that died once round 2 was released."""
+
+        def dying(release: Any, *, last: bool) -> Any:
             if release.round_number == 2:
                 raise KeyboardInterrupt
             return step(release, last=last)
 
-        strategy = DPFTRL(ftrl(noise_multiplier=0.0, server_learning_rate=0.25))
+        strategy = DPFTRL(settings)
         step = strategy.method.following
-        strategy.method.following = killed  # type: ignore[method-assign]
+        strategy.method.following = dying  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             strategy.start(training_nodes(people))
-        resumed = DPFTRL(ftrl(noise_multiplier=0.0, server_learning_rate=0.25, resume=True))
-        resumed.method._learning_rate = 0.9  # as another machine might find
+        return strategy
+
+    @pytest.mark.parametrize("now", [0.02, 0.5])
+    def test_a_run_that_goes_on_takes_no_longer_one(
+        self, ftrl: Builder, people: Users, monkeypatch: pytest.MonkeyPatch, now: float
+    ) -> None:
+        """The shorter of what it began with, and of what its users leave now."""
+        settings = {**FAR, "accept_noise": False, "server_learning_rate": None}
+        begun = self.killed(ftrl(**settings), people).method._longest_step
+        assert 0.02 < begun < 0.5
+
+        def otherwise(*arguments: Any, **keywords: Any) -> NoiseAlone | None:
+            step = now if keywords["learning_rate"] is None else keywords["learning_rate"]
+            return noise_alone(*arguments, **{**keywords, "learning_rate": step})
+
+        monkeypatch.setattr(federated_training, "noise_alone", otherwise)
+        resumed = DPFTRL(ftrl(**settings, resume=True))
         resumed.start(training_nodes(people))
+        taken = [
+            json.loads((resumed.run.round_path(number) / "server.json").read_text())
+            for number in range(1, 7)
+        ]
+        shorter = min(begun, now)
+        assert [one["learning_rate"] for one in taken] == [begun] * 1 + [shorter] * 5
+
+    def test_what_is_tried_is_the_step_that_is_taken(
+        self, ftrl: Builder, people: Users, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        settings = {**FAR, "accept_noise": False, "server_learning_rate": None}
+        strategy = self.killed(ftrl(**settings), people)
+        file = strategy.run.round_path(1) / "server.safetensors"
+        save_file({**load_file(file), "longest_step": np.array([0.01])}, file)
+        resumed = DPFTRL(ftrl(**settings, resume=True))
+        resumed.start(training_nodes(people))
+        assert "server-learning-rate = 0.01;" in caplog.text
         last = json.loads((resumed.run.round_path(6) / "server.json").read_text())
-        assert last["learning_rate"] == 0.25
+        assert last["learning_rate"] == 0.01
 
     def test_a_run_of_an_older_version_goes_on_with_its_setting(
         self, ftrl: Builder, people: Users
     ) -> None:
-        strategy = DPFTRL(ftrl(noise_multiplier=0.0, server_learning_rate=0.25))
-        strategy.start(training_nodes(people))
-        file = strategy.run.round_path(6) / "server.safetensors"
+        settings = {"noise_multiplier": 1.0, "server_learning_rate": 0.25}
+        strategy = self.killed(ftrl(**settings), people)
+        file = strategy.run.round_path(1) / "server.safetensors"
         written = load_file(file)
-        del written["learning_rate"]
+        del written["longest_step"]
         save_file(written, file)
-        assert strategy.method._read(6).learning_rate == 0.25
+        resumed = DPFTRL(ftrl(**settings, resume=True))
+        resumed.start(training_nodes(people))
+        last = json.loads((resumed.run.round_path(6) / "server.json").read_text())
+        assert last["learning_rate"] == 0.25
+
+    def test_a_clip_norm_that_grows_shortens_it(
+        self, lstm: Path, tmp_path: Path, people: Users
+    ) -> None:
+        """Noise grows with the clip norm: what it adds to the model does not."""
+        build = small_training(
+            DPFedAvgConfig,
+            tmp_path / "run",
+            model=str(lstm),
+            num_rounds=6,
+            sampling="full",
+            adaptive_clipping=True,
+            clip_quantile=1.0,
+            clip_learning_rate=1.0,
+        )
+        settings = build(
+            noise_multiplier=0.3, clip_norm=0.05, server_learning_rate=None, local_learning_rate=9.0
+        )
+        strategy = DPFedAvg(settings)
+        strategy.start(training_nodes(people))
+        borne = strategy.method._longest_step
+        rounds = [
+            json.loads((strategy.run.round_path(number) / "server.json").read_text())
+            for number in range(1, 7)
+        ]
+        assert rounds[-1]["clip_norm"] > borne * rounds[0]["clip_norm"]
+        for one in rounds:
+            expected = min(1.0, borne * 0.05 / one["clip_norm"])
+            assert one["learning_rate"] == pytest.approx(expected)
+        assert rounds[0]["learning_rate"] == 1.0
+        assert rounds[-1]["learning_rate"] < 1.0
 
     def test_a_negative_number_of_a_run_configuration_leaves_it_to_the_noise(self) -> None:
         known = {"noise-multiplier": 1.0, "num-users": 8, "num-nodes": 2}

@@ -12,7 +12,9 @@ Papers:
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
@@ -26,6 +28,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
 from flower_privsyn.privacy import Plan
 from flower_privsyn.private_path.method import (
+    Finding,
     Method,
     Outline,
     Question,
@@ -39,7 +42,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import ModelDelta, Query, TrainableModel
 from flower_privsyn.queries.model_delta import ClipNorm, LearningRate, LocalPrecision, Trainable
 from flower_privsyn.runs.rounds import TRAINED_MODEL, RoundFiles
-from flower_privsyn.strategies.parts.noise_alone import noise_alone
+from flower_privsyn.strategies.parts.noise_alone import LONGEST, noise_alone
 
 if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
@@ -110,9 +113,9 @@ class FederatedTrainingConfig(PrivateSumConfig):
     server_learning_rate: Annotated[
         float | None,
         Gt(0),
-        "step along the momentum. None, in a run configuration a negative number: the longest, of "
-        "1 and less, at which the noise of all rounds alone takes at most 0.04 nats a token of "
-        "public text from the model; tried before anybody is asked.",
+        "step along the momentum. None, in a run configuration a negative number: the longest, "
+        "from 1 to 0.001, at which the noise of all rounds alone takes at most 0.04 nats a token "
+        "of public text from the model; tried before anybody is asked.",
     ] = None
     server_momentum: Annotated[float, Ge(0), Le(0.999999), "0 is plain averaging."] = 0.9
     checkpoints: Annotated[
@@ -156,13 +159,13 @@ class ServerState:
         parameters: (p,) float32, what users train from in the next round.
         momentum: (p,) float32, decaying sum of the average updates.
         clip_norm: C of the next round.
-        learning_rate: of all rounds, the server's step along the momentum.
+        longest_step: that the noise lets be at the first clip norm; infinite where nobody asked it.
     """
 
     parameters: npt.NDArray[np.float32]
     momentum: npt.NDArray[np.float32]
     clip_norm: float
-    learning_rate: float
+    longest_step: float
 
 
 class FederatedTraining(Method):
@@ -191,10 +194,7 @@ class FederatedTraining(Method):
         self._model: LocalModel | None = None
         self._initial: LocalModel | None = None
         self._place: Workplace | None = None
-        # Where the noise is to choose it, until it has: there may be none.
-        self._learning_rate = (
-            1.0 if config.server_learning_rate is None else config.server_learning_rate
-        )
+        self._longest_step = math.inf
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -332,7 +332,7 @@ class FederatedTraining(Method):
             parameters=parameters,
             momentum=np.zeros_like(parameters),
             clip_norm=self.config.clip_norm,
-            learning_rate=self._learning_rate,
+            longest_step=self._longest_step,
         )
         state = self.next_start(state, 0)
         self._write(state, 0)
@@ -353,26 +353,66 @@ class FederatedTraining(Method):
         """
         return state
 
-    def check_plan(self, plan: Plan, *, spent: str) -> str | None:
-        """Try the noise of all rounds on the model, and refuse what would destroy it."""
+    def check_plan(self, plan: Plan, *, spent: str) -> Finding | None:
+        """Try the noise of all rounds on the model, choose the step, refuse what would destroy it.
+
+        A run that goes on keeps its step, or takes a shorter one where there are fewer users now.
+        """
         self._load()
         config = self.config
-        found = noise_alone(
+        tried = functools.partial(
+            noise_alone,
             self.base_of(0),
             plan,
             config,
             momentum=config.server_momentum,
-            learning_rate=config.server_learning_rate,
+            restarts=self.momentum_restarts,
         )
+        chosen = config.server_learning_rate is None
+        found = tried(learning_rate=config.server_learning_rate)
         if found is None:
             return None
-        self._learning_rate = found.learning_rate
+        adapts = bool(config.question(config.clip_norm).bit_share)
+        if chosen:
+            self._longest_step = found.learning_rate
+            if adapts and found.learning_rate == 1.0:
+                more = tried(learning_rate=None, longest=LONGEST)
+                self._longest_step = need(more).learning_rate
+            begun = self._begun_with()
+            if begun < found.learning_rate:
+                found = need(tried(learning_rate=begun))
         if not config.accept_noise:
-            found.refuse(spent=spent)
+            found.refuse(chosen=chosen, spent=spent)
         said = found.describe()
-        if config.server_learning_rate is None and found.learning_rate < _SHORT:
-            return f"{said}; with steps as short as that little of what users say is learnt"
-        return said
+        if chosen and adapts:
+            said += ", and shorter as the clip norm grows"
+        short = chosen and found.learning_rate < _SHORT
+        if short:
+            said += "; with steps as short as that little of what users say is learnt"
+        return Finding(sentence=said, warning=short)
+
+    def _begun_with(self) -> float:
+        """The longest step of a run that goes on, or infinity."""
+        if self._place is None:
+            return math.inf
+        known = (
+            self._read(number).longest_step
+            for number in self.run.finished_rounds()
+            if RoundFiles(self.run.round_path(number)).server_state.exists()
+        )
+        return min(known, default=math.inf)
+
+    @property
+    def momentum_restarts(self) -> frozenset[int]:
+        """Rounds after which the momentum begins again; here none."""
+        return frozenset()
+
+    def _step_after(self, state: ServerState) -> float:
+        """The server's in the next round; a larger clip norm's noise moves the model no farther."""
+        stated = self.config.server_learning_rate
+        if stated is not None:
+            return stated
+        return min(1.0, state.longest_step * self.config.clip_norm / state.clip_norm)
 
     # ------------------------------------------------------------------ a round
 
@@ -386,12 +426,13 @@ class FederatedTraining(Method):
         query = config.question(before.clip_norm)
         average = query.mean_update(release.values, release.expected_users)
         momentum = config.server_momentum * before.momentum.astype(np.float64) + average
-        parameters = before.parameters + before.learning_rate * momentum
+        step = self._step_after(before)
+        parameters = before.parameters + step * momentum
         after = ServerState(
             parameters=parameters.astype(np.float32),
             momentum=momentum.astype(np.float32),
             clip_norm=self.following_clip_norm(query, release),
-            learning_rate=before.learning_rate,
+            longest_step=before.longest_step,
         )
         after = after if last else self.next_start(after, number)
         self._write(after, number)
@@ -399,7 +440,7 @@ class FederatedTraining(Method):
             RoundFiles(self.run.round_dir(number)).server,
             {
                 "clip_norm": before.clip_norm,
-                "learning_rate": before.learning_rate,
+                "learning_rate": step,
                 "next_clip_norm": after.clip_norm,
                 "average_update_norm": float(np.linalg.norm(average)),
                 "average_noise_norm": release.noise_std
@@ -508,7 +549,7 @@ class FederatedTraining(Method):
         rest: dict[str, npt.NDArray[Any]] = {
             "momentum": state.momentum,
             "clip_norm": np.array([state.clip_norm], dtype=np.float64),
-            "learning_rate": np.array([state.learning_rate], dtype=np.float64),
+            "longest_step": np.array([state.longest_step], dtype=np.float64),
         }
         with replacing(files.server_state) as temporary:
             save_file(rest, temporary)
@@ -518,13 +559,13 @@ class FederatedTraining(Method):
 
         files = RoundFiles(self.run.round_path(number))
         named, rest = load_file(files.model), load_file(files.server_state)
-        # A run begun by an older version has the setting's.
-        step = rest.get("learning_rate", np.array([self._learning_rate]))
+        # A run begun by an older version has none, and states its step.
+        begun = float(rest["longest_step"][0]) if "longest_step" in rest else math.inf
         return ServerState(
             parameters=np.concatenate([named[name].ravel() for name in self.model.shapes]),
             momentum=rest["momentum"],
             clip_norm=float(rest["clip_norm"][0]),
-            learning_rate=float(step[0]),
+            longest_step=min(begun, self._longest_step),
         )
 
     def _forget_until(self, number: int) -> None:

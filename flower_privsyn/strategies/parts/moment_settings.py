@@ -12,7 +12,7 @@ from flower_privsyn.checks import OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.streams import derive_seed
-from flower_privsyn.private_path.method import Outline, Question, RecordSource
+from flower_privsyn.private_path.method import Finding, Outline, Question, RecordSource
 from flower_privsyn.queries import Moments
 from flower_privsyn.strategies.parts.moments import (
     SPACE_FILE,
@@ -147,8 +147,8 @@ def describe_ratio(
     noise: float,
     refuse: bool,
     spent: str,
-) -> str:
-    """What the noise will leave of a covariance like that of public text, in one sentence.
+) -> Finding:
+    """What the noise will leave of a covariance like that of public text.
 
     Args:
         space: the coordinates.
@@ -170,7 +170,7 @@ def describe_ratio(
         "public text says"
     )
     if ratio <= WARN_ABOVE:
-        return told
+        return Finding(sentence=told)
     fitting = [
         fewer
         for fewer in range(1, k)
@@ -188,4 +188,4 @@ def describe_ratio(
             f"{'users' if query.unit == 'user' else 'records'} allow: {told}. Set accept-noise = "
             f"true to run all the same; {spent}"
         )
-    return told
+    return Finding(sentence=told, warning=True)

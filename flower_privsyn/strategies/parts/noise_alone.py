@@ -11,7 +11,8 @@ Nobody is asked, and nothing is spent. In the same way it finds how long its ste
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 #: above the public one, by 0.4 above it in bits and below it in accuracy, by 1.0 below it in both
 #: (docs/dp_ftrl.md).
 MOST_LOST: Final = 0.5
-#: The same where the step is chosen by it: a shorter one costs more of what is learnt than it
-#: saves, a longer one less (docs/dp_ftrl.md).
+#: The same where the step is chosen by it: a longer one costs more than it gains, a shorter one
+#: gains less than it saves (docs/dp_ftrl.md).
 LOST_BY_CHOICE: Final = 0.04
 
 #: Public documents that the model reads, from the beginning of each. Four times as many changed
@@ -42,8 +43,10 @@ _DOCUMENTS: Final = 16
 _DRAWS: Final = 4
 #: Numbers that stand for all parameters where the spread of the noise is found: to about 1 %.
 _NUMBERS: Final = 4096
-#: Steps that are tried, each shorter than the one before it by the root of two.
-_STEPS: Final = tuple(2.0 ** (-k / 2) for k in range(21))
+#: The shortest step that is tried.
+_SHORTEST: Final = 2.0**-10
+#: The longest, where the clip norm may grow: so many times, and no step need be cut.
+LONGEST: Final = 32.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +78,11 @@ class NoiseAlone:
         """Nats a token that the noise takes from the model; no number where it is none."""
         return self.after - self.before
 
-    def refuse(self, *, spent: str) -> None:
+    def refuse(self, *, chosen: bool, spent: str) -> None:
         """Stop a run that would destroy its model.
 
         Args:
+            chosen: whether the step was left to the noise.
             spent: words for what the run has cost.
 
         Raises:
@@ -86,12 +90,17 @@ class NoiseAlone:
         """
         if self.lost <= MOST_LOST:  # false as well where it is no number
             return
+        shorter = (
+            ""
+            if chosen
+            else ", leave the step to the noise (server-learning-rate = -1 in a run configuration, "
+            "None in Python)"
+        )
         raise ConfigError(
             f"{self.describe()}, and no model that lost more than {MOST_LOST:g} was seen to "
             "recover: take more users, a larger epsilon or fewer rounds, train fewer parameters "
-            "(trainable, lora-rank), lower clip-norm or server-momentum, leave the step to the "
-            "noise (server-learning-rate = -1), or set accept-noise = true to run all the same; "
-            f"{spent}"
+            f"(trainable, lora-rank), lower clip-norm or server-momentum{shorter}, or set "
+            f"accept-noise = true to run all the same; {spent}"
         )
 
 
@@ -102,29 +111,37 @@ def noise_alone(
     *,
     momentum: float,
     learning_rate: float | None,
+    longest: float = 1.0,
+    restarts: Collection[int] = (),
 ) -> NoiseAlone | None:
     """Try the noise of a plan on the model that it trains.
 
-    Where the clip norm adapts, or public text teaches the model between two rounds, it is the noise
-    at the first clip norm, on the model of the first round.
+    Where the clip norm adapts, or public text teaches the model before or between rounds, it is the
+    noise at the first clip norm, on the model of the first round.
 
     Args:
         model: that the rounds begin with.
         plan: settled.
         settings: of the run.
         momentum: of the server's optimiser; 0 is plain averaging.
-        learning_rate: of the same, its step along the momentum; None for the longest of 1, 0.71,
-            0.5, 0.35 and so on to 0.001 at which the noise takes at most `LOST_BY_CHOICE`.
+        learning_rate: of the same, its step along the momentum; None for the longest at which the
+            noise takes at most `LOST_BY_CHOICE`, of `longest` and shorter by the root of two each;
+            the shortest, 0.001, where it takes more at all of them.
+        longest: of the steps that are tried.
+        restarts: rounds after which the momentum begins again, from 1.
 
     Returns:
         What becomes of it; None where a plan has no noise, or the model makes nothing of the text.
     """
-    squares = [
-        (_deviation(phase, query, settings) * _spread(phase, momentum)) ** 2
-        for phase in plan.phases
-        for query in phase.asks
-        if isinstance(query, ModelDelta) and phase.noise_multiplier
-    ]
+    squares, behind = [], 0
+    for phase in plan.phases:
+        again = {number - behind for number in restarts}
+        squares += [
+            (_deviation(phase, query, settings) * _spread(phase, momentum, again)) ** 2
+            for query in phase.asks
+            if isinstance(query, ModelDelta) and phase.noise_multiplier
+        ]
+        behind += phase.rounds
     if not squares:
         return None
     rows = [row[: settings.max_tokens + 1] for row in model.encode(_public_documents())]
@@ -144,19 +161,22 @@ def noise_alone(
             learning_rate=step, spread=step * spread, before=before, after=float(np.mean(after))
         )
 
-    return _longest_step(tried) if learning_rate is None else tried(learning_rate)
+    return _longest_step(tried, longest) if learning_rate is None else tried(learning_rate)
 
 
-def _longest_step(tried: Callable[[float], NoiseAlone]) -> NoiseAlone:
+def _longest_step(tried: Callable[[float], NoiseAlone], longest: float) -> NoiseAlone:
     """The longest step at which the noise takes little, or the shortest: more noise takes more."""
-    found = tried(_STEPS[0])
-    too_long, known = 0, len(_STEPS) - 1
+    steps = [
+        longest * 2.0 ** (-k / 2) for k in range(round(2 * math.log2(longest / _SHORTEST)) + 1)
+    ]
+    found = tried(steps[0])
+    too_long, known = 0, len(steps) - 1
     if found.lost <= LOST_BY_CHOICE:
         return found
-    found = tried(_STEPS[known])
+    found = tried(steps[known])
     while known - too_long > 1:
         middle = (too_long + known) // 2
-        shorter = tried(_STEPS[middle])
+        shorter = tried(steps[middle])
         if shorter.lost <= LOST_BY_CHOICE:
             known, found = middle, shorter
         else:
@@ -177,16 +197,18 @@ def _deviation(phase: Phase, query: ModelDelta, settings: PrivateSumConfig) -> f
     return query.clip_norm * query.unit / against.signal
 
 
-def _spread(phase: Phase, momentum: float) -> float:
+def _spread(phase: Phase, momentum: float, restarts: Collection[int]) -> float:
     """Of the sum of all steps of length 1, over that of a round's innovations."""
     random = np.random.default_rng(1)
     recurrence = None if phase.factorisation is None else phase.factorisation.recurrence()
     velocity, moved = np.zeros(_NUMBERS), np.zeros(_NUMBERS)
-    for _ in range(phase.rounds):
+    for number in range(1, phase.rounds + 1):
         if recurrence is None:
             noise = random.standard_normal(_NUMBERS)
         else:
             noise = recurrence.next(lambda: random.standard_normal(_NUMBERS))
         velocity = momentum * velocity + noise
         moved += velocity
+        if number in restarts:
+            velocity = np.zeros(_NUMBERS)
     return float(np.sqrt(np.mean(moved**2)))
