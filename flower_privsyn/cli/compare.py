@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 _Data = Annotated[list[str], option("FILE ...", "users; several files are joined")]
 _Epsilon = Annotated[list[float], option("E ...")]
-_Methods = Annotated[list[str] | None, option("NAME ...", "which of the app's (default: all)")]
+_Methods = Annotated[
+    list[str] | None,
+    option("NAME ...", "which of the app's (default: all but public-mid-training and dp-prompt)"),
+]
 _Seeds = Annotated[int, option("N", "repetitions of every cell")]
 _Users = Annotated[int, option("N", "users that take part (default: all)", show_default=False)]
 _Grid = Annotated[

@@ -422,7 +422,7 @@ def make_plans(
         app: what is run; see `methods_of`.
         data: files, folders or data set names, each as `load_users` takes it.
         epsilons: budgets, each > 0.
-        methods: names; empty for all of the app that the catalogue has by default.
+        methods: names; empty for all of the app but those that the catalogue wants to be named.
         seeds: repetitions, >= 1.
         config: folder of settings in the app's `conf/`.
         held_out: file of users that do not take part, in place of `held_out_users`.
@@ -502,7 +502,7 @@ def _chosen(app: App, config: str, names: Sequence[str]) -> tuple[ComparedMethod
                 f"there is no method {name!r}; {app.name} with the settings {config!r} has "
                 f"{', '.join(known)}"
             )
-    wanted = set(names) or {name for name, one in compared().items() if one.by_default}
+    wanted = set(names) or {name for name, one in known.items() if one.by_default}
     return tuple(method for name, method in known.items() if name in wanted)
 
 

