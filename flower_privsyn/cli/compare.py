@@ -17,7 +17,7 @@ from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
-    from flower_privsyn.comparison import Comparison
+    from flower_privsyn.comparison import Comparison, Plan
 
 _Data = Annotated[list[str], option("FILE ...", "users; several files are joined")]
 _Epsilon = Annotated[list[float], option("E ...")]
@@ -51,7 +51,12 @@ _LearningRate = Annotated[float, option("X", "AdamW's")]
 _BatchSize = Annotated[int, option("N", "samples a step")]
 _MaxTexts = Annotated[int, option("N", "most texts to embed on either side")]
 _App = Annotated[str | None, option("DIR", "folder of the runs' settings (default: the package's)")]
-_Config = Annotated[str, option("SIZE", "folder in its conf/")]
+_Config = Annotated[
+    list[str] | None,
+    option(
+        "SIZE ...", "folders in its conf/; of a method in several, the first counts (default: cpu)"
+    ),
+]
 _Settings = Annotated[
     list[str] | None,
     option(
@@ -65,6 +70,16 @@ _OpenSealed = Annotated[
     typer.Option(
         "--open-sealed",
         help="hold out the tenth of all users that is kept for one last table; stamps every output",
+    ),
+]
+_SealedUsers = Annotated[
+    int, option("N", "how many of them, by a hash of their ids (default: all)", show_default=False)
+]
+_Distil = Annotated[
+    bool,
+    typer.Option(
+        "--distil",
+        help="train a second student on every text, half of its loss from the model that wrote it",
     ),
 ]
 _BudgetMinutes = Annotated[
@@ -96,9 +111,11 @@ def compare(
     batch_size: _BatchSize = 32,
     max_texts: _MaxTexts = 1000,
     app: _App = None,
-    config: _Config = "cpu",
+    config: _Config = None,
     settings: _Settings = None,
     open_sealed: _OpenSealed = False,
+    sealed_users: _SealedUsers = 0,
+    distil: _Distil = False,
     budget_minutes: _BudgetMinutes = None,
     output: _Output = "comparison",
     client_column: Column = "client_id",
@@ -113,7 +130,7 @@ def compare(
     The figures are computed from private text without noise: they are for choosing a method. The
     same command continues what was interrupted.
     """
-    from flower_privsyn.comparison import APP, Comparison, Grid, make_plans
+    from flower_privsyn.comparison import APP, People, make_plans
     from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal_settings import CausalTraining
 
@@ -123,24 +140,11 @@ def compare(
         raise ConfigError("give either --users or --grid, not both")
     for size in grid or ():
         check_whole("--grid", size, ge=2)
-    plans = make_plans(
-        app=load_app(app or APP),
-        data=data,
-        epsilons=epsilon,
-        methods=methods or (),
-        seeds=seeds,
-        config=config,
-        held_out=held_out,
+    people = People.read(
+        data,
+        held_out,
         held_out_users=held_out_users,
-        users=grid or [users],
-        delta=delta,
         newer_than=newer_than,
-        downstream=downstream,
-        training=CausalTraining(
-            learning_rate=learning_rate, batch_size=batch_size, max_steps=steps
-        ),
-        max_texts=max_texts,
-        settings=settings or (),
         columns={
             "client_column": client_column,
             "text_column": text_column,
@@ -149,13 +153,45 @@ def compare(
             "data_partitioner": data_partitioner,
         },
         open_sealed=open_sealed,
+        sealed_users=sealed_users,
     )
-    typed = shlex.join(["privsyn", *context.obj])
+    plans = make_plans(
+        app=load_app(app or APP),
+        people=people,
+        epsilons=epsilon,
+        methods=methods or (),
+        seeds=seeds,
+        configs=config or ["cpu"],
+        users=grid or [users],
+        delta=delta,
+        downstream=downstream,
+        training=CausalTraining(
+            learning_rate=learning_rate, batch_size=batch_size, max_steps=steps
+        ),
+        max_texts=max_texts,
+        settings=settings or (),
+        distil=distil,
+    )
+    return _run(plans, Path(output), typed=context.obj, grid=bool(grid), minutes=budget_minutes)
+
+
+def _run(
+    plans: Sequence[Plan],
+    output: Path,
+    *,
+    typed: Sequence[str],
+    grid: bool,
+    minutes: float | None,
+) -> int:
+    """Run one comparison, or those of a grid."""
+    from flower_privsyn.comparison import Comparison, Grid
+
+    command = shlex.join(["privsyn", *typed])
     if not grid:
-        comparison = Comparison(plans[0], Path(output), command=typed)
-        return _follow([comparison], lambda **how: [comparison.run(**how)], budget_minutes)
-    every = Grid(plans, Path(output), command=typed)
-    status = _follow(every.comparisons, every.run, budget_minutes)
+        comparison = Comparison(plans[0], output, command=command)
+        return _follow([comparison], lambda **how: [comparison.run(**how)], minutes)
+    every = Grid(plans, output, command=command)
+    status = _follow(every.comparisons, every.run, minutes)
     print(f"All of them: {every.table_file}, grid.md and grid.svg beside it")
     return status
 

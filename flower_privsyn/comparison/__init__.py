@@ -5,6 +5,7 @@ who took no part. All figures are computed from private text without noise, and 
 """
 
 from flower_privsyn.comparison.grid import Grid
+from flower_privsyn.comparison.people import People
 from flower_privsyn.comparison.plan import APP, Cell, Plan, make_plans, methods_of
 from flower_privsyn.comparison.run import Comparison
 
@@ -13,6 +14,7 @@ __all__ = [
     "Cell",
     "Comparison",
     "Grid",
+    "People",
     "Plan",
     "make_plans",
     "methods_of",

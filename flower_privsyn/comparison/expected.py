@@ -140,10 +140,15 @@ class Expected:
             texts = max(len(plan.private.texts), int(values["expand-samples"]))
             rows = float(training.epochs * texts)
         tokens = float(training.max_tokens)
-        operations += _TRAINING * amount.reading(plan.downstream, rows, tokens)
-        if cell.method == "distill-public":
-            operations += amount.reading(str(values["teacher"]), rows, tokens)
-        if cell.method in ("expand-only", "dp-prompt"):
+        learning = _TRAINING * amount.reading(plan.downstream, rows, tokens)
+        operations += learning
+        taught = plan.distil and cell.method not in ("random-public", "distill-public")
+        if taught or cell.method == "distill-public":
+            teacher = str(values["teacher"] or values["generator"])
+            operations += amount.reading(teacher, rows, tokens)
+        if taught:
+            operations += learning + amount.reading(plan.downstream, 1.0, letters / _LETTERS)
+        if cell.method in ("expand-only", "expand-private", "dp-prompt"):
             written = (float(values["expand-samples"]), float(values["max-new-tokens"]))
             operations += amount.writing(str(values["generator"]), *written, 3.0 * tokens)
         return Work(where="server", operations=operations)

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from flower_privsyn.comparison.plan import Cell, Plan
+from flower_privsyn.comparison.teachers import teaching
 from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import DataError, PrivsynError
 from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
+from flower_privsyn.evaluation.labels import classify_run
 from flower_privsyn.evaluation.language_model import evaluate_language_model
-from flower_privsyn.evaluation.run import TextComparison, compare_texts
+from flower_privsyn.evaluation.run import TextComparison, compare_texts, run_samples
 from flower_privsyn.files import located, read_json, write_json
 from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.runs import RunDirectory
@@ -27,6 +29,9 @@ from flower_privsyn.training.causal import fine_tune
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
+
+#: Folder of the model that a cell has fine-tuned, in that of the cell.
+STUDENT: Final = "downstream"
 
 #: Texts of a cell that the report shows.
 _SAMPLES: Final = 8
@@ -63,13 +68,22 @@ class Measures:
         self._embedders: dict[tuple[str, str], _Remembering] = {}
         self._texts_per_user = 0.0
 
-    def of_text(self, job: Job, texts: Sequence[str], costs: Mapping[str, Any]) -> dict[str, Any]:
+    def of_text(
+        self,
+        job: Job,
+        texts: Sequence[str],
+        costs: Mapping[str, Any],
+        *,
+        writer: str | Path = "",
+    ) -> dict[str, Any]:
         """The figures of a cell that wrote text.
 
         Args:
             job: the cell.
             texts: what it wrote.
             costs: of writing them.
+            writer: the model that did, to teach a second student where the plan distils; "" for
+                the `teacher` of the settings.
 
         Raises:
             DataError: There is no text.
@@ -79,13 +93,68 @@ class Measures:
         step = max(1, len(texts) // _SAMPLES)
         return {
             "quality": self.tuned(job, texts),
+            "distilled": self.distilled(job, texts, writer=writer),
             "texts": self._compared(job, texts),
             "costs": dict(costs),
             "samples": list(texts[::step][:_SAMPLES]),
         }
 
+    def distilled(
+        self, job: Job, texts: Sequence[str], *, writer: str | Path = ""
+    ) -> dict[str, Any] | None:
+        """The figures of a second student of the same texts, taught; None where the plan has none.
+
+        Args:
+            job: the cell.
+            texts: to fine-tune on.
+            writer: who teaches; "" for the `teacher` of the settings.
+        """
+        if not self._plan.distil:
+            return None
+        taught = teaching(job.values, teacher=writer)
+        return self.tuned(job, texts, distillation=taught, student="distilled")
+
+    def labels(self, job: Job, run: RunDirectory) -> dict[str, float | None] | None:
+        """How often a classifier that learned from a run's labelled text is right about others'.
+
+        Args:
+            job: the cell.
+            run: its finished run.
+
+        Returns:
+            Shares of held-out samples: of one that learned from the "synthetic" text, beside one
+            that always says the commonest class ("majority"), and those that learned from the run's
+            "public" text before any vote and from the users' own ("private"). None of a run whose
+            texts have no classes.
+        """
+        if not Cut.of(run.config).classes:
+            return None
+        embedder = self.embedder(job.values)
+        held_out, private = (
+            run_samples(run, users, embedder) for users in (self._plan.held_out, self._plan.private)
+        )
+        (found,) = classify_run(
+            run,
+            held_out,
+            private=private,
+            embedder=embedder,
+            encoder=None,
+            seed=job.cell.seed,
+            progress=job.progress,
+        )
+        scores = {"synthetic": found.synthetic, "public": found.public, "private": found.private}
+        shares: dict[str, float | None] = {"majority": found.majority.value}
+        for name, score in scores.items():
+            shares[name] = None if score is None else score.accuracy.value
+        return shares
+
     def tuned(
-        self, job: Job, texts: Sequence[str], *, distillation: Distillation | None = None
+        self,
+        job: Job,
+        texts: Sequence[str],
+        *,
+        distillation: Distillation | None = None,
+        student: str = STUDENT,
     ) -> dict[str, Any]:
         """The figures of the downstream model, fine-tuned on texts.
 
@@ -93,8 +162,9 @@ class Measures:
             job: the cell.
             texts: to fine-tune on.
             distillation: a teacher on them; None for the texts alone.
+            student: folder of the model that it becomes, in that of the cell.
         """
-        output = job.folder / "downstream"
+        output = job.folder / student
         with job.progress.stage("Fine-tune the downstream model") as stage:
             fine_tune(
                 self._plan.downstream,

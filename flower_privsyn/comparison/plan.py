@@ -7,20 +7,18 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from flower_privsyn.checks import check_whole
-from flower_privsyn.data import Users, load_users
+from flower_privsyn.comparison.people import People
+from flower_privsyn.data import Users
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run import Report, Shelf, check_method, check_needs
 from flower_privsyn.dry_run.libraries import require
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.evaluation.sealed import OPENED, only_sealed, without_sealed
+from flower_privsyn.evaluation.sealed import OPENED
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
@@ -44,10 +42,11 @@ _REFERENCES_USE: Final[Mapping[str, tuple[tuple[str, ModelKind], ...]]] = {
     "expand-only": (("embedding-model", "embedding"), ("generator", "generator")),
     "distill-public": (("teacher", "causal"),),
     "dp-prompt": (("generator", "causal"),),
+    "expand-private": (("embedding-model", "embedding"), ("generator", "generator")),
 }
 
-#: Where the users of a comparison are dealt to private and held-out: nobody's seed.
-_SPLIT = b"privsyn split"
+#: Begins an `initial-model` that is the student of another method of the comparison.
+_STUDENT_OF: Final = "cell:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,8 @@ class Plan:
 
     Attributes:
         app: what is run for every cell that asks users.
-        config: folder of settings in the app's `conf/`.
+        configs: folders of settings in the app's `conf/`; of a method that is in several, the first
+            counts.
         private: users that take part.
         held_out: users that never do; all figures are about them.
         source: what the data is called in the report.
@@ -91,11 +91,12 @@ class Plan:
         max_texts: most texts on either side of a comparison of distributions.
         settings: `key=value` or `method.key=value`.
         newer_than: only text dated after this day takes part, or "".
-        opened: whether the held-out users are the sealed ones.
+        opened: whether the held-out users are sealed ones.
+        distil: whether a second student learns from every text, taught by its writer.
     """
 
     app: App
-    config: str
+    configs: tuple[str, ...]
     private: Users
     held_out: Users
     source: str
@@ -109,6 +110,7 @@ class Plan:
     settings: tuple[str, ...] = ()
     newer_than: str = ""
     opened: bool = False
+    distil: bool = False
 
     @property
     def stamp(self) -> str:
@@ -153,9 +155,31 @@ class Plan:
 
     def _file_of(self, method: ComparedMethod) -> str | None:
         """Its settings in the app; None for a reference without any."""
-        named = f"{self.config}/{method.name}"
-        written = (self.app.path / "conf" / f"{named}.toml").is_file()
-        return named if written or method.asks_users else None
+        files = [f"{config}/{method.name}" for config in self.configs]
+        written = [name for name in files if (self.app.path / "conf" / f"{name}.toml").is_file()]
+        return next(iter(written or files if method.asks_users else written), None)
+
+    def begins_with(self, cell: Cell) -> Cell | None:
+        """The cell whose student a cell's training on the nodes begins with; None for none.
+
+        Its `initial-model` then is "cell:" and the name of a method that sees no private text.
+
+        Raises:
+            ConfigError: there is no such method in this comparison, or it trains no student on
+                public text.
+        """
+        named = str(self.values(cell, Path()).get("initial-model", ""))
+        if not named.startswith(_STUDENT_OF):
+            return None
+        wanted = named.removeprefix(_STUDENT_OF)
+        found = {one.name: one for one in self.methods if one.kind == "public text" and one.seeded}
+        if wanted not in found:
+            raise ConfigError(
+                f'initial-model = "{named}" of {cell.method}: "{wanted}" must be a method of this '
+                "comparison that trains a student on public text, which are "
+                f"{', '.join(found) or 'none'}; --methods names them"
+            )
+        return Cell(method=wanted, epsilon=0.0, seed=cell.seed)
 
     def _trained(self, method: ComparedMethod) -> dict[str, ConfigValue]:
         """What a student of the server's own is, where the app has one: as everybody's is.
@@ -249,15 +273,20 @@ class Plan:
         with report.refusals(cell.method):
             values, found = self.values(cell, Path("private.jsonl")), Report()
             if self.method(cell).asks_users:
+                if self.begins_with(cell) is not None:
+                    values["initial-model"] = self.downstream  # which the student is made from
                 for settings, strategy in strategies_of(self.app, values):
                     if settings.class_names:
                         check_labels([self.private], settings.class_names)
                     made: Any = strategy
                     check_method(made(settings).method, settings, report=found, shelf=shelf)
             else:
+                names = _REFERENCES_USE.get(cell.method, ())
+                if self.distil:
+                    names = tuple(dict.fromkeys((*names, ("teacher", "causal"))))
                 used = tuple(
                     NeededModel(setting=setting, name=str(values[setting]), kind=kind)
-                    for setting, kind in _REFERENCES_USE.get(cell.method, ())
+                    for setting, kind in names
                     if values.get(setting)
                 )
                 key = str(values.get("generator-api-key-env", ""))
@@ -277,12 +306,12 @@ class Plan:
         return digest.hexdigest()
 
 
-def methods_of(app: App, config: str) -> Mapping[str, ComparedMethod]:
+def methods_of(app: App, *configs: str) -> Mapping[str, ComparedMethod]:
     """The methods of an app: the references, and a file `conf/<config>/<method>.toml` for others.
 
     Args:
         app: `APP` or a copy of it with other settings.
-        config: folder in its `conf/`.
+        configs: folders in its `conf/`; of a method that is in several, the first counts.
 
     Returns:
         By name, in the order of a table; methods of one's own stand before the ceiling.
@@ -290,176 +319,93 @@ def methods_of(app: App, config: str) -> Mapping[str, ComparedMethod]:
     Raises:
         ConfigError: There is no such folder, or a file in it names no strategy.
     """
-    folder = app.path / "conf" / config
-    if not folder.is_dir():
-        sizes = sorted(entry.name for entry in (app.path / "conf").glob("*") if entry.is_dir())
-        raise ConfigError(
-            f"{app.name} has no settings {config!r}; it has {', '.join(sizes) or 'none'}"
-        )
-    found = {name: method for name, method in compared().items() if not method.asks_users}
-    for file in sorted(folder.glob("*.toml")):
-        if file.stem in found:
-            continue
-        try:
-            document = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{file} cannot be read: {error}") from error
-        strategy = document.get("strategy", app.defaults.get("strategy"))
-        if strategy not in entries():
-            raise ConfigError(f"{file}: strategy must be {listed_strategies()}, got {strategy!r}")
-        if entries()[str(strategy)].kind == "distances":
+    sizes = sorted(entry.name for entry in (app.path / "conf").glob("*") if entry.is_dir())
+    for config in configs:
+        if config not in sizes:
             raise ConfigError(
-                f"{file}: {strategy} writes no text and trains no model, so that there is nothing "
-                "to compare; it judges rounds of other methods where they ask for it"
+                f"{app.name} has no settings {config!r}; it has {', '.join(sizes) or 'none'}"
             )
-        known = compared().get(file.stem)
-        if known is None:
-            known = ComparedMethod(name=file.stem, title=file.stem, kind="synthetic text")
-        found[file.stem] = replace(known, kind=entries()[str(strategy)].kind)
+    found = {name: method for name, method in compared().items() if not method.asks_users}
+    for config in configs:
+        for file in sorted((app.path / "conf" / config).glob("*.toml")):
+            if file.stem not in found:
+                found[file.stem] = _method_of(app, file)
     order = [*compared()]
     ceiling = order.pop()
     own = sorted(found.keys() - compared().keys())
     return {name: found[name] for name in (*order, *own, ceiling) if name in found}
 
 
-def split_users(users: Users, *, private: int, held_out: int) -> tuple[Users, Users]:
-    """Draw users that take part and users that never do, by a hash of their ids.
-
-    The same people are held out whatever the order of the file and the seed of a run.
-
-    Args:
-        users: all there are but the sealed ones.
-        private: how many take part; 0 for all that are not held out.
-        held_out: how many do not, >= 1.
-
-    Raises:
-        DataError: There are fewer.
-    """
-    if held_out < 1 or private < 0:
+def _method_of(app: App, file: Path) -> ComparedMethod:
+    """The method that a file of settings makes of its strategy."""
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    strategy = document.get("strategy", app.defaults.get("strategy"))
+    if strategy not in entries():
+        raise ConfigError(f"{file}: strategy must be {listed_strategies()}, got {strategy!r}")
+    if entries()[str(strategy)].kind == "distances":
         raise ConfigError(
-            f"held-out users must be at least 1 and private users at least 0, got {held_out} and "
-            f"{private}"
+            f"{file}: {strategy} writes no text and trains no model, so that there is nothing "
+            "to compare; it judges rounds of other methods where they ask for it"
         )
-    if len(users) < held_out + max(private, 1):
-        raise DataError(
-            f"the data has {len(users)} users that are not sealed, fewer than the {held_out} to "
-            f"hold out and the {max(private, 1)} to take part"
-        )
-
-    def place(user: str) -> bytes:
-        return hashlib.blake2b(
-            user.encode("utf-8", "surrogatepass"), digest_size=16, key=_SPLIT
-        ).digest()
-
-    order = sorted(range(len(users)), key=lambda index: place(users.user_ids[index]))
-    last = held_out + private if private else len(users)
-
-    def select(chosen: Sequence[int]) -> Users:
-        mask = np.zeros(len(users), dtype=np.bool_)
-        mask[list(chosen)] = True
-        return users.select(mask)
-
-    return select(order[held_out:last]), select(order[:held_out])
-
-
-def joined(parts: Sequence[Users]) -> Users:
-    """Users of several files; people who are in more than one of them are one user each.
-
-    Raises:
-        DataError: Some of the files have dates, or labels, and some have none.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    if len({part.dates is None for part in parts}) > 1:
-        raise DataError("some of the data files have dates and some have none: give the same kind")
-    if len({part.labels is None for part in parts}) > 1:
-        raise DataError("some of the data files have labels and some have none: give the same kind")
-    ids = list(dict.fromkeys(user for part in parts for user in part.user_ids))
-    number = {user: place for place, user in enumerate(ids)}
-    rows = [
-        (
-            number[part.user_ids[owner]],
-            text,
-            None if part.dates is None else part.dates[place],
-            None if part.labels is None else part.labels[place],
-        )
-        for part in parts
-        for place, (owner, text) in enumerate(zip(part.owners.tolist(), part.texts, strict=True))
-    ]
-    rows.sort(key=lambda row: row[0])
-    return Users(
-        user_ids=tuple(ids),
-        texts=[text for _, text, _, _ in rows],
-        owners=np.array([owner for owner, _, _, _ in rows], dtype=np.int64),
-        dates=None if parts[0].dates is None else [day for _, _, day, _ in rows],
-        labels=None if parts[0].labels is None else [label for *_, label in rows],
-    )
+    known = compared().get(file.stem)
+    if known is None:
+        known = ComparedMethod(name=file.stem, title=file.stem, kind="synthetic text")
+    return replace(known, kind=entries()[str(strategy)].kind)
 
 
 def make_plans(
     *,
     app: App,
-    data: Sequence[str],
+    people: People,
     epsilons: Sequence[float],
     methods: Sequence[str] = (),
     seeds: int = 3,
-    config: str = "cpu",
-    held_out: str | None = None,
-    held_out_users: int | None = None,
+    configs: Sequence[str] = ("cpu",),
     users: Sequence[int] = (0,),
     delta: float | None = None,
-    newer_than: str = "",
     downstream: str = "privsyn-tiny",
     training: CausalTraining | None = None,
     max_texts: int = 1000,
     settings: Sequence[str] = (),
-    columns: Mapping[str, str] | None = None,
-    open_sealed: bool = False,
+    distil: bool = False,
 ) -> list[Plan]:
-    """Read the users, choose what is compared, and check all of it: a plan for each size.
+    """Choose what is compared, and check all of it: a plan for each number of users.
 
     Args:
         app: what is run; see `methods_of`.
-        data: files, folders or data set names, each as `load_users` takes it.
+        people: who takes part, and who is held out.
         epsilons: budgets, each > 0.
         methods: names; empty for all of the app but those that the catalogue wants to be named.
         seeds: repetitions, >= 1.
-        config: folder of settings in the app's `conf/`.
-        held_out: file of users that do not take part, in place of `held_out_users`.
-        held_out_users: drawn from the data; None for 500, or a fifth where there are fewer than
-            2,500 users.
+        configs: see `Plan`.
         users: how many take part, of each plan; 0 for all. The same are held out in all plans.
         delta: None for 1 / (n ln n) of the n users that take part.
-        newer_than: only text dated after this day takes part and is held out; "" for all.
         downstream: causal language model.
         training: how it is fine-tuned.
         max_texts: see `Plan`.
         settings: see `Plan`.
-        columns: names of the columns and a partitioner, for `load_users`.
-        open_sealed: hold out the sealed users and no others; the same users take part.
+        distil: see `Plan`.
 
     Raises:
         ConfigError: Something asked for is not possible; the sentence names it.
-        DataError: The data cannot be read or is too little.
+        DataError: There are too few users.
     """
     budgets = _budgets(epsilons)
     check_whole("--seeds", seeds, ge=1)
-    read = partial(_read, newer_than=newer_than, columns=columns or {})
-    chosen = _chosen(app, config, methods)
-    every = joined([read(source) for source in data])
-    apart = None if held_out is None else read(held_out)
+    chosen = _chosen(app, configs, methods)
     plans, shelf = [], Shelf()
     for wanted in users:
-        private, others = _both_groups(
-            every, apart, aside=held_out_users, users=wanted, open_sealed=open_sealed
-        )
+        private, others = people.groups(wanted)
         size = len(private)
         plan = Plan(
             app=app,
-            config=config,
+            configs=tuple(configs),
             private=replace(private, dates=None),
             held_out=replace(others, dates=None),
-            source=", ".join(Path(source).name for source in data),
+            source=people.source,
             methods=chosen,
             epsilons=budgets,
             seeds=tuple(range(seeds)),
@@ -468,18 +414,13 @@ def make_plans(
             training=training or CausalTraining(),
             max_texts=max_texts,
             settings=tuple(settings),
-            newer_than=newer_than,
-            opened=open_sealed,
+            newer_than=people.newer_than,
+            opened=people.sealed is not None,
+            distil=distil,
         )
         plan.check(shelf)
         plans.append(plan)
     return plans
-
-
-def _read(source: str, *, newer_than: str, columns: Mapping[str, str]) -> Users:
-    found = load_users(source, **columns, strict=True)
-    found.check_documents(dated=bool(newer_than))
-    return found.newer_than(newer_than) if newer_than else found
 
 
 def _budgets(epsilons: Sequence[float]) -> tuple[float, ...]:
@@ -493,51 +434,17 @@ def _budgets(epsilons: Sequence[float]) -> tuple[float, ...]:
     return budgets
 
 
-def _chosen(app: App, config: str, names: Sequence[str]) -> tuple[ComparedMethod, ...]:
+def _chosen(app: App, configs: Sequence[str], names: Sequence[str]) -> tuple[ComparedMethod, ...]:
     """The methods of these names, in the order of the table."""
-    known = methods_of(app, config)
+    known = methods_of(app, *configs)
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"there is no method {name!r}; {app.name} with the settings {config!r} has "
-                f"{', '.join(known)}"
+                f"there is no method {name!r}; {app.name} with the settings "
+                f"{' '.join(configs)} has {', '.join(known)}"
             )
     wanted = set(names) or {name for name, one in known.items() if one.by_default}
     return tuple(method for name, method in known.items() if name in wanted)
-
-
-def _both_groups(
-    every: Users, others: Users | None, *, aside: int | None, users: int, open_sealed: bool
-) -> tuple[Users, Users]:
-    """Users that take part and users that never do; the sealed ones are neither.
-
-    Args:
-        every: of the data.
-        others: users of another file that are held out; None to hold out some of `every`.
-        aside: how many of `every` to hold out; None for a default.
-        users: that take part; 0 for all.
-        open_sealed: hold out the sealed users in place of others.
-    """
-    name = "--data" if others is None else "--held-out"
-    closed = only_sealed(every if others is None else others, what=name) if open_sealed else None
-    every = without_sealed(every, what="--data")
-    if others is None:
-        if aside is None:
-            aside = 500 if len(every) >= 2500 else max(1, len(every) // 5)
-        private, others = split_users(every, private=users, held_out=aside)
-    else:
-        if aside is not None:
-            raise ConfigError("give either --held-out or --held-out-users, not both")
-        others = others if open_sealed else without_sealed(others, what="--held-out")
-        if both := set(others.user_ids) & set(every.user_ids):
-            raise ConfigError(
-                f"{len(both)} users of --held-out are in --data as well: held-out users must not "
-                "take part"
-            )
-        private = split_users(every, private=users, held_out=1)[0] if users else every
-    if len(private) < 2:
-        raise DataError(f"{len(private)} users take part, at least 2 are needed")
-    return private, others if closed is None else closed
 
 
 def settings_of(values: Mapping[str, ConfigValue]) -> dict[str, Any]:

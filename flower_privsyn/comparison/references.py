@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.comparison.plan import Plan
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.comparison.teachers import teaching
 from flower_privsyn.files import located, read_json_lines
 
 if TYPE_CHECKING:
@@ -38,14 +38,35 @@ def ceiling(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on the private text itself."""
     # No costs: the text itself is what leaves. No samples: they would be the users' own.
     own = measures.samples(plan.private, job.values).texts
-    return {"quality": measures.tuned(job, own), "texts": None, "costs": None, "samples": []}
+    return {
+        "quality": measures.tuned(job, own),
+        "distilled": measures.distilled(job, own),
+        "texts": None,
+        "costs": None,
+        "samples": [],
+    }
 
 
-def public_text(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:  # noqa: ARG001
+def expanded_public(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:  # noqa: ARG001
     """The model fine-tuned on public text that the generator has expanded."""
-    begun = time.monotonic()
-    texts = _expanded(job, measures)
+    from flower_privsyn.data import public_texts
+
+    begun, values = time.monotonic(), job.values
+    known = public_texts(
+        located(str(values["public-text"])),
+        tokenizer=measures.embedder(values).tokenizer,
+        max_tokens=int(values["max-tokens"]),
+    )
+    texts = _expanded(job, known, source="public")
     return measures.of_text(job, texts, {**_NO_COSTS, "server_seconds": time.monotonic() - begun})
+
+
+def expanded_private(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+    """The same of the private text itself: the ceiling of private evolution, without privacy."""
+    own = measures.samples(plan.private, job.values).texts
+    found = measures.of_text(job, _expanded(job, own, source="private"), {})
+    # No costs, and no samples, as for the ceiling: a generator may repeat what it was shown.
+    return {**found, "costs": None, "samples": []}
 
 
 def random_text(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
@@ -59,20 +80,7 @@ def distilled(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     Raises:
         ConfigError: The app of the comparison names no `teacher`.
     """
-    from flower_privsyn.training.distillation import Distillation
-
-    values = job.values
-    if not (values.get("teacher") and values.get("teacher-weight")):
-        raise ConfigError(
-            f"{job.cell.method} needs a teacher: the settings have teacher = "
-            f'"{values.get("teacher", "")}" and teacher-weight = {values.get("teacher-weight", 0)}'
-        )
-    taught = Distillation(
-        located(str(values["teacher"])),
-        weight=float(values["teacher-weight"]),
-        top_k=int(values["teacher-top-k"]),
-    )
-    return _random_text(job, plan, measures, distillation=taught)
+    return _random_text(job, plan, measures, distillation=teaching(job.values))
 
 
 def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
@@ -133,10 +141,11 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
 #: The part of a cell's record that says what was measured, by the method's name.
 REFERENCES: Final[Mapping[str, Callable[[Job, Plan, Measures], dict[str, Any]]]] = {
     "public-only": floor,
-    "expand-only": public_text,
+    "expand-only": expanded_public,
     "random-public": random_text,
     "distill-public": distilled,
     "dp-prompt": paraphrases,
+    "expand-private": expanded_private,
     "finetune-private": ceiling,
 }
 
@@ -166,19 +175,19 @@ def _random_text(
     return {"quality": quality, "texts": None, "costs": costs, "samples": []}
 
 
-def _expanded(job: Job, measures: Measures) -> list[str]:
-    """Public text, expanded by the generator: what private evolution does without any votes."""
-    from flower_privsyn.data import public_texts
+def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
+    """Text, expanded by the generator: what private evolution does without any votes.
+
+    Args:
+        job: the cell.
+        known: texts to show the generator, of which as many as there are candidates are drawn.
+        source: what they are called.
+    """
     from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
     from flower_privsyn.strategies.parts.synthesis import expand_resumably
 
     values = job.values
     seed = int(values["seed"])
-    known = public_texts(
-        located(str(values["public-text"])),
-        tokenizer=measures.embedder(values).tokenizer,
-        max_tokens=int(values["max-tokens"]),
-    )
     drawn = np.random.default_rng([seed, 1]).permutation(len(known))
     seeds = [known[index] for index in drawn[: int(values["num-candidates"])]]
 
@@ -200,13 +209,13 @@ def _expanded(job: Job, measures: Measures) -> list[str]:
     records, _ = expand_resumably(
         expand,
         seeds,
-        ids=[f"public-{index}" for index in drawn[: len(seeds)]],
+        ids=[f"{source}-{index}" for index in drawn[: len(seeds)]],
         num_samples=int(values["expand-samples"]),
         kept=job.folder / "expanded.jsonl",
         seed_after=lambda kept: seed_after(1 + kept),
         round_number=0,
         source="expanded",
-        stage="Expand public text",
+        stage=f"Expand {source} text",
         progress=job.progress,
     )
     return [str(record["text"]) for record in records]

@@ -22,12 +22,13 @@ from typing import Any
 
 from flower_privsyn import environment
 from flower_privsyn.comparison.expected import Budget, Expected
-from flower_privsyn.comparison.measures import Job, Measures, costs, privacy
+from flower_privsyn.comparison.measures import STUDENT, Job, Measures, costs, privacy
 from flower_privsyn.comparison.picture import Picture
 from flower_privsyn.comparison.plan import Cell, Plan, settings_of
 from flower_privsyn.comparison.references import REFERENCES
 from flower_privsyn.comparison.summary import document_of
 from flower_privsyn.comparison.table import markdown
+from flower_privsyn.comparison.teachers import writer_of
 from flower_privsyn.data import Users
 from flower_privsyn.errors import (
     ConfigError,
@@ -170,7 +171,7 @@ class Comparison:
             for number, cell in enumerate(
                 cells if budget is None else budget.expected.cheap_first(cells), start=1
             ):
-                if self._result(cell).get("status") == "finished":
+                if self._is_finished(cell):
                     continue
                 if budget is not None and not budget.allows(cell):
                     continue
@@ -188,6 +189,12 @@ class Comparison:
                 self._left_out[cell] = sentence
                 say(f"left out: {self._called(cell)}: {sentence}")
             return self._write(cells, running=None)
+
+    def _is_finished(self, cell: Cell) -> bool:
+        """Whether nothing is left to do; a student that is to be taught may be asked for later."""
+        found = self._result(cell)
+        untaught = self.plan.distil and "distilled" in found and found["distilled"] is None
+        return found.get("status") == "finished" and not untaught
 
     def _called(self, cell: Cell) -> str:
         budget = "infinity" if cell.epsilon is None else f"{cell.epsilon:g}"
@@ -258,6 +265,8 @@ class Comparison:
         values, folder = self.plan.values(cell, data), self._cell_folder(cell)
         run = None
         if self.plan.method(cell).asks_users:
+            if (before := self.plan.begins_with(cell)) is not None:
+                values["initial-model"] = str(self._student_of(before))
             with follower() as follow:
                 run = self._run(folder, values, follow)
         with follower() as follow:
@@ -265,6 +274,16 @@ class Comparison:
             if run is None:
                 return REFERENCES[cell.method](job, self.plan, self._measures)
             return self._released(job, run)
+
+    def _student_of(self, cell: Cell) -> Path:
+        """The model that another cell has fine-tuned."""
+        found = self._cell_folder(cell) / STUDENT
+        if not (found / "config.json").is_file():
+            raise ConfigError(
+                f"the model that it begins with is that of {self._called(cell)}, which has not "
+                "finished: the same command tries again"
+            )
+        return found
 
     def _run(self, folder: Path, values: Mapping[str, Any], follow: Follow) -> RunDirectory:
         """The finished run of a cell: a new one, a continued one, or the one there is."""
@@ -291,7 +310,11 @@ class Comparison:
             return {**found, "quality": quality, "texts": None, "costs": cost, "samples": []}
         texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
         self._picture.add(run, job.cell, self._measures.embedder(job.values), job.progress)
-        return {**found, **self._measures.of_text(job, texts, cost)}
+        writer: str | Path = ""
+        if self.plan.distil:
+            writer = writer_of(run, student=self.plan.downstream, folder=job.folder / "writer")
+        figures = self._measures.of_text(job, texts, cost, writer=writer)
+        return {**found, **figures, "labels": self._measures.labels(job, run)}
 
     # ------------------------------------------------------------------ the document
 

@@ -17,6 +17,7 @@ from flower_privsyn.strategies.catalogue import ComparedMethod
 #: Figures of `quality` and of `texts` that the table has.
 _QUALITY = ("next_token_accuracy", "perplexity", "bits_per_byte")
 _TEXTS = ("frechet", "mmd", "mauve", "self_similarity")
+_LABELS = ("synthetic", "majority", "public", "private")
 _COSTS = (
     "rounds",
     "floats_up",
@@ -41,6 +42,8 @@ _CELL = (
     "delta",
     "local_epsilon",
     "quality",
+    "distilled",
+    "labels",
     "texts",
     "costs",
     "spent",
@@ -117,10 +120,17 @@ def summarise(
         seed), mean costs, and the mean `local_epsilon_sample` and `local_epsilon_user` of methods
         with an epsilon of their own. `gap_closed` is the share of the way from the accuracy of the
         public model (0) to that of private fine-tuning (1), both means over their seeds; None where
-        one of them is missing or the second is not above the first.
+        one of them is missing or the second is not above the first. `distilled_accuracy` and
+        `distilled_bits_per_byte` are of the students that were taught by the writer of their text;
+        `distilled_gap` is their share of the way from public text at random, taught as well, to
+        private text, taught as well, and that of the student itself where a method has no other.
+        `label_synthetic` and the like are of methods with classes: see `Measures.labels`.
     """
-    floor = _accuracy(cells, "public-only")
-    ceiling = _accuracy(cells, "finetune-private")
+    gap = (_accuracy(cells, "public-only"), _accuracy(cells, "finetune-private"))
+    distilled_gap = (
+        _accuracy(cells, "distill-public"),
+        _accuracy(cells, "finetune-private", part="distilled"),
+    )
     rows = []
     for method in methods:
         own = [cell for cell in cells if cell["method"] == method.name]
@@ -140,9 +150,14 @@ def summarise(
             }
             row |= {key: _mean(_column(done, "quality", key)) for key in _QUALITY}
             row |= {key: _mean(_column(done, "texts", key)) for key in _TEXTS}
-            row["gap_closed"] = _gap(
-                _column(done, "quality", "next_token_accuracy"), floor, ceiling
-            )
+            own_students = _column(done, "quality", "next_token_accuracy")
+            row |= {f"label_{key}": _mean(_column(done, "labels", key)) for key in _LABELS}
+            row["gap_closed"] = _gap(own_students, *gap)
+            taught = _column(done, "distilled", "next_token_accuracy")
+            row["distilled_accuracy"] = _mean(taught)
+            row["distilled_bits_per_byte"] = _mean(_column(done, "distilled", "bits_per_byte"))
+            alone = method.kind in ("chosen text", "on-device training")
+            row["distilled_gap"] = _gap(own_students if alone else taught, *distilled_gap)
             for key in ("sample", "user"):
                 local = _mean(_column(done, "local_epsilon", key))
                 row[f"local_epsilon_{key}"] = None if local is None else local["mean"]
@@ -165,9 +180,11 @@ def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
     return {"mean": statistics.fmean(values), "standard_error": error}
 
 
-def _accuracy(cells: Sequence[Mapping[str, Any]], method: str) -> float | None:
+def _accuracy(
+    cells: Sequence[Mapping[str, Any]], method: str, *, part: str = "quality"
+) -> float | None:
     done = [cell for cell in cells if cell["method"] == method and cell["status"] == "finished"]
-    figure = _mean(_column(done, "quality", "next_token_accuracy"))
+    figure = _mean(_column(done, part, "next_token_accuracy"))
     return None if figure is None else figure["mean"]
 
 

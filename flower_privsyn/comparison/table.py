@@ -46,11 +46,29 @@ _LOCAL: Final[Column] = (
     ),
 )
 
-_COLUMNS: Final[tuple[Column, ...]] = (
+_QUALITY: Final[tuple[Column, ...]] = (
     ("ε", lambda row: "-" if _is_local(row) else epsilon_text(row["epsilon"])),
     ("next-token accuracy, %", _figure("next_token_accuracy", 2, 100.0)),
     ("gap closed, %", _figure("gap_closed", 0, 100.0)),
     ("bits per byte", _figure("bits_per_byte", 4)),
+)
+
+#: Of a second student, which the writer of the text has taught.
+_DISTILLED: Final[tuple[Column, ...]] = (
+    ("distilled: accuracy, %", _figure("distilled_accuracy", 2, 100.0)),
+    ("bits per byte, distilled", _figure("distilled_bits_per_byte", 4)),
+    ("distilled gap closed, %", _figure("distilled_gap", 0, 100.0)),
+)
+
+#: Of a classifier that learned from labelled text, and what it is to be held against.
+_LABELLED: Final[tuple[Column, ...]] = (
+    ("class found, %", _figure("label_synthetic", 1, 100.0)),
+    ("commonest, %", _figure("label_majority", 1, 100.0)),
+    ("from public text, %", _figure("label_public", 1, 100.0)),
+    ("from private text, %", _figure("label_private", 1, 100.0)),
+)
+
+_COSTS: Final[tuple[Column, ...]] = (
     ("Fréchet²", _figure("frechet", 3)),
     ("rounds", _value("rounds", "{:.0f}".format)),
     ("up per user", _value("bytes_up", bytes_text)),
@@ -65,10 +83,12 @@ def _is_local(row: Mapping[str, Any]) -> bool:
 
 
 def _columns(document: Mapping[str, Any]) -> tuple[Column, ...]:
-    """The columns, with one more where a method has an epsilon of its own."""
-    first, *others = _COLUMNS
-    local = (_LOCAL,) if any(map(_is_local, document["summary"])) else ()
-    return (first, *local, *others)
+    """The columns: more where an epsilon is local, students were taught, or texts have classes."""
+    (first, *others), rows = _QUALITY, document["summary"]
+    local = (_LOCAL,) if any(map(_is_local, rows)) else ()
+    taught = _DISTILLED if any(row.get("distilled_accuracy") for row in rows) else ()
+    labelled = _LABELLED if any(row.get("label_synthetic") for row in rows) else ()
+    return (first, *local, *others, *taught, *labelled, *_COSTS)
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -103,12 +123,27 @@ def caption(document: Mapping[str, Any]) -> str:
     seeds = len(document["seeds"])
     once = document.get("embedding_cpu_seconds")
     embedding = "" if once is None else f"; embedding their text, once, takes {once:.2g} s more"
+    taught = ""
+    if any(row.get("distilled_accuracy") for row in document["summary"]):
+        taught = (
+            " Distilled: the same student, half of whose loss is from the model that wrote the "
+            "text; the gap is then from random public text (0) to the private text itself (100), "
+            "both distilled, and a method that writes none has that of its own student."
+        )
+    classes = ""
+    if any(row.get("label_synthetic") for row in document["summary"]):
+        classes = (
+            " Class found: by logistic regression on embeddings that learned from the labelled "
+            "texts, of held-out text; beside it the commonest class, and what is found by public "
+            "text before any vote and by the private text itself."
+        )
     return (
         f"{document['downstream']} on the text of {data['held_out_users']:,} held-out users of "
         f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
         f"mean ± standard error over {seeds} seed{'s' if seeds != 1 else ''}. Gap closed: from the "
-        "public model (0) to fine-tuning on the private text itself (100). Traffic and CPU time "
-        f"are of one user in the whole run{embedding}."
+        f"public model (0) to fine-tuning on the private text itself (100).{taught}{classes} "
+        "Traffic and "
+        f"CPU time are of one user in the whole run{embedding}."
     )
 
 
@@ -128,7 +163,8 @@ def show(document: Mapping[str, Any]) -> None:
     console = Console()
     console.print(f"[{document['stamp']}]", markup=False, highlight=False)
     every = _columns(document)
-    parts = [every] if console.width >= 150 else [every[:5], every[:1] + every[5:]]
+    whole, quality = console.width >= 150 and len(every) < 12, len(every) - len(_COSTS)
+    parts = [every] if whole else [every[:quality], every[:1] + every[quality:]]
     for columns in parts:
         table = Table(pad_edge=False)
         table.add_column("method", overflow="fold")

@@ -52,6 +52,12 @@ class AdapterSwitch:
             ) from error
         self._active = digest
 
+    def merge(self) -> Any:
+        """Put the adapter that is on into the weights for good, and return the model."""
+        merged = self._model if self._wrapped is None else self._wrapped.merge_and_unload()
+        self._wrapped, self._active = None, None
+        return merged
+
     def _attach(self, peft: Any, folder: Path) -> None:
         config = peft.PeftConfig.from_pretrained(str(folder))
         config.inference_mode = True
@@ -70,6 +76,23 @@ class AdapterSwitch:
         self._wrapped, self._active = None, None
         if hasattr(self._model, "peft_config"):
             del self._model.peft_config
+
+
+def merge_adapter(model: Any, folder: Path, *, name: str) -> Any:
+    """The model with the adapter of a folder in its weights; the model given is used for it.
+
+    Args:
+        model: a causal language model of Transformers.
+        folder: as PEFT writes it.
+        name: of the model, for sentences.
+
+    Raises:
+        ModelError: The folder holds no adapter for this model.
+        MissingExtraError: PEFT is not installed.
+    """
+    switch = AdapterSwitch(model, name)
+    switch.activate(folder)
+    return switch.merge()
 
 
 def adapter_digest(folder: Path) -> str:

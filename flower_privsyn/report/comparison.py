@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.figures import Chart, Cloud, Level, Series, by_round
+from flower_privsyn.report.line import Line
 from flower_privsyn.report.methods import looks, title
 from flower_privsyn.report.numbers import (
     Fact,
@@ -85,49 +85,6 @@ def read_document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise DataError(f"{path} holds no comparison: it is not a JSON object")
     return document
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A method at a budget: a line of the summary.
-
-    Attributes:
-        method: its name.
-        epsilon: the budget; 0 for none spent, infinity for no privacy.
-        values: the line itself.
-    """
-
-    method: str
-    epsilon: float
-    values: Mapping[str, Any]
-
-    @property
-    def is_reference(self) -> bool:
-        """Whether the method has no place on an axis of epsilon."""
-        return self.epsilon <= 0 or math.isinf(self.epsilon)
-
-    @property
-    def budget(self) -> str:
-        """Its epsilon as text; one of its own, local, is called so and is on no axis."""
-        local = self.mean("local_epsilon_sample")
-        return epsilon_text(self.epsilon) if local is None else f"local, {local:,.0f} a sample"
-
-    def mean(self, name: str) -> float | None:
-        """A figure, averaged over seeds; None where there is none."""
-        value = self.values.get(name)
-        return finite(value.get("mean") if isinstance(value, Mapping) else value)
-
-    def error(self, name: str) -> float | None:
-        """The standard error of a figure over seeds; None for a single one."""
-        return finite(mapping(self.values.get(name)).get("standard_error"))
-
-    def shown(self, name: str, decimals: int, *, scale: float = 1.0, unit: str = "") -> str | None:
-        """A figure with its standard error."""
-        mean, error = self.mean(name), self.error(name)
-        if mean is None:
-            return None
-        after = "" if error is None else f" ± {fixed(scale * error, decimals)}"
-        return f"{fixed(scale * mean, decimals)}{after}{unit}"
 
 
 class ComparisonFacts:
@@ -255,7 +212,7 @@ class ComparisonFacts:
                     name=self.titles[method],
                     look=self.looks[method],
                     x=[line.epsilon for line in mine],
-                    y=[_mean(line, name) for line in mine],
+                    y=[line.needed(name) for line in mine],
                     errors=[line.error(name) for line in mine],
                     tips=[told[lines.index(line)] for line in mine],
                 )
@@ -268,7 +225,7 @@ class ComparisonFacts:
         return tuple(
             Level(
                 name=self.titles[line.method],
-                y=_mean(line, name),
+                y=line.needed(name),
                 error=line.error(name),
                 tip=f"{self.titles[line.method]}: {line.shown(name, _QUALITY[name][2])}",
             )
@@ -286,10 +243,24 @@ class ComparisonFacts:
                 line.shown("perplexity", 2),
                 line.shown("bits_per_byte", 3),
                 line.shown("gap_closed", 1, scale=100, unit=" %"),
-                _seeds(line),
+                line.seeds,
                 *self._spent(line),
             )
             for line in self.lines
+        ]
+
+    @property
+    def distilled_rows(self) -> list[Row]:
+        """What students end with that the writer of their text has taught."""
+        return [
+            (
+                *self._at(line),
+                line.shown("distilled_accuracy", 4),
+                line.shown("distilled_bits_per_byte", 3),
+                line.shown("distilled_gap", 1, scale=100, unit=" %"),
+            )
+            for line in self.lines
+            if line.mean("distilled_accuracy") or line.mean("distilled_gap")
         ]
 
     def _spent(self, line: Line) -> tuple[str | None, str | None]:
@@ -326,8 +297,8 @@ class ComparisonFacts:
                     Series(
                         name=self.titles[line.method],
                         look=self.looks[line.method],
-                        x=[_mean(line, "bytes_up")],
-                        y=[_mean(line, name)],
+                        x=[line.needed("bytes_up")],
+                        y=[line.needed(name)],
                         errors=[line.error(name)],
                         tips=[tip],
                         line="none",
@@ -546,20 +517,6 @@ class ComparisonFacts:
         seed = cell.get("seed")
         budget = epsilon_text(_epsilon(cell.get("epsilon")))
         return self.titles[str(cell.get("method"))], budget, None if seed is None else str(seed)
-
-
-def _seeds(line: Line) -> str | None:
-    seeds, failed = finite(line.values.get("seeds")), finite(line.values.get("failed"))
-    if seeds is None:
-        return None
-    return f"{seeds:.0f} ({failed:.0f} failed)" if failed else f"{seeds:.0f}"
-
-
-def _mean(line: Line, name: str) -> float:
-    value = line.mean(name)
-    if value is None:
-        raise DataError(f"a line of {line.method} holds no {name}, which was counted on")
-    return value
 
 
 def _centre(points: Sequence[_Point]) -> _Point:

@@ -391,6 +391,13 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         by_default=False,
     ),
     ComparedMethod(
+        name="expand-private",
+        title="private text, expanded, no privacy",
+        kind="private text",
+        colour=7,
+        mark="star",
+    ),
+    ComparedMethod(
         name="finetune-private",
         title="private text, no privacy",
         kind="private text",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_privsyn.comparison.plan import joined
+from flower_privsyn.comparison.people import joined
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.sealed import without_sealed

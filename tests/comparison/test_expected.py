@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.comparison import APP, Cell, Comparison, make_plans
+from flower_privsyn.comparison import APP, Cell, Comparison, People, make_plans
 from flower_privsyn.comparison.expected import Budget, Expected
 from flower_privsyn.comparison.plan import Plan
 from flower_privsyn.comparison.table import markdown
@@ -24,7 +24,11 @@ def plan(tmp_path: Path) -> Plan:
     rows = [{"client_id": f"user-{i}", "text": f"a text of user {i} " * 9} for i in range(40)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (plan,) = make_plans(
-        app=load_app(APP), data=[str(file)], epsilons=[1.0], methods=list(SECONDS), seeds=2
+        app=load_app(APP),
+        people=People.read([str(file)]),
+        epsilons=[1.0],
+        methods=list(SECONDS),
+        seeds=2,
     )
     return plan
 

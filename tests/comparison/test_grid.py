@@ -13,7 +13,7 @@ import pytest
 from flower_privsyn.advice.judge import Need, advise
 from flower_privsyn.advice.measured import MeasuredTable
 from flower_privsyn.cli import main
-from flower_privsyn.comparison import APP, Grid, Plan, make_plans, plan
+from flower_privsyn.comparison import APP, Grid, People, Plan, make_plans, people
 from flower_privsyn.comparison.plan import settings_of
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import ConfigError
@@ -26,11 +26,10 @@ METHODS = ("public-only", "joint-sketch", "dp-ftrl")
 def plans_of(*users: int) -> list[Plan]:
     return make_plans(
         app=load_app(APP),
-        data=[str(SAMPLE)],
+        people=People.read([str(SAMPLE)], held_out_users=12),
         epsilons=[1.0, 7.0],
         methods=METHODS,
         seeds=1,
-        held_out_users=12,
         users=users,
     )
 
@@ -58,7 +57,7 @@ def test_the_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         read.append(source)
         return load_users(source, **columns)
 
-    monkeypatch.setattr(plan, "load_users", load)
+    monkeypatch.setattr(people, "load_users", load)
     assert [len(one.private) for one in plans_of(48, 24)] == [48, 24]
     assert read == [str(SAMPLE)]
 

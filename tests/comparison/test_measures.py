@@ -30,7 +30,7 @@ def test_embedding_costs_the_same_whoever_was_looked_at_last(
     monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
     plan = Plan(
         app=load_app(APP),
-        config="cpu",
+        configs=("cpu",),
         private=people("private", users=4, texts=5),
         held_out=people("held", users=6, texts=2),
         source="users.jsonl",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.comparison import APP, Cell, make_plans, methods_of
-from flower_privsyn.comparison.plan import joined, split_users
+from flower_privsyn.comparison import APP, Cell, People, make_plans, methods_of
+from flower_privsyn.comparison.people import joined, split_users
 from flower_privsyn.comparison.summary import document_of
 from flower_privsyn.comparison.table import markdown
 from flower_privsyn.data import Users
@@ -24,7 +24,7 @@ from flower_privsyn.strategies.catalogue import entries
 METHODS = [
     *("public-only", "expand-only", "random-public", "distill-public"),
     *("pre-text", "aug-pe", "pe-sft", "popri", "kernel-sketch", "joint-sketch"),
-    *("ctcl", "dp-fedavg", "dp-ftrl", "hybrid", "finetune-private"),
+    *("ctcl", "dp-fedavg", "dp-ftrl", "hybrid", "expand-private", "finetune-private"),
 ]
 
 
@@ -36,8 +36,14 @@ def data(tmp_path: Path) -> str:
     return str(file)
 
 
+#: Of `People.read`.
+ABOUT_PEOPLE = ("held_out", "held_out_users", "columns", "open_sealed", "sealed_users")
+
+
 def plan_of(data: str, **changes):
-    return make_plans(**{"app": load_app(APP), "data": [data], "epsilons": [1.0], **changes})[0]
+    dealt = {key: changes.pop(key) for key in ABOUT_PEOPLE if key in changes}
+    people = People.read([data], **dealt)
+    return make_plans(**{"app": load_app(APP), "people": people, "epsilons": [1.0], **changes})[0]
 
 
 class TestApp:
@@ -57,7 +63,7 @@ class TestApp:
 
     def test_a_method_may_say_how_its_own_student_learns(self, data: str) -> None:
         """All others learn as the comparison says; whose model it is, is never theirs to say."""
-        plan = plan_of(data, config="mid-training", methods=["after", "before-all", "dp-ftrl"])
+        plan = plan_of(data, configs=["mid-training"], methods=["after", "before-all", "dp-ftrl"])
         found = {
             cell.method: plan.values(cell, Path("users.jsonl"))
             for cell in plan.cells()
@@ -73,7 +79,7 @@ class TestApp:
         assert {values["model"] for values in found.values()} == {plan.downstream}
         mine = plan_of(
             data,
-            config="mid-training",
+            configs=["mid-training"],
             methods=["after"],
             settings=["after.student-learning-rate=0.01"],
         )
@@ -82,7 +88,7 @@ class TestApp:
         with pytest.raises(ConfigError, match="is the same for every method of a comparison"):
             plan_of(
                 data,
-                config="mid-training",
+                configs=["mid-training"],
                 methods=["dp-ftrl"],
                 settings=["student-learning-rate=1"],
             )
@@ -99,7 +105,7 @@ class TestApp:
 
     def test_what_costs_a_local_epsilon_is_compared_where_it_is_named(self, data: str) -> None:
         every = list(methods_of(load_app(APP), "cpu"))
-        assert every == [*METHODS[:-1], "public-mid-training", "dp-prompt", METHODS[-1]]
+        assert every == [*METHODS[:-2], "public-mid-training", "dp-prompt", *METHODS[-2:]]
         plan = plan_of(data, methods=["dp-prompt"])
         first = plan.cells()[0]
         assert (first.method, first.epsilon) == ("dp-prompt", None)
@@ -130,11 +136,20 @@ class TestApp:
         settings = tomllib.loads((APP / "conf" / config / f"{method}.toml").read_text())
         assert (settings["token-bias"], settings["bigram-bias"]) == (0.0, 0.0)
 
+    def test_of_a_method_in_several_folders_the_first_counts(self, data: str) -> None:
+        asked = {"methods": ["dp-ftrl", "before", "vanilla"], "seeds": 1}
+        plan = plan_of(data, configs=["mid-training", "ctcl"], **asked)
+        assert [method.name for method in plan.methods] == ["dp-ftrl", "before", "vanilla"]
+        values = {cell.method: plan.values(cell, Path("x")) for cell in plan.cells()}
+        assert values["dp-ftrl"]["max-samples"] == 4  # 1 in the second folder
+        assert values["vanilla"]["max-samples"] == 1
+
     def test_a_size_that_is_not_there_is_named(self, data: str) -> None:
         with pytest.raises(
-            ConfigError, match=r"no settings 'huge'; it has ask-once, cpu, ctcl, hybrid, mid-tr"
+            ConfigError,
+            match=r"no settings 'huge'; it has ask-once, cpu, ctcl, from-distilled, hyb",
         ):
-            plan_of(data, config="huge")
+            plan_of(data, configs=["huge"])
 
 
 class TestUsers:
@@ -232,6 +247,17 @@ class TestSealedUsers:
         assert document["stamp"] == plan.stamp
         assert markdown(document).startswith(f"> {plan.stamp}")
 
+    def test_as_many_of_them_as_are_asked_for(self, data: str) -> None:
+        every = plan_of(data, held_out_users=6, open_sealed=True)
+        some = plan_of(data, held_out_users=6, open_sealed=True, sealed_users=3)
+        assert len(some.held_out) == 3
+        assert set(some.held_out.user_ids) < set(every.held_out.user_ids)
+        assert some.private.user_ids == every.private.user_ids
+        more = plan_of(data, held_out_users=6, open_sealed=True, sealed_users=99)
+        assert more.held_out.user_ids == every.held_out.user_ids
+        with pytest.raises(ConfigError, match="--sealed-users says how many --open-sealed holds"):
+            plan_of(data, sealed_users=3)
+
     def test_a_file_of_them_is_refused(self, data: str, tmp_path: Path) -> None:
         file = tmp_path / "sealed.jsonl"
         rows = [{"client_id": f"u{i}", "text": "a text"} for i in (0, 8, 24)]
@@ -242,6 +268,38 @@ class TestSealedUsers:
         file.write_text(json.dumps({"client_id": "u1", "text": "a text"}))
         with pytest.raises(DataError, match="none of the 1 users of --held-out is sealed"):
             plan_of(data, held_out=str(file), open_sealed=True)
+
+
+class TestStudentsOfOtherCells:
+    ASKED = {"configs": ["from-distilled"], "seeds": 2}  # noqa: RUF012
+
+    def test_training_begins_with_the_student_of_the_same_seed(self, data: str) -> None:
+        methods = ["public-only", "distill-public", "dp-ftrl-distilled"]
+        plan = plan_of(data, methods=methods, **self.ASKED)
+        assert {(cell.method, cell.seed): plan.begins_with(cell) for cell in plan.cells()} == {
+            ("public-only", 0): None,
+            ("distill-public", 0): None,
+            ("distill-public", 1): None,
+            ("dp-ftrl-distilled", 0): Cell(method="distill-public", epsilon=0.0, seed=0),
+            ("dp-ftrl-distilled", 1): Cell(method="distill-public", epsilon=0.0, seed=1),
+        }
+
+    @pytest.mark.parametrize("named", ["finetune-private", "public-only", "popri", "nothing"])
+    def test_nodes_are_sent_what_learnt_from_public_text_alone(self, data: str, named: str) -> None:
+        """A student of private text would be sent to every node, outside any budget."""
+        with pytest.raises(
+            ConfigError, match=rf'"cell:{named}" .* public text, which are distill-public;'
+        ):
+            plan_of(
+                data,
+                configs=["from-distilled", "cpu"],
+                methods=["dp-ftrl-distilled", "distill-public", "public-only", "finetune-private"],
+                settings=[f"dp-ftrl-distilled.initial-model=cell:{named}"],
+            )
+
+    def test_a_method_that_is_not_compared_has_no_student(self, data: str) -> None:
+        with pytest.raises(ConfigError, match="which are none; --methods names them"):
+            plan_of(data, methods=["dp-ftrl-distilled"], **self.ASKED)
 
 
 class TestCells:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.comparison import APP, Comparison, make_plans
+from flower_privsyn.comparison import APP, Comparison, People, make_plans
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.evaluation.result import STAMP
@@ -25,6 +25,7 @@ def words(tmp_path: Path) -> list[str]:
         *("compare", "--data", str(SAMPLE), "--users", "24", "--held-out-users", "12"),
         *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")),
         *("--methods", "public-only", "distill-public", "dp-prompt", "pre-text", "dp-fedavg"),
+        "--distil",
         *("--set", "dp-prompt.expand-samples=6", "--set", "dp-prompt.max-new-tokens=8"),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
         *("--set", "pre-text.expand-samples=12", "--set", "pre-text.max-new-tokens=24"),
@@ -73,6 +74,9 @@ def test_a_comparison(
     assert done["costs"]["client_cpu_seconds"] > 0
     written = [json.loads(line)["text"] for line in run.synthetic_jsonl.read_text().splitlines()]
     assert set(done["samples"]) <= set(written)
+    # Its writer has taught a second student of the same texts.
+    assert done["distilled"]["bits_per_byte"] != done["quality"]["bits_per_byte"]
+    assert floor["distilled"] is None
     taught = first["distill-public"]
     assert taught["status"] == "finished"
     assert taught["epsilon"] == taught["costs"]["bytes_up"] == 0
@@ -122,10 +126,9 @@ class TestFolder:
         (plan,) = make_plans(
             **{
                 "app": load_app(APP),
-                "data": [str(SAMPLE)],
+                "people": People.read([str(SAMPLE)], held_out_users=12),
                 "epsilons": [8.0],
                 "users": [24],
-                "held_out_users": 12,
                 "methods": ["public-only"],
                 "seeds": 1,
                 **changes,

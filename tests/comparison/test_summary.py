@@ -1,5 +1,7 @@
 """From cells to rows: means, standard errors, and the gap that was closed."""
 
+from typing import Any
+
 import pytest
 
 from flower_privsyn.comparison.summary import summarise
@@ -65,6 +67,77 @@ class TestSummary:
         assert summarise(CELLS[:1] + CELLS[3:], METHODS)[1]["gap_closed"] is None
         upside_down = [cell("public-only", 0.0, 0, 0.5), *CELLS[1:]]
         assert summarise(upside_down, METHODS)[1]["gap_closed"] is None
+
+
+class TestDistilled:
+    METHODS = [  # noqa: RUF012
+        compared()[name]
+        for name in ("public-only", "distill-public", "popri", "joint-sketch", "finetune-private")
+    ]
+
+    @staticmethod
+    def cells() -> list[dict[str, Any]]:
+        found = [
+            cell("public-only", 0.0, 0, 0.20),
+            cell("distill-public", 0.0, 0, 0.22),
+            cell("popri", 1.0, 0, 0.24),
+            cell("joint-sketch", 1.0, 0, 0.29),
+            cell("finetune-private", None, 0, 0.40),
+        ]
+        for one in found:
+            if one["method"] in ("popri", "finetune-private"):
+                accuracy = one["quality"]["next_token_accuracy"] + 0.02
+                one["distilled"] = {"next_token_accuracy": accuracy, "bits_per_byte": 1.5}
+        return found
+
+    def test_the_gap_is_between_what_was_taught_alike(self) -> None:
+        rows = {row["method"]: row for row in summarise(self.cells(), self.METHODS)}
+        assert rows["popri"]["distilled_accuracy"]["mean"] == pytest.approx(0.26)
+        assert rows["popri"]["gap_closed"]["mean"] == pytest.approx((0.24 - 0.20) / 0.20)
+        assert rows["popri"]["distilled_gap"]["mean"] == pytest.approx((0.26 - 0.22) / 0.20)
+        # It writes nothing of its own: its one student stands for both.
+        assert rows["joint-sketch"]["distilled_accuracy"] is None
+        assert rows["joint-sketch"]["distilled_gap"]["mean"] == pytest.approx((0.29 - 0.22) / 0.2)
+        assert rows["public-only"]["distilled_gap"] is None
+        assert rows["finetune-private"]["distilled_gap"]["mean"] == pytest.approx(1.0)
+
+    def test_the_table_has_its_columns_where_somebody_was_taught(self) -> None:
+        document = {
+            "stamp": STAMP,
+            "titles": {method.name: method.title for method in self.METHODS},
+            "cells": self.cells(),
+            "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
+            "downstream": "privsyn-tiny",
+            "delta": 4.2e-5,
+            "seeds": [0],
+        }
+        for cells, there in ((self.cells(), True), (CELLS, False)):
+            text = markdown({**document, "summary": summarise(cells, self.METHODS)})
+            assert ("distilled gap closed" in text) == there
+            assert ("both distilled" in text) == there
+            if there:
+                row = next(line for line in text.splitlines() if line.startswith("| POPri |"))
+                assert "| 26.00 | 1.5000 | 20 |" in row
+
+
+def test_what_labels_are_worth_is_shown_beside_its_floor_and_ceiling() -> None:
+    cells = [cell("popri", 1.0, seed, 0.26) for seed in (0, 1)]
+    for one, found in zip(cells, (0.6, 0.7), strict=True):
+        one["labels"] = {"synthetic": found, "majority": 0.27, "public": 0.26, "private": 0.9}
+    summary = summarise(cells, METHODS)
+    document = {
+        "stamp": STAMP,
+        "titles": {method.name: method.title for method in METHODS},
+        "summary": summary,
+        "cells": cells,
+        "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
+        "downstream": "privsyn-tiny",
+        "delta": 4.2e-5,
+        "seeds": [0, 1],
+    }
+    text = markdown(document)
+    assert "| 65.0 ± 5.0 | 27.0 ± 0.0 | 26.0 ± 0.0 | 90.0 ± 0.0 |" in text
+    assert "Class found: by logistic regression" in text
 
 
 class TestTable:
