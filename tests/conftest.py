@@ -28,6 +28,7 @@ from tests.support.federation import WORDS, make_users
 
 pytest_plugins = [
     "tests.support.generation_server",
+    "tests.support.labelled_runs",
     "tests.support.models",
     "tests.support.probe",
     "tests.support.repeating",

@@ -8,9 +8,11 @@ import pytest
 
 from flower_privsyn.comparison import APP, Cell, Plan, measures
 from flower_privsyn.comparison.measures import Job, Measures
-from flower_privsyn.data import Users
+from flower_privsyn.data import Users, load_users
+from flower_privsyn.evaluation.run import evaluate_run, split_users
 from flower_privsyn.host.app import load_app
 from flower_privsyn.host.progress import ShownProgress
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies.catalogue import compared
 from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.causal_settings import CausalTraining
@@ -61,3 +63,41 @@ def test_embedding_costs_the_same_whoever_was_looked_at_last(
     later = Measures(plan, tmp_path)
     later.held_out_vectors("hash", "float32")
     assert later.embedding_seconds() == pytest.approx(expected)
+
+
+def test_labels_are_worth_what_a_classifier_learns_of_them(
+    labelled_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
+    run = RunDirectory.open(labelled_run / "run")
+    users = load_users(labelled_run / "users.jsonl", label_column="label")
+    private, held_out = split_users(run, users)
+    plan = Plan(
+        app=load_app(APP),
+        configs=("cpu",),
+        private=private,
+        held_out=held_out,
+        source="users.jsonl",
+        methods=(compared()["aug-pe"],),
+        epsilons=(1.0,),
+        seeds=(0,),
+        delta=1e-3,
+        downstream="privsyn-tiny",
+        training=CausalTraining(),
+    )
+    job = Job(
+        cell=Cell(method="aug-pe", epsilon=1.0, seed=0),
+        values={"embedding-model": "hash", "embedding-precision": "float32", "max-tokens": 64},
+        folder=tmp_path,
+        progress=ShownProgress(lambda stages: None),
+    )
+    found = Measures(plan, tmp_path).labels(job, run)
+    (record,) = evaluate_run(run, held_out, private=private, embedder=HashEmbedder()).classification
+    assert record.public is not None
+    assert record.private is not None
+    assert found == {
+        "synthetic": record.synthetic.accuracy.value,
+        "majority": record.majority.value,
+        "public": record.public.accuracy.value,
+        "private": record.private.accuracy.value,
+    }

@@ -24,23 +24,7 @@ from flower_privsyn.evaluation.show import rows
 from flower_privsyn.models import resolve_model
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.testing import HashEmbedder
-
-WORDS = {
-    "law": "court judge appeal ruling witness jury verdict statute".split(),
-    "river": "water bank bridge fish boat flood current delta".split(),
-    "food": "bread salt butter oven plate spoon kitchen soup".split(),
-}
-NAMES = tuple(WORDS)
-
-
-def texts_of(count: int, seed: int, *, wrong: float = 0.0) -> LabelledTexts:
-    """Texts whose words say the class, some of them labelled wrongly; three of a user."""
-    random = np.random.default_rng(seed)
-    classes = random.integers(3, size=count)
-    texts = [" ".join(random.choice(WORDS[NAMES[place]], 6)) for place in classes]
-    lying = random.random(count) < wrong
-    labelled = np.where(lying, (classes + 1) % 3, classes)
-    return LabelledTexts(texts=texts, classes=labelled, owners=np.arange(count) // 3)
+from tests.support.labelled_runs import NAMES, texts_of
 
 
 def test_labels_that_say_something_are_worth_more_than_every_floor() -> None:
@@ -133,57 +117,13 @@ class TestEncoder:
         assert learn(few.texts, few.classes, few.texts).shape == (4,)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from flower_privsyn.client_apps import create_client_app
-    from flower_privsyn.strategies import AugPE, AugPEConfig
-    from flower_privsyn.testing import (
-        LoopbackGrid,
-        ShuffleWords,
-        flower_identity,
-        hash_embedder,
-    )
-
-    folder = tmp_path_factory.mktemp("classes")
-    private, public = texts_of(120, 8), texts_of(90, 9, wrong=0.5)
-    lines = [
-        {"client_id": f"u{n // 3}", "text": text, "label": NAMES[place]}
-        for n, (text, place) in enumerate(zip(private.texts, private.classes, strict=True))
-    ]
-    (folder / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    lines = [
-        {"text": f"{text} p{n}", "label": NAMES[place]}
-        for n, (text, place) in enumerate(zip(public.texts, public.classes, strict=True))
-    ]
-    (folder / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    config = AugPEConfig(
-        classes=";".join(NAMES),
-        num_rounds=2,
-        num_candidates=54,
-        num_variations=2,
-        max_samples=4,
-        noise_multiplier=0.0,
-        held_out_fraction=0.4,
-        initial_text="public",
-        variation="mask-fill",
-        public_text=str(folder / "public.jsonl"),
-        run_dir=str(folder / "run"),
-        node_timeout=0.2,
-    )
-    app = create_client_app(embedder=hash_embedder, cache_directory=folder / "cache")
-    grid = LoopbackGrid(app, run_config={"data": str(folder / "users.jsonl")})
-    with flower_identity():
-        AugPE(config, embedder=HashEmbedder(), variation=ShuffleWords()).start(grid)
-    return folder
-
-
 class TestRun:
     """A run with classes, measured by `privsyn evaluate`."""
 
-    def test_its_labels_are_measured_beside_the_floors(self, finished: Path) -> None:
-        run = RunDirectory.open(finished / "run")
+    def test_its_labels_are_measured_beside_the_floors(self, labelled_run: Path) -> None:
+        run = RunDirectory.open(labelled_run / "run")
         private, held_out = split_users(
-            run, load_users(finished / "users.jsonl", label_column="label")
+            run, load_users(labelled_run / "users.jsonl", label_column="label")
         )
         found = evaluate_run(run, held_out, private=private, embedder=HashEmbedder())
         (record,) = found.classification
@@ -201,13 +141,17 @@ class TestRun:
             words
         )
 
-    def test_a_run_without_classes_has_no_such_figure(self, finished: Path, tmp_path: Path) -> None:
-        shutil.copytree(finished / "run", tmp_path / "run")
+    def test_a_run_without_classes_has_no_such_figure(
+        self, labelled_run: Path, tmp_path: Path
+    ) -> None:
+        shutil.copytree(labelled_run / "run", tmp_path / "run")
         config = json.loads((tmp_path / "run" / "config.json").read_text())
         config["config"]["classes"] = ""
         (tmp_path / "run" / "config.json").write_text(json.dumps(config))
         run = RunDirectory.open(tmp_path / "run")
-        _, held_out = split_users(run, load_users(finished / "users.jsonl", label_column="label"))
+        _, held_out = split_users(
+            run, load_users(labelled_run / "users.jsonl", label_column="label")
+        )
         assert evaluate_run(run, held_out, embedder=HashEmbedder()).classification == ()
         with pytest.raises(ConfigError, match="has no classes to train a classifier on"):
             evaluate_run(run, held_out, embedder=HashEmbedder(), encoder="privsyn-mlm")
