@@ -29,6 +29,7 @@ from flower_privsyn.data import Samples
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
+from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import (
     Cohort,
@@ -238,6 +239,7 @@ class _Tokens:
         with self.source.lock:
             try:
                 model.set_base(ask.broadcast.get("base"))
+                model.set_bias(LogitBias.of_arrays(ask.broadcast))
             except ValueError as error:
                 raise wire.WireError(f"{query.name}: {error}") from error
             model.start_from(ask.broadcast["parameters"])

@@ -7,8 +7,9 @@ the log-ratio of how often a token is written there and in public text is added 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ import numpy.typing as npt
 from flower_privsyn.errors import ConfigError
 
 Float32Array = npt.NDArray[np.float32]
+
+#: Names of the arrays of a bias in a broadcast: all but the first together, or none of them.
+BIAS_ARRAYS: Final = ("token_bias", "bigram_starts", "bigram_tokens", "bigram_values")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,6 +35,23 @@ class Bigrams:
     starts: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int32]
     values: Float32Array
+
+    def __post_init__(self) -> None:
+        """Check that they are rows of pairs."""
+        rows = len(self.starts) - 1
+        if not (
+            (self.starts.dtype, self.tokens.dtype, self.values.dtype)
+            == (np.int64, np.int32, np.float32)
+            and self.starts.ndim == self.tokens.ndim == self.values.ndim == 1
+            and len(self.tokens) == len(self.values)
+            and rows >= 0
+            and self.starts[0] == 0
+            and self.starts[-1] == len(self.tokens)
+            and bool((np.diff(self.starts) >= 0).all())
+            and (not len(self.tokens) or 0 <= self.tokens.min() <= self.tokens.max() < rows)
+            and bool(np.isfinite(self.values).all())
+        ):
+            raise ConfigError("bigrams must be finite values of rows of tokens, in their order")
 
     @classmethod
     def of_pairs(
@@ -112,6 +133,37 @@ class LogitBias:
                 f"the bias of tokens is of {len(self.tokens)} and that of bigrams of "
                 f"{len(self.bigrams.starts) - 1} tokens"
             )
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The bias as a broadcast has it: arrays by the names `BIAS_ARRAYS`."""
+        pairs = self.bigrams
+        every = (
+            (self.tokens,)
+            if pairs is None
+            else (self.tokens, pairs.starts, pairs.tokens, pairs.values)
+        )
+        return dict(zip(BIAS_ARRAYS, every, strict=False))
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self | None:
+        """Read the bias out of a broadcast; None where there is none.
+
+        Raises:
+            ConfigError: some of its arrays are missing, or they are no bias.
+        """
+        tokens, *pairs = (arrays.get(name) for name in BIAS_ARRAYS)
+        there = [one for one in pairs if one is not None]
+        if tokens is None and not there:
+            return None
+        if tokens is None or tokens.dtype != np.float32 or len(there) not in (0, len(pairs)):
+            raise ConfigError(
+                f"a bias is {BIAS_ARRAYS[0]} of float32, and {', '.join(BIAS_ARRAYS[1:])} or none "
+                "of them"
+            )
+        if not there:
+            return cls(tokens=tokens)
+        starts, seconds, values = there
+        return cls(tokens=tokens, bigrams=Bigrams(starts=starts, tokens=seconds, values=values))
 
     def scaled(self, token_weight: float, bigram_weight: float) -> LogitBias:
         """The bias times weights; pairs that would add nothing are left out.

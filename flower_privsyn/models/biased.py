@@ -183,15 +183,39 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
             logits: (rows, places, vocabulary).
             read: (rows, places) the token at each place, the one before the predicted one.
         """
-        biased = logits + self.token_bias
+        pairs = None
         if self.config.num_bigrams:
-            places, entries = bigram_entries(self.bigram_starts, read.flatten())
-            biased.view(-1, biased.shape[-1]).index_put_(
-                (places, self.bigram_tokens[entries].long()),
-                self.bigram_values[entries].to(biased.dtype),
-                accumulate=True,
-            )
-        return biased
+            pairs = (self.bigram_starts, self.bigram_tokens, self.bigram_values)
+        flat = biased_logits(
+            logits.flatten(0, -2), read.flatten(), token_bias=self.token_bias, pairs=pairs
+        )
+        return flat.view(logits.shape)
+
+
+def biased_logits(
+    logits: torch.Tensor,
+    previous: torch.Tensor,
+    *,
+    token_bias: torch.Tensor,
+    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """Logits with a bias added.
+
+    Args:
+        logits: (p, V), not changed.
+        previous: (p,) the token before each predicted one.
+        token_bias: (V,) added everywhere.
+        pairs: starts, tokens and values as in `Bigrams`, added after the pairs' first tokens; None
+            for none.
+    """
+    biased = logits + token_bias
+    if pairs is not None:
+        starts, tokens, values = pairs
+        places, entries = bigram_entries(starts, previous)
+        biased.index_put_(
+            (places, tokens[entries].long()), values[entries].to(biased.dtype), accumulate=True
+        )
+    return biased
 
 
 def bigram_entries(

@@ -21,6 +21,7 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.models.bias import BIAS_ARRAYS, LogitBias
 from flower_privsyn.privacy import clip_rows, squared_norms
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.privacy.rows import COLUMNS
@@ -104,9 +105,10 @@ class ModelDelta(Query):
 
     A user trains the broadcast parameters x on their own text by stochastic gradient descent and
     answers with y - x, all tensors together. Parameters that are not trained are the node's own, or
-    those of the broadcast (`base`) where the server has trained them on public text. Users count
-    equally, whatever they wrote. Answers are in multiples of `unit`, so that small clip norms lose
-    nothing to the grid of contributions.
+    those of the broadcast (`base`) where the server has trained them on public text; a bias of
+    the broadcast (`BIAS_ARRAYS`) is added to the logits and not trained. Users count equally,
+    whatever they wrote. Answers are in multiples of `unit`, so that small clip norms lose nothing
+    to the grid of contributions.
 
     Formal guarantee:
         Unit: user. Without the bit the answer is the update scaled down to norm C = `clip_to`, so
@@ -174,14 +176,15 @@ class ModelDelta(Query):
         return 1
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
-        """Refuse parameters of another model, and values of the others that cannot be any."""
+        """Refuse parameters of another model, and what cannot be a base or a bias of one."""
         parameters, base = broadcast.get("parameters"), broadcast.get("base")
-        if set(broadcast) - {"base"} != {"parameters"} or parameters is None:
+        if set(broadcast) - {"base", *BIAS_ARRAYS} != {"parameters"} or parameters is None:
             raise ValueError(f"{self.name} is asked about parameters, got {sorted(broadcast)}")
         if base is not None and (base.ndim != 1 or base.dtype != np.float32):
             raise ValueError(f"base must be a vector of float32, got {base.shape} {base.dtype}")
         if base is not None and not all_finite(base):
             raise ValueError("base must be finite")
+        LogitBias.of_arrays(broadcast)  # says what is wrong with it
         if parameters.shape != (dimension,) or parameters.dtype != np.float32:
             raise ValueError(
                 f"parameters must be ({dimension},) float32, got {parameters.shape} "
@@ -200,7 +203,7 @@ class ModelDelta(Query):
         Args:
             cohort: its records are updates, (n, parameters) float32, at most one per user.
             broadcast: the parameters that were trained from, and perhaps `base`, the values of
-                those that are not trained.
+                those that are not trained, and a bias of the logits.
         """
         updates = cohort.records * np.float64(self._scale)  # a plain float would keep float32
         if len(updates) == cohort.num_users and not self.bit_share:

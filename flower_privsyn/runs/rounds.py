@@ -75,6 +75,11 @@ class RoundFiles:
         return self.folder / "responses.jsonl"
 
     @property
+    def bias(self) -> Path:
+        """What the round's release adds to the logits of the rounds after it."""
+        return self.folder / "bias.safetensors"
+
+    @property
     def adapter(self) -> Path:
         """Folder of the adapter that the round trained."""
         return self.folder / "adapter"

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Lt
 
-from flower_privsyn.files import write_json
+from flower_privsyn.files import replacing, write_json
+from flower_privsyn.models.bias import Bigrams, LogitBias
 from flower_privsyn.privacy import Phase, Plan, RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
@@ -41,6 +42,7 @@ from flower_privsyn.strategies.parts.sketched_student import SketchedStudent, ch
 from flower_privsyn.strategies.parts.sketched_text import SketchedText
 
 if TYPE_CHECKING:
+    from flower_privsyn.runs import RunDirectory
     from flower_privsyn.training.local import LocalModel
 
 logger = logging.getLogger("flwr.privsyn")
@@ -89,6 +91,13 @@ class HybridConfig(CorrelatedTrainingConfig, SketchedStudentConfig):
         "standard deviation of the sketch's noise over the length of an answer, in place of "
         "`sketch_share`.",
     ] = None
+
+    bias_comes: Annotated[
+        Literal["before", "after"],
+        "when what the model lacks of the sketch comes into its logits, by `token_bias` and "
+        '`bigram_bias`: "before" the rounds, in which nodes then train with it and learn what it '
+        'does not say; "after" them, read from the model as the last round left it.',
+    ] = "before"
 
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
@@ -143,9 +152,6 @@ class SketchThenTraining(CorrelatedTraining):
         config: the settings.
     """
 
-    #: The bias is put on when the last round is over.
-    changeable_once_released = frozenset({"token-bias", "bigram-bias"})
-
     config: HybridConfig
 
     def __init__(self, config: HybridConfig) -> None:
@@ -153,6 +159,14 @@ class SketchThenTraining(CorrelatedTraining):
         self._text: SketchedText | None = None
         self._made: SketchedStudent | None = None
         self._begun: LocalModel | None = None
+        self._bias: LogitBias | None = None
+
+    def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
+        """A bias that is put on when the last round is over may be another until then."""
+        free = super().free_settings(run, all_released=all_released)
+        if all_released and self.config.bias_comes == "after":
+            free |= {"token-bias", "bigram-bias"}
+        return free
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -195,16 +209,30 @@ class SketchThenTraining(CorrelatedTraining):
         )
 
     def outline(self, look: Look) -> Outline:
-        """The counts, then updates of all that is trained."""
+        """The counts, then updates of all that is trained, under the bias if it comes before."""
         config, training = self.config, super().outline(look)
         counts = about_tokens(
             config.sketch_question(), num_bigrams=config.num_bigrams, model=config.model, look=look
         )
+        bias: dict[str, npt.NDArray[Any]] = {}
+        if self._trains_biased:
+            size = look.vocabulary(config.model)
+            pairs = None
+            if config.bigram_bias and config.num_bigrams and not config.bigram_buckets:
+                every = np.arange(min(config.num_bigrams, size**2))
+                pairs = Bigrams.of_pairs(*divmod(every, size), 0.0 * every, vocabulary=size)
+            zeros = np.zeros(size, dtype=np.float32)
+            bias = LogitBias(tokens=zeros, bigrams=pairs).arrays()
+
+        def question(number: int) -> Question:
+            if number == FIRST_ROUND:
+                return counts.question(number)
+            updates = training.question(number)
+            return Question(updates.query, {**updates.broadcast, **bias})
+
         return Outline(
             sources=(*counts.sources, *training.sources),
-            question=lambda number: (counts if number == FIRST_ROUND else training).question(
-                number
-            ),
+            question=question,
             at_most=counts.at_most,
         )
 
@@ -264,6 +292,35 @@ class SketchThenTraining(CorrelatedTraining):
             self._begun = self.loaded(self.run.path / _STUDENT)
         return self._begun
 
+    @property
+    def _trains_biased(self) -> bool:
+        """Whether nodes train with a bias of the logits, once there is a release."""
+        config = self.config
+        return config.bias_comes == "before" and bool(config.token_bias or config.bigram_bias)
+
+    def beside(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """The student, where not all of it is trained, and what it lacks of the release."""
+        found = super().beside(number)
+        if number <= FIRST_ROUND or not self._is_released or not self._trains_biased:
+            return found
+        return {**found, **self._lacking().arrays()}
+
+    def _lacking(self) -> LogitBias:
+        """What the student lacks of the release, read once: rounds and result have the same."""
+        from safetensors.numpy import load_file, save_file
+
+        from flower_privsyn.training.tokens import first_token
+
+        if self._bias is None:
+            file, model = RoundFiles(self.run.round_dir(FIRST_ROUND)).bias, self.model
+            if not file.exists():
+                bias = self._student().bias_of(self.run.path / _STUDENT)
+                bias = bias.for_model(model.predicted, first_token=first_token(model.tokenizer))
+                with replacing(file) as temporary:
+                    save_file(bias.arrays(), temporary)
+            self._bias = need(LogitBias.of_arrays(load_file(file)))
+        return self._bias
+
     def written(self, model: LocalModel, parameters: npt.NDArray[np.float32]) -> dict[str, Any]:
         """Write the model, and with it what it still lacks of the release in its logits."""
         if not self._is_released:
@@ -271,8 +328,13 @@ class SketchThenTraining(CorrelatedTraining):
         plain = self.run.path / PLAIN_MODEL
         with self._need_place().progress.stage("Write the model", total=None):
             model.save(plain, parameters)
-        student = self._student()
-        student.add_bias(plain, self.run.path / TRAINED_MODEL)
+        student, final = self._student(), self.run.path / TRAINED_MODEL
+        if self._trains_biased:
+            from flower_privsyn.training.bias import save_biased
+
+            save_biased(plain, final, self._lacking())
+        else:
+            student.add_bias(plain, final)
         return {
             **student.figures,
             "model": TRAINED_MODEL,

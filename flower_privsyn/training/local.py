@@ -20,6 +20,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import numpy.typing as npt
 import torch
 
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
+from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import first_token, is_encoder_decoder, load_pretrained
 from flower_privsyn.queries import TrainableModel
@@ -93,6 +95,7 @@ class LocalModel:
             if not parameter.requires_grad and parameter.is_floating_point()
         ]
         self._own_base: npt.NDArray[np.float32] | None = None
+        self._bias: _Bias | None = None
         self._buffers = [
             (module, name, buffer, buffer.clone())
             for module in self._model.modules()
@@ -220,6 +223,32 @@ class LocalModel:
                 last = first + parameter.numel()
                 parameter.copy_(values[first:last].view(parameter.shape))
                 first = last
+
+    @property
+    def predicted(self) -> int:
+        """How many tokens its output has a number for; as many as there are, or more."""
+        return int(base_model(self._model).get_output_embeddings().weight.shape[0])
+
+    def set_bias(self, bias: LogitBias | None) -> None:
+        """Give the logits a bias, which is added in training and not trained; None for none.
+
+        Args:
+            bias: of as many tokens as the model predicts.
+
+        Raises:
+            ValueError: it is of other tokens, or the model is an encoder-decoder.
+        """
+        if bias is None:
+            self._bias = None
+            return
+        if self.encoder_decoder:
+            raise ValueError("an encoder-decoder takes no bias of its logits")
+        if len(bias.tokens) != self.predicted:
+            raise ValueError(
+                f"a bias of {len(bias.tokens)} tokens, where the model predicts {self.predicted}"
+            )
+        every = [torch.from_numpy(np.array(one)).to(self._device) for one in bias.arrays().values()]
+        self._bias = _Bias(every[0], (every[1], every[2], every[3]) if bias.bigrams else None)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Samples as tokens, the first one included.
@@ -408,15 +437,23 @@ class LocalModel:
         ):
             if self._head is None:
                 logits = self._model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-                logits = logits.flatten(0, 1)
+                logits, previous = logits.flatten(0, 1), tokens.flatten()
             else:
                 with passed_over(self._head):
                     states = self._model(
                         input_ids=tokens, attention_mask=mask, use_cache=False
                     ).logits
-                targets = targets[asked]
-                logits = self._head(states.flatten(0, 1).index_select(0, asked.to(self._device)))
-        return mean_cross_entropy(logits.float(), targets.to(self._device))
+                targets, places = targets[asked], asked.to(self._device)
+                logits = self._head(states.flatten(0, 1).index_select(0, places))
+                previous = tokens.flatten()[places]
+        logits = logits.float()
+        if self._bias is not None:
+            from flower_privsyn.models.biased import biased_logits
+
+            logits = biased_logits(
+                logits, previous, token_bias=self._bias.tokens, pairs=self._bias.pairs
+            )
+        return mean_cross_entropy(logits, targets.to(self._device))
 
     def _loss_of_pairs(
         self, samples: Sequence[tuple[Sequence[int], int]], first: int
@@ -492,6 +529,14 @@ class LocalModel:
         if folder.exists():
             shutil.rmtree(folder)
         built.rename(folder)
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """What is added to logits, on the model's device; see `biased_logits`."""
+
+    tokens: torch.Tensor
+    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
 
 
 def _choose(model: Any, spec: TrainableModel) -> dict[str, torch.nn.Parameter]:

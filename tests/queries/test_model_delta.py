@@ -34,6 +34,14 @@ from flower_privsyn.testing import check_query
 SIZE = 40
 BROADCAST = {"parameters": np.zeros(SIZE, dtype=np.float32)}
 
+#: A bias of three tokens and two pairs.
+PAIRS = {
+    "token_bias": np.zeros(3, dtype=np.float32),
+    "bigram_starts": np.array([0, 1, 1, 2], dtype=np.int64),
+    "bigram_tokens": np.array([0, 2], dtype=np.int32),
+    "bigram_values": np.ones(2, dtype=np.float32),
+}
+
 
 def cohort(updates: Any) -> Cohort:
     """Users with one update each."""
@@ -288,12 +296,30 @@ class TestQuestion:
             ({**BROADCAST, "base": np.zeros((2, 2), np.float32)}, "base must be a vector"),
             ({**BROADCAST, "base": np.zeros(2)}, "base must be a vector of float32"),
             ({**BROADCAST, "base": np.full(2, np.inf, np.float32)}, "base must be finite"),
+            ({**BROADCAST, "token_bias": np.zeros(3)}, "a bias is token_bias of float32, and"),
+            ({**BROADCAST, "bigram_values": np.zeros(3, np.float32)}, "a bias is token_bias"),
+            (
+                {**BROADCAST, "token_bias": np.full(3, np.nan, np.float32)},
+                "must be one finite number each",
+            ),
+            ({**BROADCAST, **PAIRS, "bigram_tokens": np.array([0, 3], np.int32)}, "be finite val"),
+            ({**BROADCAST, **PAIRS, "bigram_tokens": np.array([0, -1], np.int32)}, "be finite va"),
+            ({**BROADCAST, **PAIRS, "bigram_tokens": np.array([0, 2], np.int64)}, "be finite val"),
+            ({**BROADCAST, **PAIRS, "bigram_starts": np.array([0, 2, 1, 2])}, "be finite values"),
+            ({**BROADCAST, **PAIRS, "bigram_starts": np.array([0, 1, 1, 9])}, "be finite values"),
+            ({**BROADCAST, **PAIRS, "bigram_starts": np.array([0, 1, 1, 1, 2])}, "the bias of tokens"),
+            (
+                {**BROADCAST, **PAIRS, "bigram_values": np.full(2, np.inf, np.float32)},
+                "be finite values",
+            ),
         ],
     )
     def test_other_parameters_are_refused(self, broadcast: Any, reason: str) -> None:
         query = ModelDelta(clip_to=1.0)
         query.check(BROADCAST, dimension=SIZE)
         query.check({**BROADCAST, "base": np.zeros(2, np.float32)}, dimension=SIZE)
+        query.check({**BROADCAST, **PAIRS}, dimension=SIZE)
+        query.check({**BROADCAST, "token_bias": PAIRS["token_bias"]}, dimension=SIZE)
         with pytest.raises(ValueError, match=reason):
             query.check(broadcast, dimension=SIZE)
 

@@ -15,11 +15,13 @@ from dp_accounting.pld import PLDAccountant
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.messages import wire
+from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import DPFTRL, DPFTRLConfig, Hybrid, HybridConfig
 from flower_privsyn.strategies.hybrid import SketchThenTraining
+from flower_privsyn.strategies.parts.sketched_student import SketchedStudent
 from flower_privsyn.training import causal
 from flower_privsyn.training.local import LocalModel
 from tests.support.federation import asked, rounds_asked, silent, training_nodes
@@ -122,7 +124,7 @@ class TestTheBudget:
 
 class TestTheStudent:
     def test_rounds_go_on_from_what_the_release_made(self, config: Builder, people: Users) -> None:
-        strategy = Hybrid(config(num_rounds=2, min_separation=1))
+        strategy = Hybrid(config(num_rounds=2, min_separation=1, bias_comes="after"))
         strategy.start(training_nodes(people))
         run = strategy.run.path
         start, student, plain = (
@@ -148,6 +150,46 @@ class TestTheStudent:
             assert np.array_equal(inside[name], value), name
         assert float(final.token_bias.abs().max()) > 0
         assert strategy.run.state["summary"]["model"] == "models/final"
+
+    def test_nodes_train_with_what_the_student_lacks(
+        self, config: Builder, people: Users, tmp_path: Path
+    ) -> None:
+        """The same bias in every round and in the result, and updates that are made under it."""
+        strategy, grid = Hybrid(config(num_rounds=3, min_separation=1)), training_nodes(people)
+        strategy.start(grid)
+        run = strategy.run.path
+        final, _ = load_pretrained(
+            run / "models" / "final", kind="causal", dtype="float32", device="cpu"
+        )
+        sent = [
+            LogitBias.of_arrays(wire.read_broadcast(message.content["privsyn.broadcast"]))
+            for message in asked(grid)
+        ]
+        assert sent[0] is None
+        assert len(sent) == 6  # of three rounds, two nodes each, the first of them the sketch's
+        for bias in sent[2:]:
+            assert bias is not None
+            assert bias.bigrams is not None
+            assert np.array_equal(bias.tokens, final.token_bias.numpy())
+            assert np.array_equal(bias.bigrams.values, final.bigram_values.numpy())
+            assert np.abs(bias.tokens).max() > 0.01
+        check_planned(strategy, size=model_of(run / "models" / "plain").dimension)
+        # What the rounds taught is not what they teach without it.
+        settings = config(
+            num_rounds=3, min_separation=1, bias_comes="after", run_dir=str(tmp_path / "after")
+        )
+        Hybrid(settings).start(training_nodes(people))
+        assert np.array_equal(release(run, 1), release(tmp_path / "after", 1))
+        assert np.abs(release(run, 2) - release(tmp_path / "after", 2)).max() > 1e-3
+
+    def test_no_bias_travels_where_there_is_none(self, config: Builder, people: Users) -> None:
+        strategy = Hybrid(config(token_bias=0.0, bigram_bias=0.0, num_rounds=2, min_separation=1))
+        grid = training_nodes(people)
+        strategy.start(grid)
+        for message in asked(grid)[2:]:
+            arrays = wire.read_broadcast(message.content["privsyn.broadcast"])
+            assert set(arrays) == {"parameters"}
+        check_planned(strategy, size=strategy.method.model.dimension)
 
     def test_adapters_are_trained_on_the_student(
         self, config: Builder, people: Users, llama: Path, gpt2: Path
@@ -194,25 +236,33 @@ class TestTheStudent:
 
 
 class TestKilled:
+    @pytest.mark.parametrize("comes", ["before", "after"])
     def test_in_every_phase(
-        self, config: Builder, people: Users, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        config: Builder,
+        people: Users,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        comes: str,
     ) -> None:
         """After the release, in the student's training, in a round, and while the bias is read."""
 
         def run(folder: str, *, resume: bool = False) -> Path:
-            settings = config(run_dir=str(tmp_path / folder), resume=resume)
+            settings = config(run_dir=str(tmp_path / folder), resume=resume, bias_comes=comes)
             Hybrid(settings).start(training_nodes(people))
             return tmp_path / folder
 
         whole = run("whole")
         killed_at = 0
-        for target, name, times in (
+        places: list[tuple[Any, str, int]] = [
             (SketchThenTraining, "_student", 1),  # the release is on the disk, and not yet read
             (causal, "_take_steps", 1),
             (SketchThenTraining, "_forget_until", 2),  # in a round that trains
             (LocalModel, "save", 1),  # of the result
             ("flower_privsyn.training.bias", "save_biased", 1),
-        ):
+        ]
+        places.insert(2 if comes == "before" else 4, (SketchedStudent, "bias_of", 1))
+        for target, name, times in places:
             module = __import__(target, fromlist=["x"]) if isinstance(target, str) else target
             original, left = getattr(module, name), [times]
 
@@ -228,7 +278,7 @@ class TestKilled:
                     run("pieces", resume=killed_at > 0)
                 except Killed:
                     killed_at += 1
-        assert killed_at == 5
+        assert killed_at == 6
         pieces = run("pieces", resume=True)
         for number in range(1, 6):
             assert np.array_equal(release(whole, number), release(pieces, number))
@@ -267,15 +317,31 @@ class TestKilled:
         with monkeypatch.context() as patch:
             patch.setattr(LocalModel, "save", die)
             with pytest.raises(Killed):
-                Hybrid(config()).start(training_nodes(people))
+                Hybrid(config(bias_comes="after")).start(training_nodes(people))
+        after = {"resume": True, "bias_comes": "after"}
         with pytest.raises(ConfigError, match="select-share"):
-            Hybrid(config(resume=True, select_share=0.4)).start(training_nodes(people))
-        strategy = Hybrid(config(resume=True, token_bias=0.0, bigram_bias=0.0))
+            Hybrid(config(select_share=0.4, **after)).start(training_nodes(people))
+        with pytest.raises(ConfigError, match="bias-comes"):
+            Hybrid(config(resume=True)).start(training_nodes(people))
+        strategy = Hybrid(config(token_bias=0.0, bigram_bias=0.0, **after))
         strategy.start(training_nodes(people))
         final, _ = load_pretrained(
             strategy.run.path / "models" / "final", kind="causal", dtype="float32", device="cpu"
         )
         assert not final.token_bias.any()
+
+    def test_a_bias_with_which_nodes_trained_is_not_changed(
+        self, config: Builder, people: Users, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def die(*args: Any, **kw: Any) -> None:
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalModel, "save", die)
+            with pytest.raises(Killed):
+                Hybrid(config()).start(training_nodes(people))
+        with pytest.raises(ConfigError, match="token-bias"):
+            Hybrid(config(resume=True, token_bias=0.0)).start(training_nodes(people))
 
 
 class TestBadInput:

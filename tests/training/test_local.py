@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flower_privsyn.errors import ConfigError, ModelError
+from flower_privsyn.models.bias import Bigrams, LogitBias
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.local import LocalModel
 
@@ -311,6 +312,43 @@ class TestWhatIsTrained:
         assert np.array_equal(update(model), before)
         with pytest.raises(ValueError, match="base must have shape"):
             model.set_base(own[:-1])
+
+    @pytest.mark.parametrize("pairs", [False, True])
+    def test_under_a_bias_of_the_logits(
+        self, folder: Path, texts: list[str], tmp_path: Path, pairs: bool
+    ) -> None:
+        """What is trained is what Transformers trains inside the model with the bias around it."""
+        from flower_privsyn.training.bias import save_biased
+        from flower_privsyn.training.tokens import first_token
+
+        model = local(folder)
+        size, random = model.predicted, np.random.default_rng(4)
+        of_pairs = None
+        if pairs:
+            first, second = divmod(random.choice(size**2, 500, replace=False), size)
+            of_pairs = Bigrams.of_pairs(first, second, random.normal(size=500), vocabulary=size)
+        bias = LogitBias(tokens=random.normal(size=size).astype(np.float32), bigrams=of_pairs)
+        bias = bias.for_model(size, first_token=first_token(model.tokenizer))
+        save_biased(folder, tmp_path / "biased", bias)
+        rows = model.encode(texts[:6])
+        plain = model.update(rows, **STEP)
+        model.set_bias(LogitBias.of_arrays(bias.arrays()))
+        update = model.update(rows, **STEP)
+        assert update is not None
+        assert plain is not None
+        expected = reference(tmp_path / "biased", [rows], learning_rate=0.5, dtype=torch.float64)
+        inside = {name.removeprefix("base."): value for name, value in expected.items()}
+        for name, moved in model.named(update).items():
+            assert moved == pytest.approx(inside[name].numpy(), abs=2e-6), name
+        assert np.abs(update - plain).max() > 1e-3
+        model.set_bias(None)
+        again = model.update(rows, **STEP)
+        assert np.array_equal(again, plain)
+
+    def test_a_bias_of_other_tokens_is_refused(self, llama: Path) -> None:
+        model = local(llama)
+        with pytest.raises(ValueError, match="a bias of 3 tokens, where the model predicts"):
+            model.set_bias(LogitBias(tokens=np.zeros(3, dtype=np.float32)))
 
     def test_a_pattern_that_names_nothing_is_refused(self, llama: Path) -> None:
         with pytest.raises(ConfigError, match=r"named 'layers\.7\.\*'"):

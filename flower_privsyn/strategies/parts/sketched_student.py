@@ -125,10 +125,20 @@ class SketchedStudent:
         """
         from flower_privsyn.training.bias import save_biased
 
+        save_biased(plain, output, self.bias_of(plain))
+
+    def bias_of(self, plain: Path) -> LogitBias:
+        """What a model lacks in its logits, as much of it as the settings say.
+
+        Args:
+            plain: folder of the model, trained on what was chosen and on whatever else.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+        """
         config = self._config
         with self._text.place.progress.stage("Read what the student lacks", total=None):
-            bias = self.lacking(plain).scaled(config.token_bias, config.bigram_bias)
-            save_biased(plain, output, bias)
+            return self.lacking(plain).scaled(config.token_bias, config.bigram_bias)
 
     def lacking(self, model: str | Path) -> LogitBias:
         """What a model must say more often to say each token as often as users do.
