@@ -79,7 +79,7 @@ _Distil = Annotated[
     bool,
     typer.Option(
         "--distil",
-        help="train a second student on every text, half of its loss from the model that wrote it",
+        help="train a second student on every text, taught by the run's generator as well",
     ),
 ]
 _BudgetMinutes = Annotated[

@@ -43,8 +43,17 @@ class Budget:
         self.expected = expected
         self.left_out: list[tuple[Cell, str]] = []
 
-    def allows(self, cell: Cell) -> bool:
-        """Whether a cell is expected to end in time; if not, it is left out."""
+    def allows(self, cell: Cell, *, begins_with: Cell | None = None) -> bool:
+        """Whether a cell is expected to end in time; if not, it is left out.
+
+        Args:
+            cell: which.
+            begins_with: the cell whose student it needs; left out, it leaves this one out as well.
+        """
+        if begins_with in [one for one, _ in self.left_out]:
+            sentence = f"it begins with the student of {begins_with.method}, which was left out"
+            self.left_out.append((cell, sentence))
+            return False
         left, wanted = max(0.0, self._ends - self._now()), self.expected.seconds(cell)
         if wanted <= left:
             return True
@@ -84,8 +93,16 @@ class Expected:
         return self._counted[key]
 
     def cheap_first(self, cells: list[Cell]) -> list[Cell]:
-        """The cells in the order of their seeds, and of one seed the cheap ones first."""
-        return sorted(cells, key=lambda cell: (cell.seed, self.seconds(cell)))
+        """The cells in the order of their seeds, and of one seed the cheap ones first.
+
+        One that begins with the student of another counts what that takes, too: it comes later.
+        """
+
+        def until_done(cell: Cell) -> float:
+            before = self._plan.begins_with(cell)
+            return self.seconds(cell) + (0.0 if before is None else self.seconds(before))
+
+        return sorted(cells, key=lambda cell: (cell.seed, until_done(cell)))
 
     def _taken(self, method: str) -> list[float]:
         records = (self._result(cell) for cell in self._plan.cells() if cell.method == method)
@@ -100,7 +117,7 @@ class Expected:
             if method.asks_users:
                 for settings, _ in strategies_of(plan.app, values):
                     work += work_of(settings, self._amount(settings))
-            if method.kind not in ("chosen text", "on-device training"):
+            if not method.trains_student:
                 work.append(self._downstream(cell, values))
         except (ModelError, NotImplementedError):
             return math.inf
@@ -142,10 +159,9 @@ class Expected:
         tokens = float(training.max_tokens)
         learning = _TRAINING * amount.reading(plan.downstream, rows, tokens)
         operations += learning
-        taught = plan.distil and cell.method not in ("random-public", "distill-public")
+        taught = plan.teaches(plan.method(cell))
         if taught or cell.method == "distill-public":
-            teacher = str(values["teacher"] or values["generator"])
-            operations += amount.reading(teacher, rows, tokens)
+            operations += amount.reading(str(values["teacher"]), rows, tokens)
         if taught:
             operations += learning + amount.reading(plan.downstream, 1.0, letters / _LETTERS)
         if cell.method in ("expand-only", "expand-private", "dp-prompt"):

@@ -82,7 +82,7 @@ class Measures:
             job: the cell.
             texts: what it wrote.
             costs: of writing them.
-            writer: the model that did, to teach a second student where the plan distils; "" for
+            writer: the model that did, to teach a second student where the plan has one; "" for
                 the `teacher` of the settings.
 
         Raises:
@@ -109,7 +109,7 @@ class Measures:
             texts: to fine-tune on.
             writer: who teaches; "" for the `teacher` of the settings.
         """
-        if not self._plan.distil:
+        if not self._plan.teaches(self._plan.method(job.cell)):
             return None
         taught = teaching(job.values, teacher=writer)
         return self.tuned(job, texts, distillation=taught, student="distilled")

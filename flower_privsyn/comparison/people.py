@@ -80,6 +80,11 @@ class People:
         if open_sealed:
             name = "--data" if apart is None else "--held-out"
             closed = only_sealed(every if apart is None else apart, what=name)
+            if len(closed) < sealed_users:
+                raise DataError(
+                    f"{name} has {len(closed)} sealed users, fewer than the {sealed_users} of "
+                    "--sealed-users"
+                )
             closed = _select(closed, _order(closed)[: sealed_users or len(closed)])
         every = without_sealed(every, what="--data")
         if apart is not None:

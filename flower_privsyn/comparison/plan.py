@@ -45,6 +45,10 @@ _REFERENCES_USE: Final[Mapping[str, tuple[tuple[str, ModelKind], ...]]] = {
     "expand-private": (("embedding-model", "embedding"), ("generator", "generator")),
 }
 
+#: What has no text of its own to teach another student by: the model as it is, public text at
+#: random, and the same taught.
+_UNTAUGHT: Final = ("public-only", "random-public", "distill-public")
+
 #: Begins an `initial-model` that is the student of another method of the comparison.
 _STUDENT_OF: Final = "cell:"
 
@@ -92,7 +96,7 @@ class Plan:
         settings: `key=value` or `method.key=value`.
         newer_than: only text dated after this day takes part, or "".
         opened: whether the held-out users are sealed ones.
-        distil: whether a second student learns from every text, taught by its writer.
+        distil: whether a second student learns from every text, taught by its writer as well.
     """
 
     app: App
@@ -158,6 +162,11 @@ class Plan:
         files = [f"{config}/{method.name}" for config in self.configs]
         written = [name for name in files if (self.app.path / "conf" / f"{name}.toml").is_file()]
         return next(iter(written or files if method.asks_users else written), None)
+
+    def teaches(self, method: ComparedMethod) -> bool:
+        """Whether a second student learns from a method's text, taught by its writer."""
+        has_text = not (method.trains_student or method.name in _UNTAUGHT)
+        return self.distil and has_text
 
     def begins_with(self, cell: Cell) -> Cell | None:
         """The cell whose student a cell's training on the nodes begins with; None for none.
@@ -271,19 +280,22 @@ class Plan:
     def _check_cell(self, cell: Cell, report: Report, shelf: Shelf) -> None:
         """Check settings, libraries and models of a cell, as `privsyn check` does of a run."""
         with report.refusals(cell.method):
+            from flower_privsyn.comparison.teachers import check_here, teaching
+            from flower_privsyn.training.distillation import check_same_tokens
+
             values, found = self.values(cell, Path("private.jsonl")), Report()
             if self.method(cell).asks_users:
                 if self.begins_with(cell) is not None:
                     values["initial-model"] = self.downstream  # which the student is made from
                 for settings, strategy in strategies_of(self.app, values):
-                    if settings.class_names:
-                        check_labels([self.private], settings.class_names)
+                    for users in (self.private, self.held_out) if settings.class_names else ():
+                        check_labels([users], settings.class_names)
                     made: Any = strategy
                     check_method(made(settings).method, settings, report=found, shelf=shelf)
             else:
+                if cell.method == "expand-private":
+                    check_here(str(values["generator"]))
                 names = _REFERENCES_USE.get(cell.method, ())
-                if self.distil:
-                    names = tuple(dict.fromkeys((*names, ("teacher", "causal"))))
                 used = tuple(
                     NeededModel(setting=setting, name=str(values[setting]), kind=kind)
                     for setting, kind in names
@@ -291,6 +303,10 @@ class Plan:
                 )
                 key = str(values.get("generator-api-key-env", ""))
                 check_needs(Needs(models=used), report=found, shelf=shelf, api_key_env=key)
+            if self.teaches(self.method(cell)):
+                check_same_tokens(
+                    self.downstream, teaching(values).teacher, setting="--distil: teacher"
+                )
             for finding in found.of_level("stops"):
                 report.say(cell.method, finding.sentence, level="stops")
 

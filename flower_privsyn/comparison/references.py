@@ -10,7 +10,7 @@ import numpy as np
 
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.comparison.plan import Plan
-from flower_privsyn.comparison.teachers import teaching
+from flower_privsyn.comparison.teachers import able, check_here, teaching
 from flower_privsyn.files import located, read_json_lines
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def ceiling(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     }
 
 
-def expanded_public(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:  # noqa: ARG001
+def expanded_public(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on public text that the generator has expanded."""
     from flower_privsyn.data import public_texts
 
@@ -58,13 +58,22 @@ def expanded_public(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
         max_tokens=int(values["max-tokens"]),
     )
     texts = _expanded(job, known, source="public")
-    return measures.of_text(job, texts, {**_NO_COSTS, "server_seconds": time.monotonic() - begun})
+    costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
+    writer = able(str(values["generator"]), plan.downstream)
+    return measures.of_text(job, texts, costs, writer=writer)
 
 
 def expanded_private(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
-    """The same of the private text itself: the ceiling of private evolution, without privacy."""
+    """The same of the private text itself: the ceiling of private evolution, without privacy.
+
+    Raises:
+        ConfigError: The generator is not on this machine.
+    """
+    generator = str(job.values["generator"])
+    check_here(generator)
     own = measures.samples(plan.private, job.values).texts
-    found = measures.of_text(job, _expanded(job, own, source="private"), {})
+    texts = _expanded(job, own, source="private")
+    found = measures.of_text(job, texts, {}, writer=able(generator, plan.downstream))
     # No costs, and no samples, as for the ceiling: a generator may repeat what it was shown.
     return {**found, "costs": None, "samples": []}
 
@@ -134,7 +143,8 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
         "client_cpu_seconds": (time.process_time() - begun) / len(plan.private),
     }
     local = {"sample": told.epsilon_per_document, "user": told.epsilon_per_user}
-    found = measures.of_text(job, [text for text in texts if text], costs)
+    writer = able(str(values["generator"]), plan.downstream)
+    found = measures.of_text(job, [text for text in texts if text], costs, writer=writer)
     return {**found, "local_epsilon": local}
 
 
@@ -186,7 +196,8 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
     from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
     from flower_privsyn.strategies.parts.synthesis import expand_resumably
 
-    values = job.values
+    values, kept = job.values, job.folder / "expanded.jsonl"
+    kept.touch(mode=0o600)  # for its owner's eyes, whatever it is made of
     seed = int(values["seed"])
     drawn = np.random.default_rng([seed, 1]).permutation(len(known))
     seeds = [known[index] for index in drawn[: int(values["num-candidates"])]]
@@ -211,7 +222,7 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         seeds,
         ids=[f"{source}-{index}" for index in drawn[: len(seeds)]],
         num_samples=int(values["expand-samples"]),
-        kept=job.folder / "expanded.jsonl",
+        kept=kept,
         seed_after=lambda kept: seed_after(1 + kept),
         round_number=0,
         source="expanded",

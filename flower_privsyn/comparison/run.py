@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.report import require_libraries, write_comparison_page
 from flower_privsyn.runs import RunDirectory, lock_file
 from flower_privsyn.runs.rounds import TRAINED_MODEL
+from flower_privsyn.training.fingerprint import weight_files
 
 Follow = Callable[[Sequence[Mapping[str, Any]]], None]
 Follower = Callable[[], contextlib.AbstractContextManager[Follow]]
@@ -173,12 +175,18 @@ class Comparison:
             ):
                 if self._is_finished(cell):
                     continue
-                if budget is not None and not budget.allows(cell):
+                begins = self.plan.begins_with(cell)
+                if budget is not None and not budget.allows(cell, begins_with=begins):
                     continue
                 say(f"[{number}/{len(cells)}] {self._called(cell)}")
                 self._write(cells, running=cell)
-                record = self._attempt(cell, data, follower)
-                write_json(self._cell_folder(cell) / "cell.json", record)
+                record, before = self._attempt(cell, data, follower), self._result(cell)
+                if before.get("status") == "finished":
+                    # All but the second student was there, with what it had cost to make it.
+                    kept = {**before, "distilled": record.get("distilled")}
+                    write_json(self._cell_folder(cell) / "cell.json", kept)
+                else:
+                    write_json(self._cell_folder(cell) / "cell.json", record)
                 if record["status"] == "failed":
                     say(f"    failed: {record['error']}")
                 else:
@@ -192,9 +200,8 @@ class Comparison:
 
     def _is_finished(self, cell: Cell) -> bool:
         """Whether nothing is left to do; a student that is to be taught may be asked for later."""
-        found = self._result(cell)
-        untaught = self.plan.distil and "distilled" in found and found["distilled"] is None
-        return found.get("status") == "finished" and not untaught
+        found, teaches = self._result(cell), self.plan.teaches(self.plan.method(cell))
+        return found.get("status") == "finished" and bool(found.get("distilled") or not teaches)
 
     def _called(self, cell: Cell) -> str:
         budget = "infinity" if cell.epsilon is None else f"{cell.epsilon:g}"
@@ -220,10 +227,13 @@ class Comparison:
         return folder / "private.jsonl"
 
     def _refuse_changed(self, cell: Cell, data: Path) -> None:
-        """Refuse to put a cell of other settings beside the new ones."""
-        before = self._result(cell).get("settings")
+        """Refuse to put a cell of other settings, or of another student, beside the new ones."""
+        found = self._result(cell)
+        before, begins = found.get("settings"), self.plan.begins_with(cell)
         if before is None:
             return
+        if begins is not None and self._result(begins).get("status") == "finished":
+            self._keep_to_student(cell, begins)
         asked = json.loads(json.dumps(settings_of(self.plan.values(cell, data))))
         for key in sorted(asked.keys() | before.keys()):
             if asked.get(key) != before.get(key):
@@ -267,6 +277,7 @@ class Comparison:
         if self.plan.method(cell).asks_users:
             if (before := self.plan.begins_with(cell)) is not None:
                 values["initial-model"] = str(self._student_of(before))
+                self._keep_to_student(cell, before)
             with follower() as follow:
                 run = self._run(folder, values, follow)
         with follower() as follow:
@@ -284,6 +295,23 @@ class Comparison:
                 "finished: the same command tries again"
             )
         return found
+
+    def _keep_to_student(self, cell: Cell, before: Cell) -> None:
+        """Note with which student a cell begins, and refuse to go on with another one.
+
+        Raises:
+            ConfigError: the other cell has been run anew since.
+        """
+        noted = self._cell_folder(cell) / "begun_with.json"
+        found = json.loads(json.dumps(weight_files(str(self._student_of(before)))))
+        known = read_json(noted)
+        if known and known["files"] != found:
+            raise ConfigError(
+                f"{self._cell_folder(cell)} began with another model of {before.name} than there "
+                "is now: delete that folder to run the cell anew"
+            )
+        if not known:
+            write_json(noted, {"files": found})
 
     def _run(self, folder: Path, values: Mapping[str, Any], follow: Follow) -> RunDirectory:
         """The finished run of a cell: a new one, a continued one, or the one there is."""
@@ -305,15 +333,16 @@ class Comparison:
         """What a finished run gave, spent and cost."""
         cost = costs(run, job.folder / "cpu_time.jsonl", len(self.plan.private))
         found = {"run": str(run.path.relative_to(self.folder)), **privacy(run)}
-        if self.plan.method(job.cell).kind in ("chosen text", "on-device training"):
+        if self.plan.method(job.cell).trains_student:
             quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
             return {**found, "quality": quality, "texts": None, "costs": cost, "samples": []}
         texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
         self._picture.add(run, job.cell, self._measures.embedder(job.values), job.progress)
         writer: str | Path = ""
-        if self.plan.distil:
+        if self.plan.teaches(self.plan.method(job.cell)):
             writer = writer_of(run, student=self.plan.downstream, folder=job.folder / "writer")
         figures = self._measures.of_text(job, texts, cost, writer=writer)
+        shutil.rmtree(job.folder / "writer", ignore_errors=True)
         return {**found, **figures, "labels": self._measures.labels(job, run)}
 
     # ------------------------------------------------------------------ the document

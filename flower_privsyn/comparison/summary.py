@@ -156,7 +156,8 @@ def summarise(
             taught = _column(done, "distilled", "next_token_accuracy")
             row["distilled_accuracy"] = _mean(taught)
             row["distilled_bits_per_byte"] = _mean(_column(done, "distilled", "bits_per_byte"))
-            alone = method.kind in ("chosen text", "on-device training")
+            # Itself the floor of the taught ones.
+            alone = method.trains_student or method.name == "distill-public"
             row["distilled_gap"] = _gap(own_students if alone else taught, *distilled_gap)
             for key in ("sample", "user"):
                 local = _mean(_column(done, "local_epsilon", key))

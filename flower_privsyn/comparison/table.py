@@ -126,9 +126,9 @@ def caption(document: Mapping[str, Any]) -> str:
     taught = ""
     if any(row.get("distilled_accuracy") for row in document["summary"]):
         taught = (
-            " Distilled: the same student, half of whose loss is from the model that wrote the "
-            "text; the gap is then from random public text (0) to the private text itself (100), "
-            "both distilled, and a method that writes none has that of its own student."
+            " Distilled: the same student, taught by the generator of the text as well; the gap "
+            "is then from random public text (0) to the private text itself (100), both "
+            "distilled, and a method that writes none has that of its own student."
         )
     classes = ""
     if any(row.get("label_synthetic") for row in document["summary"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.files import located, read_json_lines
@@ -16,6 +16,9 @@ from flower_privsyn.runs.rounds import TRAINED_MODEL
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
+
+#: Settings of a taught student.
+_TEACHING: Final = ("teacher", "teacher-weight", "teacher-top-k")
 
 
 def teaching(values: Mapping[str, Any], *, teacher: str | Path = "") -> Distillation:
@@ -30,17 +33,24 @@ def teaching(values: Mapping[str, Any], *, teacher: str | Path = "") -> Distilla
     """
     from flower_privsyn.training.distillation import Distillation
 
-    named = values.get("teacher", "")
-    if not ((teacher or named) and values.get("teacher-weight")):
+    named, weight, top_k = (values.get(key) for key in _TEACHING)
+    if not ((teacher or named) and weight and top_k):
+        had = ", ".join(f"{key} = {values.get(key)!r}" for key in _TEACHING)
+        raise ConfigError(f"a distilled student needs a teacher: the settings have {had}")
+    return Distillation(teacher or located(str(named)), weight=float(weight), top_k=int(top_k))
+
+
+def check_here(generator: str) -> None:
+    """Refuse a generator that private text would have to travel to.
+
+    Raises:
+        ConfigError: it is a server's.
+    """
+    if "://" in generator:
         raise ConfigError(
-            f'a distilled student needs a teacher: the settings have teacher = "{named}" and '
-            f"teacher-weight = {values.get('teacher-weight', 0)}"
+            f"generator = \"{generator}\" is another machine's or another process's: private text "
+            "is expanded by a model that runs here, or not at all"
         )
-    return Distillation(
-        teacher or located(str(named)),
-        weight=float(values["teacher-weight"]),
-        top_k=int(values["teacher-top-k"]),
-    )
 
 
 def writer_of(run: RunDirectory, *, student: str, folder: Path) -> str | Path:
@@ -61,12 +71,9 @@ def writer_of(run: RunDirectory, *, student: str, folder: Path) -> str | Path:
     """
     made = run.path / TRAINED_MODEL
     if (made / "config.json").is_file():
-        return made if _can_teach(made, student) else ""
-    generator = located(str(run.config.get("generator", "")))
-    if not generator or not _can_teach(generator, student):
-        return ""
-    adapter = _adapter(run)
-    if adapter is None:
+        return able(made, student)
+    generator, adapter = able(str(run.config.get("generator", "")), student), _adapter(run)
+    if not generator or adapter is None:
         return generator
     if not (folder / "config.json").is_file():
         network, tokenizer = load_pretrained(
@@ -74,20 +81,27 @@ def writer_of(run: RunDirectory, *, student: str, folder: Path) -> str | Path:
         )
         unfinished = folder.with_name(folder.name + ".partial")
         shutil.rmtree(unfinished, ignore_errors=True)
-        merge_adapter(network, adapter, name=generator).save_pretrained(unfinished)
+        merge_adapter(network, adapter, name=str(generator)).save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         unfinished.replace(folder)
     return folder
 
 
-def _can_teach(model: str | Path, student: str) -> bool:
+def able(writer: str | Path, student: str) -> str | Path:
+    """A model that wrote texts, if it can teach a student; "" if it cannot.
+
+    Args:
+        writer: a bundled short name, a folder, or any other name of a generator.
+        student: the model that is to be taught.
+    """
     from flower_privsyn.training.distillation import check_same_tokens
 
+    found = located(writer) if isinstance(writer, str) else writer
     try:
-        check_same_tokens(student, model)
-        return not holds_encoder_decoder(Path(model_folder(model)))
+        check_same_tokens(student, found)
+        return "" if holds_encoder_decoder(Path(model_folder(found))) else found
     except PrivsynError:
-        return False
+        return ""
 
 
 def _adapter(run: RunDirectory) -> Path | None:

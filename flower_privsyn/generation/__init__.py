@@ -1,6 +1,7 @@
 """The server's language models: varying and expanding public text, on every backend.
 
-Nothing here ever sees private text. Importing it loads no PyTorch.
+Nothing here ever sees private text, but for what a comparison measures without privacy
+(`expand-private`). Importing it loads no PyTorch.
 """
 
 from flower_privsyn.generation.backends import ChatGenerator, SamplingParameters, TextGenerator

@@ -64,7 +64,7 @@ class Expand:
     or the attempts are used up.
 
     Formal guarantee:
-        Post-processing. The seeds are released or public texts, so nothing is spent.
+        Post-processing of the seeds: where they are released or public texts, nothing is spent.
 
     References:
         Hou et al., PrE-Text, ICML 2024, section 3 (Expand) and figure 3: 3 seeds, LLaMA-2-7B,

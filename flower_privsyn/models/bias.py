@@ -37,21 +37,35 @@ class Bigrams:
     values: Float32Array
 
     def __post_init__(self) -> None:
-        """Check that they are rows of pairs."""
-        rows = len(self.starts) - 1
+        """Check that they are rows of different pairs, each in its order."""
+        if not self._is_table():
+            raise ConfigError("bigrams must be finite values of rows of tokens, each row ascending")
+
+    def _is_table(self) -> bool:
+        starts, tokens, values = self.starts, self.tokens, self.values
+        kinds = [str(array.dtype) for array in (starts, tokens, values)]
         if not (
-            (self.starts.dtype, self.tokens.dtype, self.values.dtype)
-            == (np.int64, np.int32, np.float32)
-            and self.starts.ndim == self.tokens.ndim == self.values.ndim == 1
-            and len(self.tokens) == len(self.values)
-            and rows >= 0
-            and self.starts[0] == 0
-            and self.starts[-1] == len(self.tokens)
-            and bool((np.diff(self.starts) >= 0).all())
-            and (not len(self.tokens) or 0 <= self.tokens.min() <= self.tokens.max() < rows)
-            and bool(np.isfinite(self.values).all())
+            kinds == ["int64", "int32", "float32"]
+            and starts.ndim == tokens.ndim == values.ndim == 1
+            and len(starts)
+            and len(tokens) == len(values)
         ):
-            raise ConfigError("bigrams must be finite values of rows of tokens, in their order")
+            return False
+        # In bounds first: a difference of numbers from anywhere may wrap around.
+        rows, inside = len(starts) - 1, 0 <= starts.min() <= starts.max() <= len(tokens)
+        if not inside or starts[0] != 0 or starts[-1] != len(tokens):
+            return False
+        counts = np.diff(starts)
+        if (counts < 0).any() or not np.isfinite(values).all():
+            return False
+        if not len(tokens):
+            return True
+        if not 0 <= tokens.min() <= tokens.max() < rows:
+            return False
+        # A pair that came twice would be added in no order, and many of one token take time that
+        # tells who wrote it.
+        keys = np.repeat(np.arange(rows), counts) * rows + tokens
+        return bool((np.diff(keys) > 0).all())
 
     @classmethod
     def of_pairs(

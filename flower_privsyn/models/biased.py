@@ -11,8 +11,10 @@ weights, not trained. Importing this module makes `AutoConfig` and `AutoModelFor
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import (
@@ -26,7 +28,7 @@ from transformers import (
 import flower_privsyn.models.lstm  # noqa: F401  (which may be the model inside)
 from flower_privsyn.models.bias import LogitBias
 
-__all__ = ["BiasedConfig", "BiasedForCausalLM", "bigram_entries", "with_bias"]
+__all__ = ["BiasedConfig", "BiasedForCausalLM", "PlacedBias", "bigram_entries", "with_bias"]
 
 
 class BiasedConfig(PretrainedConfig):
@@ -186,36 +188,46 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
         pairs = None
         if self.config.num_bigrams:
             pairs = (self.bigram_starts, self.bigram_tokens, self.bigram_values)
-        flat = biased_logits(
-            logits.flatten(0, -2), read.flatten(), token_bias=self.token_bias, pairs=pairs
-        )
-        return flat.view(logits.shape)
+        placed = PlacedBias(tokens=self.token_bias, pairs=pairs)
+        return placed.added_to(logits.flatten(0, -2), read.flatten()).view(logits.shape)
 
 
-def biased_logits(
-    logits: torch.Tensor,
-    previous: torch.Tensor,
-    *,
-    token_bias: torch.Tensor,
-    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
-) -> torch.Tensor:
-    """Logits with a bias added.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedBias:
+    """A bias where the logits are.
 
-    Args:
-        logits: (p, V), not changed.
-        previous: (p,) the token before each predicted one.
-        token_bias: (V,) added everywhere.
+    Attributes:
+        tokens: (V,) added everywhere.
         pairs: starts, tokens and values as in `Bigrams`, added after the pairs' first tokens; None
             for none.
     """
-    biased = logits + token_bias
-    if pairs is not None:
-        starts, tokens, values = pairs
-        places, entries = bigram_entries(starts, previous)
-        biased.index_put_(
-            (places, tokens[entries].long()), values[entries].to(biased.dtype), accumulate=True
+
+    tokens: torch.Tensor
+    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+
+    @classmethod
+    def of(cls, bias: LogitBias, *, device: torch.device) -> Self:
+        """A copy of a bias on a device."""
+        tokens, *pairs = (
+            torch.from_numpy(np.array(one)).to(device) for one in bias.arrays().values()
         )
-    return biased
+        return cls(tokens=tokens, pairs=(pairs[0], pairs[1], pairs[2]) if pairs else None)
+
+    def added_to(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """New logits.
+
+        Args:
+            logits: (p, V).
+            previous: (p,) the token before each predicted one.
+        """
+        biased = logits + self.tokens
+        if self.pairs is not None:
+            starts, tokens, values = self.pairs
+            places, entries = bigram_entries(starts, previous)
+            biased.index_put_(
+                (places, tokens[entries].long()), values[entries].to(biased.dtype), accumulate=True
+            )
+        return biased
 
 
 def bigram_entries(

@@ -21,6 +21,9 @@ _PLACE = frozenset({"resume", "run-dir"})
 #: Settings that no longer exist, and what runs had that did not use them.
 _RETIRED: Final = {"noise": "central", "shares-required": 0}
 
+#: Settings that are younger than some runs, which did something else than is usual now.
+_BEFORE_THEM: Final = {"bias-comes": "after"}
+
 #: Settings of every method that a resumed run may change: no release depends on them.
 _ALWAYS_FREE = _PLACE | {"node-timeout", "round-timeout", "accept-noise", "tracker"}
 
@@ -51,10 +54,11 @@ def changes_of_run(
         free |= NODE_KEYS
     if settings.num_rounds == earliest_end(run):
         free |= {"num-rounds"}
-    before = _without_retired(run)
+    before, known = _without_retired(run), settings.defaults()
+    known |= {key: value for key, value in _BEFORE_THEM.items() if key in known}
     return changes_of_resume(
         # A setting that is younger than the run had its default, whether it knew or not.
-        {**settings.defaults(), **before},
+        {**known, **before},
         # What nodes read is checked where it is known: not of runs of old, nor of settings
         # that were made in code.
         {**settings.to_dict(), **{key: before[key] for key in NODE_KEYS & set(before)}}

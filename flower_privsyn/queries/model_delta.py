@@ -135,6 +135,8 @@ class ModelDelta(Query):
     name: ClassVar[str] = "model_delta"
     reads: ClassVar[Reads] = "tokens"
     trains: ClassVar[bool] = True
+    #: What is written into the result is what users trained under.
+    unrounded: ClassVar[tuple[str, ...]] = BIAS_ARRAYS
 
     clip_to: Annotated[ClipNorm, "C, bound on the L2 norm of the update, in parameters."]
     bit_share: Annotated[

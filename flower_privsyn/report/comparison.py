@@ -263,6 +263,15 @@ class ComparisonFacts:
             if line.mean("distilled_accuracy") or line.mean("distilled_gap")
         ]
 
+    @property
+    def labelled_rows(self) -> list[Row]:
+        """How often a classifier is right that learned from labelled texts, beside its floors."""
+        names = ("label_synthetic", "label_majority", "label_public", "label_private")
+        return [
+            (*self._at(line), *(line.shown(name, 3) for name in names))
+            for line in self.known("label_synthetic")
+        ]
+
     def _spent(self, line: Line) -> tuple[str | None, str | None]:
         """The largest of what the seeds spent: what holds for all of them."""
         if line.is_reference:

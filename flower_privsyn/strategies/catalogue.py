@@ -129,6 +129,11 @@ class ComparedMethod:
             )
 
     @property
+    def trains_student(self) -> bool:
+        """Whether it ends with the model itself, and not with text for one to learn from."""
+        return self.kind in ("chosen text", "on-device training")
+
+    @property
     def asks_users(self) -> bool:
         """Whether it has runs, whose ledgers say what they spent; the others are references."""
         return self.kind in ("synthetic text", "chosen text", "on-device training", "distances")
@@ -396,6 +401,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         kind="private text",
         colour=7,
         mark="star",
+        by_default=False,
     ),
     ComparedMethod(
         name="finetune-private",

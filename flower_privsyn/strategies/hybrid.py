@@ -128,7 +128,7 @@ class Hybrid(PrivateSumStrategy):
         ```
     with `clientapp = "flower_privsyn.client_apps.training:app"`. In the run directory:
     `models/student`, made of the release; `models/plain`, as the last round left it;
-    `models/final`, the same with what it still lacks of the release in its logits.
+    `models/final`, the same with the bias of its logits that says what of the release it lacks.
 
     Formal guarantee:
         Unit: user; relation: `config.relation`. One Gaussian release of a sum of L2 sensitivity 1
@@ -322,7 +322,7 @@ class SketchThenTraining(CorrelatedTraining):
         return self._bias
 
     def written(self, model: LocalModel, parameters: npt.NDArray[np.float32]) -> dict[str, Any]:
-        """Write the model, and with it what it still lacks of the release in its logits."""
+        """Write the model, and with it the bias under which it was trained, or which it lacks."""
         if not self._is_released:
             return super().written(model, parameters)
         plain = self.run.path / PLAIN_MODEL

@@ -20,9 +20,8 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +35,9 @@ from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.cross_entropy import mean_cross_entropy
 from flower_privsyn.training.output_layer import base_model, is_last, passed_over
 from flower_privsyn.training.tokens import batches_by_length
+
+if TYPE_CHECKING:
+    from flower_privsyn.models.biased import PlacedBias
 
 #: Labels of tokens that nothing is learnt from.
 _IGNORED = -100
@@ -95,7 +97,7 @@ class LocalModel:
             if not parameter.requires_grad and parameter.is_floating_point()
         ]
         self._own_base: npt.NDArray[np.float32] | None = None
-        self._bias: _Bias | None = None
+        self._bias: PlacedBias | None = None
         self._buffers = [
             (module, name, buffer, buffer.clone())
             for module in self._model.modules()
@@ -241,14 +243,15 @@ class LocalModel:
         if bias is None:
             self._bias = None
             return
+        from flower_privsyn.models.biased import PlacedBias
+
         if self.encoder_decoder:
             raise ValueError("an encoder-decoder takes no bias of its logits")
         if len(bias.tokens) != self.predicted:
             raise ValueError(
                 f"a bias of {len(bias.tokens)} tokens, where the model predicts {self.predicted}"
             )
-        every = [torch.from_numpy(np.array(one)).to(self._device) for one in bias.arrays().values()]
-        self._bias = _Bias(every[0], (every[1], every[2], every[3]) if bias.bigrams else None)
+        self._bias = PlacedBias.of(bias, device=self._device)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Samples as tokens, the first one included.
@@ -448,11 +451,7 @@ class LocalModel:
                 previous = tokens.flatten()[places]
         logits = logits.float()
         if self._bias is not None:
-            from flower_privsyn.models.biased import biased_logits
-
-            logits = biased_logits(
-                logits, previous, token_bias=self._bias.tokens, pairs=self._bias.pairs
-            )
+            logits = self._bias.added_to(logits, previous)
         return mean_cross_entropy(logits, targets.to(self._device))
 
     def _loss_of_pairs(
@@ -529,14 +528,6 @@ class LocalModel:
         if folder.exists():
             shutil.rmtree(folder)
         built.rename(folder)
-
-
-@dataclass(frozen=True)
-class _Bias:
-    """What is added to logits, on the model's device; see `biased_logits`."""
-
-    tokens: torch.Tensor
-    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
 
 
 def _choose(model: Any, spec: TrainableModel) -> dict[str, torch.nn.Parameter]:

@@ -37,6 +37,34 @@ def taken(cell: Cell) -> dict[str, Any]:
     return {"costs": {"wall_seconds": SECONDS[cell.method]}}
 
 
+def test_what_begins_with_a_student_comes_after_it_and_is_left_out_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "few.jsonl"
+    rows = [{"client_id": f"user-{i}", "text": f"a text of user {i} " * 9} for i in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (plan,) = make_plans(
+        app=load_app(APP),
+        people=People.read([str(file)]),
+        epsilons=[1.0],
+        methods=["distill-public", "dp-ftrl-distilled"],
+        configs=["from-distilled"],
+        seeds=1,
+    )
+    seconds = {"distill-public": 800.0, "dp-ftrl-distilled": 100.0}
+    expected = Expected(plan, lambda cell: {"costs": {"wall_seconds": seconds[cell.method]}})
+    order = expected.cheap_first(plan.cells())
+    assert [cell.method for cell in order] == ["distill-public", "dp-ftrl-distilled"]
+    budget = Budget(300.0, expected, now=lambda: 0.0)
+    first, second = order
+    assert not budget.allows(first)
+    assert not budget.allows(second, begins_with=first)
+    assert budget.left_out[1] == (
+        second,
+        "it begins with the student of distill-public, which was left out",
+    )
+    other = Budget(300.0, expected, now=lambda: 0.0)
+    assert other.allows(second, begins_with=first)
+
+
 def test_what_took_time_here_takes_it_again(plan: Plan) -> None:
     expected = Expected(plan, taken)
     assert [expected.seconds(cell) for cell in plan.cells()[:2]] == [60.0, 120.0]

@@ -4,6 +4,7 @@ import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from flower_privsyn.strategies.catalogue import entries
 METHODS = [
     *("public-only", "expand-only", "random-public", "distill-public"),
     *("pre-text", "aug-pe", "pe-sft", "popri", "kernel-sketch", "joint-sketch"),
-    *("ctcl", "dp-fedavg", "dp-ftrl", "hybrid", "expand-private", "finetune-private"),
+    *("ctcl", "dp-fedavg", "dp-ftrl", "hybrid", "finetune-private"),
 ]
 
 
@@ -105,7 +106,11 @@ class TestApp:
 
     def test_what_costs_a_local_epsilon_is_compared_where_it_is_named(self, data: str) -> None:
         every = list(methods_of(load_app(APP), "cpu"))
-        assert every == [*METHODS[:-2], "public-mid-training", "dp-prompt", *METHODS[-2:]]
+        assert every == [
+            *METHODS[:-1],
+            *("public-mid-training", "dp-prompt", "expand-private"),
+            METHODS[-1],
+        ]
         plan = plan_of(data, methods=["dp-prompt"])
         first = plan.cells()[0]
         assert (first.method, first.epsilon) == ("dp-prompt", None)
@@ -253,8 +258,8 @@ class TestSealedUsers:
         assert len(some.held_out) == 3
         assert set(some.held_out.user_ids) < set(every.held_out.user_ids)
         assert some.private.user_ids == every.private.user_ids
-        more = plan_of(data, held_out_users=6, open_sealed=True, sealed_users=99)
-        assert more.held_out.user_ids == every.held_out.user_ids
+        with pytest.raises(DataError, match="--data has 4 sealed users, fewer than the 99"):
+            plan_of(data, held_out_users=6, open_sealed=True, sealed_users=99)
         with pytest.raises(ConfigError, match="--sealed-users says how many --open-sealed holds"):
             plan_of(data, sealed_users=3)
 
@@ -394,6 +399,48 @@ class TestCheckedBeforeTheFirstCell:
         assert len(said) == len({sentence.partition(":")[0] for sentence in said}) > 4
         assert said[0].startswith("expand-only: generator: model 'privsyn-ml' does not exist")
         assert said[1].startswith("distill-public: teacher: model './no' does not exist")
+
+    def test_a_server_that_private_text_would_go_to(self, data: str) -> None:
+        remote = "generator=http://127.0.0.1:9/v1#m"
+        with pytest.raises(ConfigError, match="expand-private: generator = .* is another machine"):
+            plan_of(data, methods=["expand-private"], settings=[remote])
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"settings": ["teacher="]}, "pre-text: a distilled student needs a teacher"),
+            ({"settings": ["pre-text.teacher-weight=0.0"]}, "pre-text: a distilled student needs"),
+            ({"downstream": "privsyn-mlm"}, "pre-text: --distil: teacher must have the tokens"),
+        ],
+    )
+    def test_nobody_who_could_teach(
+        self, data: str, llama: Path, changes: dict[str, Any], sentence: str
+    ) -> None:
+        changes = {**changes, "methods": ["public-only", "pre-text", "random-public"]}
+        if "downstream" in changes:
+            changes["downstream"] = str(llama)  # of other tokens
+        assert plan_of(data, **changes)
+        with pytest.raises(ConfigError, match=sentence):
+            plan_of(data, distil=True, **changes)
+
+    def test_held_out_text_without_the_labels_that_are_asked_about(
+        self, tmp_path: Path, data: str
+    ) -> None:
+        path = tmp_path / "labelled.jsonl"
+        rows = [{"client_id": f"m{n}", "text": f"text {n}", "kind": "ab"[n % 2]} for n in range(9)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        other = tmp_path / "others.jsonl"
+        other.write_text(
+            "".join(
+                json.dumps({"client_id": f"o{n}", "text": "a text", "kind": "c"}) + "\n"
+                for n in range(9)
+            )
+        )
+        asked = {"methods": ["aug-pe"], "settings": ["aug-pe.classes=a;b"]}
+        columns = {"label_column": "kind"}
+        assert plan_of(str(path), columns=columns, held_out_users=2, **asked)
+        with pytest.raises(ConfigError, match="no document is of any class of this run"):
+            plan_of(str(path), columns=columns, held_out=str(other), **asked)
 
     def test_a_file_of_public_text_that_is_not_there(self, data: str) -> None:
         with pytest.raises(ConfigError, match='pre-text: public-text = "no.jsonl": there is no'):

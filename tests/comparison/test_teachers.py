@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flower_privsyn.comparison.teachers import teaching, writer_of
+from flower_privsyn.comparison.teachers import check_here, teaching, writer_of
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.adapters import AdapterSwitch, merge_adapter
 from flower_privsyn.models.pretrained import load_pretrained
@@ -98,6 +98,14 @@ def test_an_adapter_of_another_model_is_refused(lstm: Path, adapters: tuple[Path
         merge_adapter(model, adapters[0], name="lstm")
 
 
+def test_private_text_is_expanded_here_or_not_at_all() -> None:
+    check_here("privsyn-lm")
+    check_here("gguf:writer.gguf")
+    for generator in ("http://127.0.0.1:1/v1#m", "https://elsewhere/v1#m"):
+        with pytest.raises(ConfigError, match="is another machine's or another process's"):
+            check_here(generator)
+
+
 class TestTeaching:
     SETTINGS = {"teacher": "privsyn-lm", "teacher-weight": 0.5, "teacher-top-k": 48}  # noqa: RUF012
 
@@ -106,7 +114,9 @@ class TestTeaching:
         mine = teaching({**self.SETTINGS, "teacher": ""}, teacher="privsyn-tiny")
         assert (mine.teacher, mine.weight, mine.top_k) == ("privsyn-tiny", 0.5, 48)
 
-    @pytest.mark.parametrize("changed", [{"teacher": ""}, {"teacher-weight": 0.0}])
+    @pytest.mark.parametrize(
+        "changed", [{"teacher": ""}, {"teacher-weight": 0.0}, {"teacher-top-k": None}]
+    )
     def test_nobody_to_teach_is_a_sentence(self, changed: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match="a distilled student needs a teacher: the settings"):
             teaching({**self.SETTINGS, **changed})

@@ -306,8 +306,35 @@ class TestQuestion:
             ({**BROADCAST, **PAIRS, "bigram_tokens": np.array([0, -1], np.int32)}, "be finite va"),
             ({**BROADCAST, **PAIRS, "bigram_tokens": np.array([0, 2], np.int64)}, "be finite val"),
             ({**BROADCAST, **PAIRS, "bigram_starts": np.array([0, 2, 1, 2])}, "be finite values"),
+            (
+                {**BROADCAST, **PAIRS, "bigram_starts": np.array([0, 2**63 - 1, -2, 2])},
+                "be finite values",
+            ),
+            ({**BROADCAST, **PAIRS, "bigram_starts": np.array(2)}, "be finite values"),
+            # The same pair twice, and a row that does not ascend.
+            (
+                {
+                    **BROADCAST,
+                    **PAIRS,
+                    "bigram_starts": np.array([0, 0, 0, 2]),
+                    "bigram_tokens": np.array([1, 1], np.int32),
+                },
+                "each row ascending",
+            ),
+            (
+                {
+                    **BROADCAST,
+                    **PAIRS,
+                    "bigram_starts": np.array([0, 0, 0, 2]),
+                    "bigram_tokens": np.array([2, 1], np.int32),
+                },
+                "each row ascending",
+            ),
             ({**BROADCAST, **PAIRS, "bigram_starts": np.array([0, 1, 1, 9])}, "be finite values"),
-            ({**BROADCAST, **PAIRS, "bigram_starts": np.array([0, 1, 1, 1, 2])}, "the bias of tokens"),
+            (
+                {**BROADCAST, **PAIRS, "bigram_starts": np.array([0, 1, 1, 1, 2])},
+                "the bias of tokens",
+            ),
             (
                 {**BROADCAST, **PAIRS, "bigram_values": np.full(2, np.inf, np.float32)},
                 "be finite values",
