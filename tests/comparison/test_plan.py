@@ -152,7 +152,7 @@ class TestApp:
     def test_a_size_that_is_not_there_is_named(self, data: str) -> None:
         with pytest.raises(
             ConfigError,
-            match=r"no settings 'huge'; it has ask-once, cpu, ctcl, from-distilled, hyb",
+            match=r"no settings 'huge'; it has ask-once, cpu, ctcl, from-distilled, gem",
         ):
             plan_of(data, configs=["huge"])
 
