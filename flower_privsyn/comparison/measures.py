@@ -18,6 +18,7 @@ from flower_privsyn.comparison.teachers import teaching
 from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import DataError, PrivsynError
+from flower_privsyn.evaluation.copies import CopyRates, copy_rates
 from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
 from flower_privsyn.evaluation.labels import classify_run
 from flower_privsyn.evaluation.language_model import evaluate_language_model
@@ -67,6 +68,7 @@ class Measures:
         self._embedding_cost = folder / "embedding_cost.json"
         self._embedders: dict[tuple[str, str], _Remembering] = {}
         self._texts_per_user = 0.0
+        self._held_out_copies: dict[int, float] = {}  # by the tokens of a sample
 
     def of_text(
         self,
@@ -203,18 +205,20 @@ class Measures:
         self._texts_per_user = len(held_out) / len(self._plan.held_out)
         if min(len(texts), len(held_out)) < 10:
             return None  # too few for a distance between distributions
-        return _figures(
-            compare_texts(
-                texts,
-                held_out,
-                embedder=self.embedder(job.values),
-                embedding_model=str(job.values["embedding-model"]),
-                private=self.samples(self._plan.private, job.values).texts,
-                max_tokens=int(job.values["max-tokens"]),
-                max_texts=self._plan.max_texts,
-                progress=job.progress,
-            )
+        private = self.samples(self._plan.private, job.values).texts
+        found = compare_texts(
+            texts,
+            held_out,
+            embedder=self.embedder(job.values),
+            embedding_model=str(job.values["embedding-model"]),
+            private=private,
+            max_tokens=int(job.values["max-tokens"]),
+            max_texts=self._plan.max_texts,
+            progress=job.progress,
         )
+        if (length := int(job.values["max-tokens"])) not in self._held_out_copies:
+            self._held_out_copies[length] = _copied(copy_rates(held_out, private))
+        return {**_figures(found), "copies_held_out": self._held_out_copies[length]}
 
     def samples(self, users: Users, values: Mapping[str, Any]) -> Samples:
         """All text of the users, cut as the nodes cut it."""
@@ -306,7 +310,13 @@ def _figures(found: TextComparison) -> dict[str, Any]:
         "distinct_2": found.synthetic_diversity.distinct[2],
         "copies_exact": copies.exact,
         "copies_near": copies.near,
+        "copies": _copied(copies),
     }
+
+
+def _copied(rates: CopyRates) -> float:
+    """The share of texts that repeat another in any of the ways that are looked for."""
+    return len(rates.copied) / rates.synthetic_texts
 
 
 class _Remembering:

@@ -16,7 +16,7 @@ from flower_privsyn.strategies.catalogue import ComparedMethod
 
 #: Figures of `quality` and of `texts` that the table has.
 _QUALITY = ("next_token_accuracy", "perplexity", "bits_per_byte")
-_TEXTS = ("frechet", "mmd", "mauve", "self_similarity")
+_TEXTS = ("frechet", "mmd", "mauve", "self_similarity", "copies", "copies_held_out")
 _LABELS = ("synthetic", "majority", "public", "private")
 _COSTS = (
     "rounds",

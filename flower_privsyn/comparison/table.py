@@ -70,6 +70,7 @@ _LABELLED: Final[tuple[Column, ...]] = (
 
 _COSTS: Final[tuple[Column, ...]] = (
     ("Fréchet²", _figure("frechet", 3)),
+    ("copies, %", _figure("copies", 2, 100.0)),
     ("rounds", _value("rounds", "{:.0f}".format)),
     ("up per user", _value("bytes_up", bytes_text)),
     ("down per user", _value("bytes_down", bytes_text)),
@@ -124,26 +125,33 @@ def caption(document: Mapping[str, Any]) -> str:
     once = document.get("embedding_cpu_seconds")
     embedding = "" if once is None else f"; embedding their text, once, takes {once:.2g} s more"
     taught = ""
-    if any(row.get("distilled_accuracy") for row in document["summary"]):
+    rows = document["summary"]
+    if any(row.get("distilled_accuracy") for row in rows):
         taught = (
             " Distilled: the same student, taught by the generator of the text as well; the gap "
             "is then from random public text (0) to the private text itself (100), both "
             "distilled, and a method that writes none has that of its own student."
         )
     classes = ""
-    if any(row.get("label_synthetic") for row in document["summary"]):
+    if any(row.get("label_synthetic") for row in rows):
         classes = (
             " Class found: by logistic regression on embeddings that learned from the labelled "
             "texts, of held-out text; beside it the commonest class, and what is found by public "
             "text before any vote and by the private text itself."
         )
+    copies = ""
+    others = [row["copies_held_out"]["mean"] for row in rows if row.get("copies_held_out")]
+    if others:
+        copies = (
+            " Copies: texts that are a user's, share 13 words in a row with one, or half of their "
+            f"three-word pieces; of the held-out texts themselves {100 * others[0]:.2f} %."
+        )
     return (
         f"{document['downstream']} on the text of {data['held_out_users']:,} held-out users of "
         f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
         f"mean ± standard error over {seeds} seed{'s' if seeds != 1 else ''}. Gap closed: from the "
-        f"public model (0) to fine-tuning on the private text itself (100).{taught}{classes} "
-        "Traffic and "
-        f"CPU time are of one user in the whole run{embedding}."
+        f"public model (0) to fine-tuning on the private text itself (100).{taught}{classes}"
+        f"{copies} Traffic and CPU time are of one user in the whole run{embedding}."
     )
 
 

@@ -64,6 +64,8 @@ _TEXT = {
     "distinct_2": 3,
     "copies_exact": 4,
     "copies_near": 4,
+    "copies": 4,
+    "copies_held_out": 4,
 }
 
 _Point = tuple[float, float]

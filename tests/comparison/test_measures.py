@@ -65,6 +65,44 @@ def test_embedding_costs_the_same_whoever_was_looked_at_last(
     assert later.embedding_seconds() == pytest.approx(expected)
 
 
+def test_what_is_copied_stands_beside_what_held_out_text_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
+    private = [(f"p-{n}", " ".join(f"w{n}x{word}" for word in range(20))) for n in range(20)]
+    others = [(f"h-{n}", " ".join(f"v{n}x{word}" for word in range(20))) for n in range(20)]
+    others[3] = ("h-3", private[5][1])  # one of twenty says what a user said
+    plan = Plan(
+        app=load_app(APP),
+        configs=("cpu",),
+        private=Users.from_rows(private),
+        held_out=Users.from_rows(others),
+        source="users.jsonl",
+        methods=(compared()["pre-text"],),
+        epsilons=(1.0,),
+        seeds=(0,),
+        delta=1e-3,
+        downstream="privsyn-tiny",
+        training=CausalTraining(),
+    )
+    job = Job(
+        cell=Cell(method="pre-text", epsilon=1.0, seed=0),
+        values={"embedding-model": "hash", "embedding-precision": "float32", "max-tokens": 64},
+        folder=tmp_path,
+        progress=ShownProgress(lambda stages: None),
+    )
+    window = " ".join(private[0][1].split()[:13])
+    written = [f"text {n} of nobody at all" for n in range(8)] + [
+        private[1][1],
+        f"new {window} new",
+    ]
+    found = Measures(plan, tmp_path)._compared(job, written)
+    assert found is not None
+    assert found["copies_exact"] == pytest.approx(0.1)
+    assert found["copies"] == pytest.approx(0.2)  # the window too
+    assert found["copies_held_out"] == pytest.approx(0.05)
+
+
 def test_labels_are_worth_what_a_classifier_learns_of_them(
     labelled_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

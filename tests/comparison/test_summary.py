@@ -164,3 +164,26 @@ class TestTable:
         assert "- POPri, ε = 7, seed 0: it broke | here" in lines
         columns = {line.count("|") for line in lines if line.startswith("|")}
         assert len(columns) == 1
+
+    def test_copies_and_those_of_held_out_text(self) -> None:
+        texts = {"copies": 0.002, "copies_held_out": 0.0125}
+        cells = [{**one, "texts": texts} if one["method"] == "popri" else one for one in CELLS]
+        text = markdown(
+            {
+                "stamp": STAMP,
+                "titles": {method.name: method.title for method in METHODS},
+                "summary": summarise(cells, METHODS),
+                "cells": cells,
+                "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
+                "downstream": "privsyn-tiny",
+                "delta": 4.2e-5,
+                "seeds": [0, 1],
+            }
+        )
+        heads, rows = text.splitlines()[2], text.splitlines()
+        place = heads.split("|").index(" copies, % ")
+        popri = next(line for line in rows if line.startswith("| POPri |"))
+        assert popri.split("|")[place].strip() == "0.20 ± 0.00"
+        public = next(line for line in rows if line.startswith("| public model |"))
+        assert public.split("|")[place].strip() == "-"
+        assert "of the held-out texts themselves 1.25 %" in text
