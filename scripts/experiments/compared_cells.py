@@ -1,0 +1,95 @@
+r"""The table of comparisons that were run in pieces, of a file of their cells.
+
+    python -m scripts.experiments.compared_cells docs/compare.jsonl --data abstracts --users 3000
+
+A line of the file is a cell as `compare.json` has it, with `data` and `users`; a comparison that
+was split over machines or days is gathered by adding the lines of its pieces. The table is the one
+of `comparison.md`. Means are over the seeds that are there, so that a method's may be of fewer than
+another's: the first column says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.comparison import APP
+from flower_privsyn.comparison.plan import methods_of
+from flower_privsyn.comparison.summary import summarise
+from flower_privsyn.comparison.table import markdown
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.host.app import load_app
+
+CONFIGS = ("cpu", "hybrid", "ask-once", "from-distilled")
+
+
+def table_of(lines: Sequence[Mapping[str, Any]], *, data: str, users: int, held_out: int) -> str:
+    """The table of the cells of some users.
+
+    Args:
+        lines: cells, with `data` and `users`.
+        data: what their text is.
+        users: how many took part.
+        held_out: how many users the models were measured on.
+
+    Raises:
+        ConfigError: there is no such cell, two cells are of one place and seed, or their stamps or
+            deltas differ.
+    """
+    cells = [line for line in lines if (line["data"], line["users"]) == (data, users)]
+    if not cells:
+        raise ConfigError(f"no cell is of {users} users of {data}")
+    places = [(cell["method"], cell["epsilon"], cell["seed"]) for cell in cells]
+    if twice := sorted({str(place) for place in places if places.count(place) > 1}):
+        raise ConfigError(f"two cells are of one place: {', '.join(twice)}")
+    stamps = {cell["stamp"] for cell in cells}
+    deltas = {cell["delta"] for cell in cells if cell.get("delta")}
+    if len(stamps) != 1 or len(deltas) > 1:
+        raise ConfigError("the cells are of different comparisons: stamps or deltas differ")
+    methods = methods_of(load_app(APP), *CONFIGS)
+    asked = {cell["method"] for cell in cells}
+    seeds = sorted({cell["seed"] for cell in cells})
+    rows = summarise(cells, [method for name, method in methods.items() if name in asked])
+    for row in rows:
+        # One that no seed changes was run once.
+        row["planned"] = len(seeds) if methods[row["method"]].seeded else row["seeds"]
+    return markdown(
+        {
+            "stamp": stamps.pop(),
+            "titles": {name: method.title for name, method in methods.items()},
+            "summary": rows,
+            "cells": cells,
+            "data": {"name": data, "private_users": users, "held_out_users": held_out},
+            "downstream": "privsyn-tiny",
+            "delta": deltas.pop() if deltas else float("nan"),
+            "seeds": seeds,
+        }
+    )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cells", type=Path)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--users", type=int, required=True)
+    parser.add_argument("--held-out-users", type=int, default=1500)
+    options = parser.parse_args(words)
+    lines = [json.loads(line) for line in options.cells.read_text("utf-8").splitlines()]
+    try:
+        table = table_of(
+            lines, data=options.data, users=options.users, held_out=options.held_out_users
+        )
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
