@@ -110,8 +110,12 @@ def caught(folder: Path, mutation: Mutation) -> bool:
     path.write_text(mutation.plant(original), encoding="utf-8")
     outcome = pytest(folder, mutation.tests)
     path.write_text(original, encoding="utf-8")
-    failed = outcome.returncode == 1
+    # A mistake that makes NumPy write where it must not ends the process instead.
+    crashed = outcome.returncode < 0
+    failed = outcome.returncode == 1 or crashed
     detail = next((line for line in outcome.stdout.splitlines() if line.startswith("FAILED")), "")
+    if crashed:
+        detail = f"FAILED signal {-outcome.returncode}"
     print(
         f"{'caught  ' if failed else 'SURVIVED'}  {mutation.name:<46} {detail[7:110]}", flush=True
     )
