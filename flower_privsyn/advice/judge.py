@@ -119,7 +119,9 @@ def _judged(cells: Sequence[MeasuredCell], need: Need) -> Judgement:
     sizes = {cell.place: sum(one.place == cell.place for one in cells) for cell in cells}
     nearest = min(cells, key=lambda cell: (round(need.distance(cell), 9), -sizes[cell.place]))
     here = sorted(
-        (cell for cell in cells if cell.place == nearest.place), key=lambda cell: -cell.gain
+        (cell for cell in cells if cell.place == nearest.place),
+        key=lambda cell: cell.rank,
+        reverse=True,
     )
     fits = [cell for cell in here if need.upload is None or cell.bytes_up <= need.upload]
     return Judgement(

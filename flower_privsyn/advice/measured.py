@@ -75,6 +75,14 @@ class MeasuredCell:
         return self.accuracy - self.floor
 
     @property
+    def rank(self) -> tuple[float, int]:
+        """Its place among rivals, the greatest first: of equal gains that which sends less.
+
+        Gains are equal to a hundredth of a point, as they are printed.
+        """
+        return round(self.gain, 4), -self.bytes_up
+
+    @property
     def pays(self) -> bool:
         """Whether it predicts better than the public model as it is."""
         return self.gain > 0

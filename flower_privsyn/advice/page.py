@@ -112,7 +112,7 @@ def _regions(cells: Sequence[MeasuredCell]) -> Iterator[str]:
 def _best(here: Sequence[MeasuredCell]) -> str:
     if not here:
         return ""
-    best = max(here, key=lambda cell: cell.gain)
+    best = max(here, key=lambda cell: cell.rank)
     others = f"of {len(here)} methods" if len(here) > 1 else "no other method was run"
     if not best.pays:
         return f"**nothing: the public model is better**; {best.method}, {gained(best)}; {others}"

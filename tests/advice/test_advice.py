@@ -208,6 +208,21 @@ class TestTheCommand:
 
 
 class TestThePage:
+    def test_of_equal_gains_that_which_sends_less_is_the_best(self) -> None:
+        sketch, hybrid = (
+            record("joint-sketch", 1.0, 0.25, up=98_000),
+            record("hybrid", 1.0, 0.250_01, up=815_000),
+        )
+        found = MeasuredTable(
+            cells=tuple(collect(place(10, FLOOR, hybrid, sketch))), setup=("One model.",)
+        )
+        assert "| 10 | **joint-sketch**, +5.0 points, 98 kB up; of 2 methods |" in page(found)
+        better = record("hybrid", 1.0, 0.250_1, up=815_000)
+        found = MeasuredTable(
+            cells=tuple(collect(place(10, FLOOR, better, sketch))), setup=("One model.",)
+        )
+        assert "| 10 | **hybrid**" in page(found)
+
     def test_it_is_of_the_package_s_table(self) -> None:
         written = (DOCS / "measured_cells.md").read_text(encoding="utf-8")
         assert written == page(MeasuredTable.read())
@@ -220,7 +235,7 @@ class TestThePage:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         setup = [word for line in MeasuredTable.read().setup for word in ("--setup", line)]
-        sources = [str(DOCS / f"{page}.jsonl") for page in ("joint_sketch", "hybrid")]
+        sources = [str(DOCS / f"{page}.jsonl") for page in ("joint_sketch", "hybrid", "compare")]
         words = ["measured_cells", *sources, *setup]
         monkeypatch.setattr("sys.argv", words)
         assert measured_cells.main() == 0

@@ -99,6 +99,12 @@ RUN_BY = {
         "tests/evaluation/test_nearest_neighbor.py::"
         "test_survivors_come_nearer_and_the_output_is_stamped"
     ),
+    r"python -m scripts.experiments.compared_cells .*": (
+        "tests/scripts/test_compared_cells.py::test_means_are_of_the_cells_of_one_place"
+    ),
+    r"python -m scripts.experiments.nearer_or_useful .*": (
+        "tests/scripts/test_nearer_or_useful.py::test_the_table_is_stamped_and_says_what_goes_with_accuracy"
+    ),
     r"python -m scripts.experiments.feedback show .*": (
         "tests/scripts/test_feedback_experiment.py::"
         "test_tables_and_plot_come_from_the_results_alone"
