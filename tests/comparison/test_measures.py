@@ -26,15 +26,12 @@ def people(name: str, *, users: int, texts: int) -> Users:
     )
 
 
-def test_embedding_costs_the_same_whoever_was_looked_at_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
-    plan = Plan(
+def plan_of(private: Users, held_out: Users) -> Plan:
+    return Plan(
         app=load_app(APP),
         configs=("cpu",),
-        private=people("private", users=4, texts=5),
-        held_out=people("held", users=6, texts=2),
+        private=private,
+        held_out=held_out,
         source="users.jsonl",
         methods=(compared()["pre-text"],),
         epsilons=(1.0,),
@@ -43,15 +40,26 @@ def test_embedding_costs_the_same_whoever_was_looked_at_last(
         downstream="privsyn-tiny",
         training=CausalTraining(),
     )
-    found = Measures(plan, tmp_path)
-    assert found.embedding_seconds() is None
-    values = {"embedding-model": "hash", "embedding-precision": "float32", "max-tokens": 64}
-    job = Job(
+
+
+def job_in(folder: Path) -> Job:
+    return Job(
         cell=Cell(method="pre-text", epsilon=1.0, seed=0),
-        values=values,
-        folder=tmp_path,
+        values={"embedding-model": "hash", "embedding-precision": "float32", "max-tokens": 64},
+        folder=folder,
         progress=ShownProgress(lambda stages: None),
     )
+
+
+def test_embedding_costs_the_same_whoever_was_looked_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
+    plan = plan_of(people("private", users=4, texts=5), people("held", users=6, texts=2))
+    found = Measures(plan, tmp_path)
+    assert found.embedding_seconds() is None
+    job = job_in(tmp_path)
+    values = job.values
     assert found._compared(job, ["a synthetic text"]) is None  # too few: nothing is embedded
     embedder = found.embedder(values)
     embedder.embed(plan.held_out.texts)
@@ -72,25 +80,8 @@ def test_what_is_copied_stands_beside_what_held_out_text_repeats(
     private = [(f"p-{n}", " ".join(f"w{n}x{word}" for word in range(20))) for n in range(20)]
     others = [(f"h-{n}", " ".join(f"v{n}x{word}" for word in range(20))) for n in range(20)]
     others[3] = ("h-3", private[5][1])  # one of twenty says what a user said
-    plan = Plan(
-        app=load_app(APP),
-        configs=("cpu",),
-        private=Users.from_rows(private),
-        held_out=Users.from_rows(others),
-        source="users.jsonl",
-        methods=(compared()["pre-text"],),
-        epsilons=(1.0,),
-        seeds=(0,),
-        delta=1e-3,
-        downstream="privsyn-tiny",
-        training=CausalTraining(),
-    )
-    job = Job(
-        cell=Cell(method="pre-text", epsilon=1.0, seed=0),
-        values={"embedding-model": "hash", "embedding-precision": "float32", "max-tokens": 64},
-        folder=tmp_path,
-        progress=ShownProgress(lambda stages: None),
-    )
+    plan = plan_of(Users.from_rows(private), Users.from_rows(others))
+    job = job_in(tmp_path)
     window = " ".join(private[0][1].split()[:13])
     written = [f"text {n} of nobody at all" for n in range(8)] + [
         private[1][1],

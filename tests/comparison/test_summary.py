@@ -140,20 +140,24 @@ def test_what_labels_are_worth_is_shown_beside_its_floor_and_ceiling() -> None:
     assert "Class found: by logistic regression" in text
 
 
+def table_of(cells: list[dict[str, Any]]) -> str:
+    return markdown(
+        {
+            "stamp": STAMP,
+            "titles": {method.name: method.title for method in METHODS},
+            "summary": summarise(cells, METHODS),
+            "cells": cells,
+            "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
+            "downstream": "privsyn-tiny",
+            "delta": 4.2e-5,
+            "seeds": [0, 1],
+        }
+    )
+
+
 class TestTable:
     def test_the_stamp_the_figures_and_the_failures(self) -> None:
-        text = markdown(
-            {
-                "stamp": STAMP,
-                "titles": {method.name: method.title for method in METHODS},
-                "summary": summarise(CELLS, METHODS),
-                "cells": CELLS,
-                "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
-                "downstream": "privsyn-tiny",
-                "delta": 4.2e-5,
-                "seeds": [0, 1],
-            }
-        )
+        text = table_of(CELLS)
         lines = text.splitlines()
         assert lines[0] == f"> {STAMP}"
         row = next(line for line in lines if line.startswith("| POPri |"))
@@ -168,18 +172,7 @@ class TestTable:
     def test_copies_and_those_of_held_out_text(self) -> None:
         texts = {"copies": 0.002, "copies_held_out": 0.0125}
         cells = [{**one, "texts": texts} if one["method"] == "popri" else one for one in CELLS]
-        text = markdown(
-            {
-                "stamp": STAMP,
-                "titles": {method.name: method.title for method in METHODS},
-                "summary": summarise(cells, METHODS),
-                "cells": cells,
-                "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
-                "downstream": "privsyn-tiny",
-                "delta": 4.2e-5,
-                "seeds": [0, 1],
-            }
-        )
+        text = table_of(cells)
         heads, rows = text.splitlines()[2], text.splitlines()
         place = heads.split("|").index(" copies, % ")
         popri = next(line for line in rows if line.startswith("| POPri |"))
