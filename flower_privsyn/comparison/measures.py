@@ -18,7 +18,7 @@ from flower_privsyn.comparison.teachers import teaching
 from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import DataError, PrivsynError
-from flower_privsyn.evaluation.copies import CopyRates, copy_rates
+from flower_privsyn.evaluation.copies import copy_rates
 from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
 from flower_privsyn.evaluation.labels import classify_run
 from flower_privsyn.evaluation.language_model import evaluate_language_model
@@ -217,7 +217,7 @@ class Measures:
             progress=job.progress,
         )
         if (length := int(job.values["max-tokens"])) not in self._held_out_copies:
-            self._held_out_copies[length] = _copied(copy_rates(held_out, private))
+            self._held_out_copies[length] = copy_rates(held_out, private).any
         return {**_figures(found), "copies_held_out": self._held_out_copies[length]}
 
     def samples(self, users: Users, values: Mapping[str, Any]) -> Samples:
@@ -310,13 +310,8 @@ def _figures(found: TextComparison) -> dict[str, Any]:
         "distinct_2": found.synthetic_diversity.distinct[2],
         "copies_exact": copies.exact,
         "copies_near": copies.near,
-        "copies": _copied(copies),
+        "copies": copies.any,
     }
-
-
-def _copied(rates: CopyRates) -> float:
-    """The share of texts that repeat another in any of the ways that are looked for."""
-    return len(rates.copied) / rates.synthetic_texts
 
 
 class _Remembering:

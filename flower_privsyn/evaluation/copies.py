@@ -66,6 +66,11 @@ class CopyRates(NotPrivate):
     synthetic_texts: int
     private_texts: int
 
+    @property
+    def any(self) -> float:
+        """Share of synthetic texts that are copies in one of these ways or several."""
+        return len(self.copied) / self.synthetic_texts
+
 
 def copy_rates(
     synthetic: Sequence[str],

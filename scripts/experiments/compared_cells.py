@@ -1,6 +1,7 @@
 r"""The table of comparisons that were run in pieces, of a file of their cells.
 
-    python -m scripts.experiments.compared_cells docs/compare.jsonl --data abstracts --users 3000
+    python -m scripts.experiments.compared_cells docs/compare.jsonl \
+        --data "abstracts of sealed users" --users 3000
 
 A line of the file is a cell as `compare.json` has it, with `data` and `users`; a comparison that
 was split over machines or days is gathered by adding the lines of its pieces. The table is the one
@@ -27,7 +28,14 @@ from flower_privsyn.host.app import load_app
 CONFIGS = ("cpu", "hybrid", "ask-once", "from-distilled")
 
 
-def table_of(lines: Sequence[Mapping[str, Any]], *, data: str, users: int, held_out: int) -> str:
+def table_of(
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    data: str,
+    users: int,
+    held_out: int,
+    downstream: str,
+) -> str:
     """The table of the cells of some users.
 
     Args:
@@ -35,6 +43,7 @@ def table_of(lines: Sequence[Mapping[str, Any]], *, data: str, users: int, held_
         data: what their text is.
         users: how many took part.
         held_out: how many users the models were measured on.
+        downstream: the model that was trained.
 
     Raises:
         ConfigError: there is no such cell, two cells are of one place and seed, or their stamps or
@@ -64,7 +73,7 @@ def table_of(lines: Sequence[Mapping[str, Any]], *, data: str, users: int, held_
             "summary": rows,
             "cells": cells,
             "data": {"name": data, "private_users": users, "held_out_users": held_out},
-            "downstream": "privsyn-tiny",
+            "downstream": downstream,
             "delta": deltas.pop() if deltas else float("nan"),
             "seeds": seeds,
         }
@@ -78,11 +87,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", required=True)
     parser.add_argument("--users", type=int, required=True)
     parser.add_argument("--held-out-users", type=int, default=1500)
+    parser.add_argument("--downstream", default="privsyn-tiny")
     options = parser.parse_args(words)
     lines = [json.loads(line) for line in options.cells.read_text("utf-8").splitlines()]
     try:
         table = table_of(
-            lines, data=options.data, users=options.users, held_out=options.held_out_users
+            lines,
+            data=options.data,
+            users=options.users,
+            held_out=options.held_out_users,
+            downstream=options.downstream,
         )
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")

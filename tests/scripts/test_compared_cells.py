@@ -60,7 +60,7 @@ def test_means_are_of_the_cells_of_one_place(tmp_path: Path, capsys: Any) -> Non
 
 def test_what_no_table_can_hold_is_refused(tmp_path: Path, capsys: Any) -> None:
     def of(cells: list[dict[str, Any]]) -> str:
-        return table_of(cells, data="abstracts", users=3000, held_out=10)
+        return table_of(cells, data="abstracts", users=3000, held_out=10, downstream="privsyn-tiny")
 
     with pytest.raises(ConfigError, match=r"one place: \('hybrid-10', 1.0, 1\)"):
         of([*CELLS, cell("hybrid-10", 1, 0.3)])
