@@ -3,6 +3,7 @@
     python -m scripts.experiments.ctcl_orders teach --corpus DIR --generators generators
     privsyn compare --config ctcl --data FILE... --epsilon 1 ...
     python -m scripts.experiments.ctcl_orders generators FOLDER
+    python -m scripts.experiments.ctcl_orders nearer FOLDER --data FILE... --output nearer.npz
 
 C1: at epsilon 1 CTCL is ahead of Aug-PE, and that of a vanilla generator, which is no worse than
     training the downstream model itself.
@@ -12,8 +13,10 @@ C3: keywords, then pretraining on public text after keywords, each lower the per
 C4: Aug-PE leads at a few thousand texts, CTCL beyond ten thousand.
 
 `teach` makes the two generators of C3: the same public passages, read after the keywords of their
-topics or alone. `generators` reads the generators of a comparison for C3. All figures are of
-held-out text without noise: for research.
+topics or alone. `generators` reads the generators of a comparison for C3. `nearer` asks whether the
+topics are to blame: it makes others of the text of people who are not in the comparison, which no
+deployment has, and reads the held-out text after their keywords. All figures are of held-out text
+without noise: for research.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.data import Cut, load_users
-from flower_privsyn.embedding import load_embedder
-from flower_privsyn.generation.topics import load_topics
+from flower_privsyn.comparison.people import joined
+from flower_privsyn.data import Cut, Users, load_users
+from flower_privsyn.embedding import Embedder, load_embedder
+from flower_privsyn.evaluation.sealed import sealed
+from flower_privsyn.generation.topics import TopicModel, load_topics, probe_of
 from flower_privsyn.models.pretrained import load_pretrained
 
 #: Of the passages that are read, and of the training on them.
@@ -53,7 +58,7 @@ def teach(options: argparse.Namespace) -> None:
     every = passages(options.corpus, held_out=False, tokenizer=embedder.tokenizer, seed=SEED)
     chosen = np.random.default_rng(SEED).permutation(len(every))[: 32 * options.steps]
     texts = [every[place] for place in chosen]
-    topics = load_topics().at(64)
+    topics = load_topics(options.topics).at(64)
     conditions, of_texts = topics.conditions(), topics.nearest(embedder.embed(texts))
     after = [conditions[topic] + text for topic, text in zip(of_texts.tolist(), texts, strict=True)]
     settings = CausalTraining(max_steps=options.steps, max_tokens=160, long_texts="cut")
@@ -91,14 +96,9 @@ def bits(model: str, before: Sequence[str], texts: Sequence[str]) -> tuple[Any, 
 
 def generators(options: argparse.Namespace) -> None:
     """Read held-out text with the generator of every finished cell, before and after its rounds."""
-    users = load_users(str(options.folder / "data" / "held_out.jsonl"))
     embedder = load_embedder("all-MiniLM-L6-v2")
-    cut = Cut(max_tokens=64)
-    samples = cut.samples(cut.documents(users), tokenizer=embedder.tokenizer)
-    texts = [samples.texts[place] for place in np.unique(samples.owners, return_index=True)[1]]
-    sizes = np.array([len(text.encode()) for text in texts])
-    of_texts = load_topics().at(64).nearest(embedder.embed(texts)).tolist()
-    print(f"one sample of each of {len(texts)} users, {sizes.sum():,} bytes")
+    texts, sizes = held_out(options.folder, embedder)
+    vectors = embedder.embed(texts)
     print("| cell | bits per byte, public | after its rounds | gain | perplexity, public | after |")
     print("|---|---|---|---|---|---|")
     for cell in sorted((options.folder / "cells").iterdir()):
@@ -109,8 +109,10 @@ def generators(options: argparse.Namespace) -> None:
         ):
             continue
         conditions = json.loads((run / "topics.json").read_text())["conditions"]
-        before = [conditions[topic] for topic in of_texts]
-        public = json.loads((run / "config.json").read_text())["config"]["model"]
+        config = json.loads((run / "config.json").read_text())["config"]
+        topics = load_topics(config["topics"]).at(len(conditions))
+        before = [conditions[topic] for topic in topics.nearest(vectors).tolist()]
+        public = config["model"]
         found = [bits(name, before, texts) for name in (public, str(run / "models" / "final"))]
         rates = [needed.sum() / sizes.sum() for needed, _ in found]
         perplexities = [2 ** (needed.sum() / tokens.sum()) for needed, tokens in found]
@@ -120,6 +122,61 @@ def generators(options: argparse.Namespace) -> None:
             f"{error:.4f} | {perplexities[0]:.1f} | {perplexities[1]:.1f} |",
             flush=True,
         )
+
+
+# ------------------------------------------------------------------------------------------ topics
+
+
+def nearer(options: argparse.Namespace) -> None:
+    """Make topics of other people's text, and read the held-out text after either's keywords."""
+    embedder = load_embedder("all-MiniLM-L6-v2")
+    taken = {
+        user
+        for name in ("private", "held_out")
+        for user in load_users(str(options.folder / "data" / f"{name}.jsonl")).user_ids
+    }
+    users = joined([load_users(name) for name in options.data])
+    free = [user not in taken for user in users.user_ids] & ~sealed(users.user_ids)
+    others = samples_of(users.select(free), embedder)[: options.texts]
+    model = TopicModel(counts=(64,), seed=SEED)
+    about = f"{len(others)} people who are not in {options.folder.name}"
+    found = model.fit(others, embedder.embed(others), probe=probe_of(embedder), about=about)
+    found.save(options.output)
+
+    texts, sizes = held_out(options.folder, embedder)
+    vectors = embedder.embed(texts)
+    conditions = {"none": [""] * len(texts)}
+    for name, topics in (("bundled", load_topics().at(64)), ("nearer", found.at(64))):
+        told = topics.conditions()
+        conditions[name] = [told[topic] for topic in topics.nearest(vectors).tolist()]
+    print("| generator | keywords of | bits per byte | less than after none |")
+    print("|---|---|---|---|")
+    for generator in options.models:
+        after_none = bits(generator, conditions["none"], texts)[0]
+        for name, before in conditions.items():
+            needed = bits(generator, before, texts)[0] if name != "none" else after_none
+            gain = (after_none - needed).sum() / sizes.sum()
+            error = _error(after_none - needed, sizes)
+            print(
+                f"| {generator} | {name} | {needed.sum() / sizes.sum():.4f} | {gain:+.4f} +- "
+                f"{error:.4f} |",
+                flush=True,
+            )
+
+
+def samples_of(users: Users, embedder: Embedder) -> list[str]:
+    """The first sample of every user, as a node cuts it."""
+    cut = Cut(max_tokens=64)
+    samples = cut.samples(cut.documents(users), tokenizer=embedder.tokenizer)
+    return [samples.texts[place] for place in np.unique(samples.owners, return_index=True)[1]]
+
+
+def held_out(folder: Path, embedder: Embedder) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The first sample of every held-out user of a comparison, and its bytes."""
+    texts = samples_of(load_users(str(folder / "data" / "held_out.jsonl")), embedder)
+    sizes = np.array([len(text.encode()) for text in texts])
+    print(f"one sample of each of {len(texts)} users, {sizes.sum():,} bytes")
+    return texts, sizes
 
 
 def _error(gains: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> float:
@@ -138,9 +195,17 @@ def main(words: Sequence[str] | None = None) -> int:
     made.add_argument("--steps", type=int, default=200)
     made.add_argument("--generators", type=Path, default=Path("generators"))
     made.set_defaults(work=teach)
+    made.add_argument("--topics", default="bundled", help="or a file that `nearer` made")
     read = commands.add_parser("generators", help="measure the generators of a comparison")
     read.add_argument("folder", type=Path)
     read.set_defaults(work=generators)
+    asked = commands.add_parser("nearer", help="topics of other people, and what they are worth")
+    asked.add_argument("folder", type=Path)
+    asked.add_argument("--data", nargs="+", required=True, help="the files of the comparison")
+    asked.add_argument("--texts", type=int, default=6400, help="one of each person")
+    asked.add_argument("--models", nargs="+", default=["privsyn-lm"])
+    asked.add_argument("--output", type=Path, required=True)
+    asked.set_defaults(work=nearer)
     options = parser.parse_args(words)
     options.work(options)
     return 0
