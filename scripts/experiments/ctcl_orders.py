@@ -130,14 +130,8 @@ def generators(options: argparse.Namespace) -> None:
 def nearer(options: argparse.Namespace) -> None:
     """Make topics of other people's text, and read the held-out text after either's keywords."""
     embedder = load_embedder("all-MiniLM-L6-v2")
-    taken = {
-        user
-        for name in ("private", "held_out")
-        for user in load_users(str(options.folder / "data" / f"{name}.jsonl")).user_ids
-    }
-    users = joined([load_users(name) for name in options.data])
-    free = [user not in taken for user in users.user_ids] & ~sealed(users.user_ids)
-    others = samples_of(users.select(free), embedder)[: options.texts]
+    users = outside(options.folder, joined([load_users(name) for name in options.data]))
+    others = samples_of(users, embedder)[: options.texts]
     model = TopicModel(counts=(64,), seed=SEED)
     about = f"{len(others)} people who are not in {options.folder.name}"
     found = model.fit(others, embedder.embed(others), probe=probe_of(embedder), about=about)
@@ -162,6 +156,17 @@ def nearer(options: argparse.Namespace) -> None:
                 f"{error:.4f} |",
                 flush=True,
             )
+
+
+def outside(folder: Path, users: Users) -> Users:
+    """The people who neither take part in a comparison nor are held out of it, or sealed."""
+    taken = {
+        user
+        for name in ("private", "held_out")
+        for user in load_users(str(folder / "data" / f"{name}.jsonl")).user_ids
+    }
+    ids = users.user_ids
+    return users.select(np.array([user not in taken for user in ids]) & ~sealed(ids))
 
 
 def samples_of(users: Users, embedder: Embedder) -> list[str]:
