@@ -45,6 +45,7 @@ COMMANDS: Final = {
     "report": ("report", "write a page about a run or a comparison, to be opened in a browser"),
     "budget": ("budget", "noise for a privacy budget, or the other way round"),
     "node": ("node", "say what this node allows, and see what its users have spent"),
+    "topics": ("topics", "make topics of public text, for ctcl"),
     "fred": ("fred", "rank public or synthetic text by its distance to what a run released"),
     "sketch": ("sketch", "show what the release of a joint sketch says"),
 }
@@ -78,7 +79,7 @@ def _imported(name: str, file: str, words: str) -> click.Command:
     found = getattr(import_module(f"flower_privsyn.cli.{file}"), name)
     if not isinstance(found, typer.Typer):
         function, found = found, plain_group()
-        several = name in ("compare", "central", "fred")
+        several = name in ("compare", "central", "fred", "topics")
         found.command(cls=SeveralValues if several else PlainCommand)(function)
     command = typer.main.get_command(found)
     command.name, command.short_help = name, words

@@ -38,6 +38,7 @@ def central(
     learning_rate: Annotated[float, option("X", "of DP-Adam")] = 1e-3,
     warmup_steps: Annotated[int, option("N", "of them")] = 100,
     histogram_noise_multiplier: Annotated[float, option("Z", "of topics; 10 in the paper")] = 10.0,
+    topics: Annotated[str, option("FILE", "that privsyn topics made; or bundled")] = "bundled",
     num_topics: Annotated[int, option("N", "how many topics")] = 64,
     samples: Annotated[int, option("N", "texts to write")] = 2000,
     max_new_tokens: Annotated[int, option("N", "of a text; 512 in the paper")] = 85,
@@ -64,10 +65,7 @@ def central(
     from flower_privsyn.training.dp_adam import DPAdam
 
     optimiser = DPAdam(
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        warmup_steps=warmup_steps,
+        steps=steps, batch_size=batch_size, learning_rate=learning_rate, warmup_steps=warmup_steps
     )
     baselines = [
         CentralBaseline(
@@ -77,6 +75,7 @@ def central(
             model=downstream if name == "downstream" else model,
             trainable=trainable,  # type: ignore[arg-type]
             histogram_noise_multiplier=histogram_noise_multiplier,
+            topics=topics,
             num_topics=num_topics,
             synthetic_samples=samples,
             max_new_tokens=max_new_tokens,

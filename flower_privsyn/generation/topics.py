@@ -1,16 +1,12 @@
 """Topics: what public text is about, each a point in the embedding space with words for it.
 
-Clusters of the embeddings of a public corpus; the words of each are those that its texts have more
-of than all texts do (class-based TF-IDF, as in BERTopic). Topics are made once, of public text
-alone (`scripts/public_models/topics.py`), and lie in one file: few coarse ones, which many users'
-votes fill, and the finer ones that each of them falls into.
+Topics are made once, of public text alone (`flower_privsyn.generation.topic_model`), and lie in one
+file: few coarse ones, which many users' votes fill, and the finer ones that each of them falls
+into.
 
-Papers:
+Paper:
     Tan et al., "Synthesizing Privacy-Preserving Text Data via Finetuning without Finetuning
     Billion-Scale LLMs" (CTCL, 2025), section 3.2: 1,300 topics of Wikipedia, ten keywords each.
-    Grootendorst, "BERTopic: Neural topic modeling with a class-based TF-IDF procedure" (2022).
-    Campello, Moulavi, Sander, "Density-Based Clustering Based on Hierarchical Density Estimates"
-    (HDBSCAN, PAKDD 2013).
 """
 
 from __future__ import annotations
@@ -20,14 +16,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, replacing
 from flower_privsyn.queries.nearest_neighbor import nearest_candidates
 
@@ -38,26 +34,13 @@ Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-Clustering = Literal["k-means", "hdbscan"]
-
 #: The topics that ship with the package.
 BUNDLED: Final = Path(__file__).parents[1] / "data" / "topics" / "topics.npz"
-
-#: Keywords of a topic, as in the paper.
-NUM_KEYWORDS: Final = 10
 
 #: What an embedder makes of it says whether topics are its own: another precision moves a vector
 #: by 1e-4 of its length, another model by more than half.
 _PROBE: Final = "The quick brown fox jumps over the lazy dog."
 _LEAST_COSINE: Final = 0.99
-
-#: Words that may be keywords: of four letters or more, in some documents and not in too many.
-_WORD: Final = r"(?u)\b[a-zA-Z]{4,}\b"
-_LEAST_DOCUMENTS: Final = 5
-_COMMON: Final = 0.25
-
-#: Dimensions in which densities are estimated: in hundreds, all distances are alike.
-_DENSE: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -299,7 +282,7 @@ def _level(arrays: dict[str, npt.NDArray[Any]], count: int) -> Topics:
     keywords = json.loads(arrays[f"keywords-{count}"].tobytes())
     shares = arrays[f"shares-{count}"].astype(np.float64)
     return Topics(
-        centres=_unit(centres),
+        centres=unit(centres),
         keywords=tuple(tuple(map(str, words)) for words in keywords),
         shares=shares / max(shares.sum(), np.finfo(np.float64).tiny),
     )
@@ -315,181 +298,8 @@ def probe_of(embedder: Embedder) -> Float32Array:
     return found
 
 
-# ---- making them -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TopicModel:
-    """How topics are made of public text.
-
-    Attributes:
-        counts: topics of every level, ascending. With "hdbscan" the last one is not asked for:
-            the finest level has as many as there are dense places.
-        clustering: "k-means", or "hdbscan" as in the paper, whose texts outside of every dense
-            place count for no topic.
-        least_texts: with "hdbscan", texts of the smallest dense place.
-        seed: of where k-means begins.
-    """
-
-    counts: tuple[int, ...] = (64, 256)
-    clustering: Clustering = "k-means"
-    least_texts: int = 30
-    seed: int = 0
-
-    def fit(
-        self, texts: Sequence[str], embeddings: Float32Array, *, probe: Float32Array, about: str
-    ) -> TopicHierarchy:
-        """Cluster public texts and name the clusters.
-
-        Args:
-            texts: (n,) public.
-            embeddings: (n, d) of the texts.
-            probe: from `probe_of`, of the model that embedded them.
-            about: where the texts come from.
-
-        Raises:
-            ConfigError: there are fewer texts than topics, or a topic has no keywords.
-            MissingExtraError: scikit-learn is not installed.
-        """
-        counts = tuple(check_whole("topics", count, ge=1) for count in self.counts)
-        if len(texts) < max(counts):
-            raise ConfigError(
-                f"{max(counts)} topics need at least as many documents, got {len(texts)}"
-            )
-        if len(embeddings) != len(texts):
-            raise ConfigError(f"{len(texts)} texts have {len(embeddings)} embeddings")
-        vectors = _unit(np.asarray(embeddings, dtype=np.float32))
-        if self.clustering == "hdbscan":
-            belongs = self._dense(vectors)
-            counts = (*(count for count in counts if count < belongs.max()), int(belongs.max()) + 1)
-        else:
-            belongs = self._clusters(vectors, counts[-1], None)
-        words = _Words(texts)
-        levels = [_named(vectors, belongs, words)]
-        parents: list[IntArray] = []
-        for count in reversed(counts[:-1]):
-            finer = levels[0]
-            parent = self._clusters(finer.centres, count, finer.shares)
-            belongs = np.where(belongs < 0, -1, parent[belongs])
-            levels.insert(0, _named(vectors, belongs, words))
-            parents.insert(0, parent)
-        return TopicHierarchy(
-            levels=tuple(levels), parents=tuple(parents), probe=probe, about=about
-        )
-
-    def _clusters(
-        self, vectors: Float32Array, count: int, weights: Float64Array | None
-    ) -> IntArray:
-        """(n,) the cluster of each vector, by k-means; none is empty."""
-        cluster = _sklearn("cluster")
-        model = cluster.KMeans(count, n_init=1, random_state=self.seed)
-        found = model.fit(vectors, sample_weight=weights).labels_
-        # Equal vectors may leave a cluster without any.
-        return np.unique(found, return_inverse=True)[1].astype(np.int64)
-
-    def _dense(self, vectors: Float32Array) -> IntArray:
-        """(n,) the dense place of each vector, by HDBSCAN; -1 for those in none."""
-        cluster, decomposition = _sklearn("cluster"), _sklearn("decomposition")
-        dimensions = min(_DENSE, *vectors.shape)
-        reduced = decomposition.PCA(dimensions, random_state=self.seed).fit_transform(vectors)
-        model = cluster.HDBSCAN(
-            min_cluster_size=self.least_texts,
-            min_samples=5,
-            cluster_selection_method="leaf",
-            copy=True,
-        )
-        found: IntArray = model.fit(reduced).labels_.astype(np.int64)
-        if found.max() < 1:
-            raise ConfigError(
-                f"HDBSCAN finds {found.max() + 1} dense places of {self.least_texts} texts in "
-                f"{len(vectors)}: lower the least number of texts, or use k-means"
-            )
-        return found
-
-
-class _Words:
-    """How often each document has each word that may be a keyword.
-
-    Args:
-        texts: (n,).
-    """
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        text = _sklearn("feature_extraction.text")
-        least = min(_LEAST_DOCUMENTS, max(1, len(texts) // 20))
-        most = max(least, int(_COMMON * len(texts)))
-        counter = text.CountVectorizer(
-            token_pattern=_WORD, min_df=least, max_df=most, stop_words="english"
-        )
-        try:
-            self.counts = counter.fit_transform(texts)  # (n, v), sparse
-        except ValueError:
-            raise ConfigError(
-                f"no word is in {least} to {most} of {len(texts)} texts: topics of them would "
-                "have no keywords"
-            ) from None
-        self.names: list[str] = counter.get_feature_names_out().tolist()
-
-    def of_topics(self, belongs: IntArray, count: int) -> list[tuple[str, ...]]:
-        """Of each topic the words with the largest class-based TF-IDF.
-
-        tf(word, topic) log(1 + A / f(word)), with A the words of a topic on average and f a word's
-        number in all topics (Grootendorst 2022). A plural of a word that is there is left out.
-        """
-        sparse = _scipy_sparse()
-        inside = np.flatnonzero(belongs >= 0)
-        member = sparse.csr_matrix(
-            (np.ones(len(inside)), (belongs[inside], inside)), shape=(count, len(belongs))
-        )
-        frequency = np.asarray((member @ self.counts).todense(), dtype=np.float64)  # (k, v)
-        everywhere = np.maximum(frequency.sum(axis=0), 1.0)
-        telling = frequency * np.log1p(frequency.sum() / count / everywhere)
-        found = []
-        for row in telling:
-            chosen: list[str] = []
-            for place in np.argsort(-row, kind="stable")[: 4 * NUM_KEYWORDS]:
-                word = self.names[place]
-                stems = {word.removesuffix("s"), word.removesuffix("es"), word + "s", word + "es"}
-                if row[place] > 0 and not stems & set(chosen):
-                    chosen.append(word)
-            found.append(tuple(chosen[:NUM_KEYWORDS]))
-        return found
-
-
-def _named(vectors: Float32Array, belongs: IntArray, words: _Words) -> Topics:
-    """Topics of clusters: means, shares and keywords."""
-    count = int(belongs.max()) + 1
-    inside = belongs >= 0
-    centres = np.zeros((count, vectors.shape[1]), dtype=np.float64)
-    np.add.at(centres, belongs[inside], vectors[inside].astype(np.float64))
-    sizes = np.bincount(belongs[inside], minlength=count)
-    return Topics(
-        centres=_unit(centres.astype(np.float32)),
-        keywords=tuple(words.of_topics(belongs, count)),
-        shares=sizes / sizes.sum(),
-    )
-
-
-def _unit(rows: Float32Array) -> Float32Array:
-    """Rows scaled to length 1."""
+def unit(rows: Float32Array) -> Float32Array:
+    """(n, d) rows scaled to length 1; a row of zeros stays one."""
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     units: Float32Array = (rows / np.maximum(lengths, 1e-30)).astype(np.float32)
     return units
-
-
-def _sklearn(module: str) -> Any:
-    """A module of scikit-learn."""
-    from importlib import import_module
-
-    try:
-        return import_module(f"sklearn.{module}")
-    except ImportError as error:
-        raise MissingExtraError(
-            "making topics needs scikit-learn: pip install 'flower-privsyn[evaluation]'"
-        ) from error
-
-
-def _scipy_sparse() -> Any:
-    from scipy import sparse  # comes with scikit-learn
-
-    return sparse

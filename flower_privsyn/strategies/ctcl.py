@@ -118,8 +118,8 @@ class CTCLConfig(CorrelatedTrainingConfig):
     trainable: Literal["full", "lora", "layers"] = "lora"
     topics: Annotated[
         str,
-        '"bundled", or a file that `scripts/public_models/topics.py` made with the same embedding '
-        "model.",
+        '"bundled", or a file that `privsyn topics` made with the same embedding model, of public '
+        "text that is nearer to the users'.",
     ] = "bundled"
     num_topics: Annotated[PositiveInt, "which coarseness of them."] = 64
     user_weight: Annotated[

@@ -36,7 +36,8 @@ from flower_privsyn.comparison.people import joined
 from flower_privsyn.data import Cut, Users, load_users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.evaluation.sealed import sealed
-from flower_privsyn.generation.topics import TopicModel, load_topics, probe_of
+from flower_privsyn.generation.topic_model import TopicModel
+from flower_privsyn.generation.topics import load_topics, probe_of
 from flower_privsyn.models.pretrained import load_pretrained
 
 #: Of the passages that are read, and of the training on them.

@@ -2,9 +2,9 @@
 
 python scripts/public_models/topics.py --corpus DIR
 
-One passage of each document that is not held out (`corpus.py`), begun at a word drawn at random and
-cut as samples are, is embedded and clustered; the topics go where the package looks for them. It is
-the command for topics of one's own, too: any corpus in the same format, any embedding model.
+One passage of each document that is not held out (`corpus.py`), begun at a word drawn at random
+and cut as samples are, is embedded and clustered; the topics go where the package looks for them.
+Topics of one's own text are made by `privsyn topics`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,38 +22,33 @@ sys.path.insert(0, str(ROOT))
 
 from corpus import clean, is_held_out, read_corpus  # noqa: E402
 
-from flower_privsyn.data import Cut  # noqa: E402
 from flower_privsyn.embedding import load_embedder  # noqa: E402
-from flower_privsyn.generation.topics import (  # noqa: E402
-    BUNDLED,
+from flower_privsyn.generation.topic_model import (  # noqa: E402
     TopicModel,
-    load_topics,
-    probe_of,
+    passage_of_each,
+    supported,
+    two_passages_of_each,
 )
+from flower_privsyn.generation.topics import BUNDLED, load_topics, probe_of  # noqa: E402
 
-#: Letters that hold a sample of 64 tokens in any text of the corpus.
-_WINDOW = 800
+
+def documents(corpus: Path, *, held_out: bool) -> Iterator[str]:
+    """The text of each document that is held out, or that is not, in the order of the corpus."""
+    for document in read_corpus(corpus):
+        if is_held_out(document) == held_out:
+            yield clean(document["text"])
 
 
 def passages(corpus: Path, *, held_out: bool, tokenizer: object, seed: int) -> list[str]:
     """One sample of each document, in the order of the corpus."""
-    random = np.random.default_rng(seed)
-    windows = []
-    for document in read_corpus(corpus):
-        if is_held_out(document) == held_out:
-            text = " ".join(clean(document["text"]).split())
-            start = int(random.integers(max(1, len(text) - _WINDOW)))
-            start = text.find(" ", start) + 1 if start else 0
-            windows.append(text[start : start + _WINDOW])
-    pieces = Cut(max_tokens=64).pieces(windows, tokenizer=tokenizer)
-    return [found[0] for found in pieces if found]
+    return passage_of_each(documents(corpus, held_out=held_out), tokenizer=tokenizer, seed=seed)
 
 
 def main() -> None:
     """Read the command line and make topics."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", type=Path, required=True, help="folder of public-*.jsonl.gz")
-    parser.add_argument("--counts", type=int, nargs="+", default=[32, 64, 128, 256, 512])
+    parser.add_argument("--counts", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument("--clustering", choices=["k-means", "hdbscan"], default="k-means")
     parser.add_argument("--embedding-model", default="all-MiniLM-L6-v2")
     parser.add_argument("--seed", type=int, default=20240601)
@@ -89,31 +84,24 @@ def main() -> None:
 def report(asked: argparse.Namespace, embedder: object, *, clustered: int) -> None:
     """How large topics are, and whether they say something of a document that they were not of.
 
-    Of every held-out document two passages are looked up. Passages of one document fall into one
-    topic more often than passages of two: how much more says whether there is text enough for so
-    many topics.
-
     Args:
         asked: the command line.
         embedder: of the passages.
         clustered: how many passages the topics are made of.
     """
-    first, second = (
-        passages(asked.corpus, held_out=True, tokenizer=embedder.tokenizer, seed=asked.seed + one)
-        for one in (1, 2)
+    pairs = two_passages_of_each(
+        list(documents(asked.corpus, held_out=True)),
+        tokenizer=embedder.tokenizer,
+        seed=asked.seed + 1,
     )
-    vectors = [embedder.embed(texts) for texts in (first, second)]
+    first, second = (embedder.embed(texts) for texts in pairs)
     hierarchy = load_topics(str(asked.output))
     print("| topics | passages of the smallest / median | same topic, same document | by chance |")
     print("|---|---|---|---|")
     for level in hierarchy.levels:
-        sizes = np.sort(level.shares) * clustered
-        one, two = (level.nearest(found) for found in vectors)
-        share = [Counter(found.tolist()) for found in (one, two)]
-        chance = sum(share[0][t] * share[1][t] for t in share[0]) / len(one) / len(two)
+        row = supported(level, passages=clustered, first=first, second=second)
         print(
-            f"| {len(level)} | {sizes[0]:.0f} / {np.median(sizes):.0f} | {np.mean(one == two):.3f} "
-            f"| {chance:.3f} |"
+            f"| {row.topics} | {row.smallest} / {row.median} | {row.same:.3f} | {row.chance:.3f} |"
         )
     for words in hierarchy.levels[0].keywords[:8]:
         print(", ".join(words))

@@ -11,36 +11,18 @@ import pytest
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.topics import (
     TopicHierarchy,
-    TopicModel,
     Topics,
     condition,
     load_topics,
-    probe_of,
     quotas,
 )
 from flower_privsyn.testing import HashEmbedder
-from tests.support.topics import SUBJECTS, documents, write_topics
+from tests.support.topics import write_topics
 
 EMBEDDER = HashEmbedder()
 
 
-class TestMaking:
-    @pytest.mark.parametrize("clustering", ["k-means", "hdbscan"])
-    def test_the_subjects_of_a_corpus_are_found_and_named(self, clustering: str) -> None:
-        texts = documents(180)
-        made = TopicModel(counts=(6,), clustering=clustering, least_texts=12).fit(  # type: ignore[arg-type]
-            texts, EMBEDDER.embed(texts), probe=probe_of(EMBEDDER), about="subjects"
-        )
-        topics = made.levels[-1]
-        assert len(topics) == 6
-        told = {frozenset(words) for words in topics.keywords}
-        assert told == {frozenset(subject.split()) for subject in SUBJECTS}
-        # Every text falls where its subject is; shares are those of the corpus.
-        found = topics.nearest(EMBEDDER.embed(texts))
-        assert len(set(zip(found.tolist(), [n % 6 for n in range(180)], strict=True))) == 6
-        assert np.allclose(topics.shares, 1 / 6, atol=0.01)
-        assert np.allclose(np.linalg.norm(topics.centres, axis=1), 1.0)
-
+class TestTopics:
     def test_levels_are_nested_and_survive_the_disk(self, tmp_path: Path) -> None:
         topics = load_topics(str(write_topics(tmp_path)))
         assert topics.counts == (3, 6)
@@ -52,20 +34,6 @@ class TestMaking:
             assert coarse.shares[topic] == pytest.approx(fine.shares[inside].sum())
             below = {word for place in np.flatnonzero(inside) for word in fine.keywords[place]}
             assert set(coarse.keywords[topic]) <= below
-
-    def test_fewer_documents_than_topics(self) -> None:
-        texts = documents(5)
-        with pytest.raises(ConfigError, match="6 topics need at least as many documents, got 5"):
-            TopicModel(counts=(6,)).fit(
-                texts, EMBEDDER.embed(texts), probe=probe_of(EMBEDDER), about=""
-            )
-
-    def test_text_without_words(self) -> None:
-        texts = ["1 2 3", "4 5", "a b"]
-        with pytest.raises(ConfigError, match="topics of them would have no keywords"):
-            TopicModel(counts=(2,)).fit(
-                texts, EMBEDDER.embed(texts), probe=probe_of(EMBEDDER), about=""
-            )
 
     def test_a_topic_without_keywords(self) -> None:
         with pytest.raises(ConfigError, match="topic 1 of 2 has no keywords"):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_privsyn.generation.topics import TopicModel, probe_of
+from flower_privsyn.generation.topic_model import TopicModel
+from flower_privsyn.generation.topics import probe_of
 from flower_privsyn.testing import HashEmbedder
 
 SUBJECTS = (
