@@ -141,7 +141,8 @@ def nearer(options: argparse.Namespace) -> None:
     texts, sizes = held_out(options.folder, embedder)
     vectors = embedder.embed(texts)
     conditions = {"none": [""] * len(texts)}
-    for name, topics in (("bundled", load_topics().at(64)), ("nearer", found.at(64))):
+    bundled = {f"bundled, {count}": load_topics().at(count) for count in options.counts}
+    for name, topics in (bundled | {"nearer, 64": found.at(64)}).items():
         told = topics.conditions()
         conditions[name] = [told[topic] for topic in topics.nearest(vectors).tolist()]
     print("| generator | keywords of | bits per byte | less than after none |")
@@ -209,6 +210,7 @@ def main(words: Sequence[str] | None = None) -> int:
     asked.add_argument("folder", type=Path)
     asked.add_argument("--data", nargs="+", required=True, help="the files of the comparison")
     asked.add_argument("--texts", type=int, default=6400, help="one of each person")
+    asked.add_argument("--counts", type=int, nargs="+", default=[64], help="of bundled topics")
     asked.add_argument("--models", nargs="+", default=["privsyn-lm"])
     asked.add_argument("--output", type=Path, required=True)
     asked.set_defaults(work=nearer)
