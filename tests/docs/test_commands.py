@@ -82,6 +82,9 @@ RUN_BY = {
         "tests/cli/test_distil.py::test_a_student_and_what_the_teacher_said_of_the_text"
     ),
     r"privsyn match .*": "tests/cli/test_match.py::test_the_rows_are_the_best_by_both_models",
+    r"privsyn topics .*": (
+        "tests/cli/test_topics.py::test_topics_of_text_are_what_the_text_is_about"
+    ),
     r"privsyn central .*": (
         "tests/comparison/test_central.py::test_the_command_has_a_table_of_its_own"
     ),
