@@ -154,4 +154,4 @@ def _show(made: _Made) -> None:
     if made.rows:
         console.print(table)
     for words in made.hierarchy.levels[0].keywords[:8]:
-        console.print(", ".join(words), markup=False, highlight=False)
+        console.print(", ".join(words), markup=False, highlight=False, soft_wrap=True)
