@@ -38,7 +38,9 @@ def central(
     learning_rate: Annotated[float, option("X", "of DP-Adam")] = 1e-3,
     warmup_steps: Annotated[int, option("N", "of them")] = 100,
     histogram_noise_multiplier: Annotated[float, option("Z", "of topics; 10 in the paper")] = 10.0,
-    topics: Annotated[str, option("FILE", "that privsyn topics made; or bundled")] = "bundled",
+    topics: Annotated[
+        str, option("FILE", "bundled, or topics that privsyn topics made of public text")
+    ] = "bundled",
     num_topics: Annotated[int, option("N", "how many topics")] = 64,
     samples: Annotated[int, option("N", "texts to write")] = 2000,
     max_new_tokens: Annotated[int, option("N", "of a text; 512 in the paper")] = 85,
@@ -56,9 +58,9 @@ def central(
 ) -> int:
     """Train with DP-Adam on records that are all in one place, and have the models write.
 
-    DATA is a file of documents, each of them a record: whose they are is not looked at. What comes
-    out is private at RECORD level and stands on no axis with a run, whose unit is a user. Every
-    method spends an epsilon of its own: who publishes several spends the sum. Killed, it goes on.
+    DATA is a file of documents, each a record, whoever wrote it. What comes out is private at
+    RECORD level and stands on no axis with a run, whose unit is a user. Every method spends an
+    epsilon of its own, whoever publishes several their sum. Killed, it goes on.
     """
     from flower_privsyn.comparison.central import CentralBaseline
     from flower_privsyn.data import load_users
@@ -86,12 +88,8 @@ def central(
         )
         for name in _named(methods)
     ]
-    columns: dict[str, Any] = {
-        "client_column": client_column,
-        "text_column": text_column,
-        "date_column": date_column,
-        "data_partitioner": data_partitioner,
-    }
+    columns = {"client_column": client_column, "text_column": text_column}
+    columns |= {"date_column": date_column, "data_partitioner": data_partitioner}
     people = load_users(data, **columns, strict=True)
     others = None if held_out is None else load_users(held_out, **columns, strict=True)
     rows = _rows(baselines, people, others, downstream=downstream, output=output)

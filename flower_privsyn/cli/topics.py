@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from flower_privsyn.cli.options import Seed, option
 from flower_privsyn.errors import ConfigError
@@ -14,8 +14,7 @@ from flower_privsyn.files import located, user_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flower_privsyn.generation.topic_model import Supported, TopicModel
-    from flower_privsyn.generation.topics import TopicHierarchy
+    from flower_privsyn.generation.topic_model import MadeTopics, Supported
 
 #: One document in so many is looked up in the topics and not clustered.
 _APART = 50
@@ -32,10 +31,7 @@ def topics(
     ] = None,
     clustering: Annotated[
         Literal["k-means", "hdbscan"],
-        option(
-            "k-means|hdbscan",
-            "hdbscan, as in the paper, decides itself how many topics the finest level has",
-        ),
+        option("k-means|hdbscan", "hdbscan, as in the paper, adds a finest level of its own size"),
     ] = "k-means",
     least_texts: Annotated[int, option("N", "with hdbscan: passages of the smallest topic")] = 30,
     max_tokens: Annotated[int, option("N", "tokens of a passage; the run's max-tokens")] = 64,
@@ -44,89 +40,64 @@ def topics(
     ] = "all-MiniLM-L6-v2",
     seed: Seed = 0,
 ) -> int:
-    """Make topics of public text, each with ten keywords, for `topics` of a run of ctcl.
+    """Make topics of public text, each with up to ten keywords, for `topics` of a run of ctcl.
 
-    Take text of the kind that your users write: the generator learns to write after keywords, and
-    those of topics that do not fit say nothing. One passage of each document is clustered; one
-    document in 50 is kept apart, and how often both its halves fall into one topic is printed, so
-    that it can be seen how many topics there is text for.
+    The text must be nobody's private text: its words are sent to every node and stand before every
+    text that is written, and no noise protects it. Take public text of the kind that your users
+    write, some thousands of documents: a generator told keywords of topics that do not fit is
+    worse off than one told none. Keywords are words of four letters or more between blanks.
+
+    One passage of each document is clustered. One document in 50 is kept apart, and how often a
+    passage of either half falls into one topic is printed: for as many topics as that is well above
+    chance there is text enough.
     """
     from flower_privsyn.data.public_text import public_documents
-    from flower_privsyn.generation.topic_model import TopicModel
-
-    file = user_path(output)
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        raise ConfigError(f"--output must be a file in a folder that is there, got {output}")
-    model = TopicModel(
-        counts=tuple(counts or (32, 64, 128, 256)),
-        clustering=clustering,
-        least_texts=least_texts,
-        seed=seed,
-    )
-    documents = list(dict.fromkeys(public_documents(text, setting="--text")))
-    made = _made(model, documents, embedding_model, max_tokens=max_tokens, source=text)
-    made.hierarchy.save(file)
-    _show(made)
-    print(f"Written: {output}; a run takes it with --set topics={output} --set num-topics=N")
-    return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Made:
-    """Topics, the number of passages that they are made of, and what was looked up in them."""
-
-    hierarchy: TopicHierarchy
-    passages: int
-    looked_up: int
-    rows: list[Supported]
-
-
-def _made(
-    model: TopicModel,
-    documents: Sequence[str],
-    embedding_model: str,
-    *,
-    max_tokens: int,
-    source: str,
-) -> _Made:
-    """Embed passages of the documents, and cluster those of all that are not kept apart."""
     from flower_privsyn.embedding import load_embedder
-    from flower_privsyn.generation.topic_model import (
-        passage_of_each,
-        supported,
-        two_passages_of_each,
-    )
-    from flower_privsyn.generation.topics import probe_of
+    from flower_privsyn.generation.topic_model import COUNTS, TopicModel, make_topics
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower
 
-    parts: tuple[list[str], list[str]] = ([], [])
-    for document in documents:
-        parts[_is_apart(document)].append(document)
-    model.check(len(parts[0]))
+    model = TopicModel(
+        counts=tuple(counts or COUNTS), clustering=clustering, least_texts=least_texts, seed=seed
+    )
+    file = _to_write(output, text)
     embedder = load_embedder(located(embedding_model))
-    cut: dict[str, Any] = {"tokenizer": embedder.tokenizer, "max_tokens": max_tokens}
-    passages = passage_of_each(parts[0], seed=model.seed, **cut)
-    model.check(len(passages))
-    first, second = two_passages_of_each(parts[1], seed=model.seed, **cut)
+    clustered: list[str] = []
+    apart: list[str] = []
+    for document in dict.fromkeys(public_documents(text, setting="--text")):
+        (apart if _is_apart(document) else clustered).append(document)
     with follower() as follow:
-        progress = ShownProgress(follow)
-        with progress.stage("Embed passages", len(passages) + 2 * len(first)) as stage:
-            vectors = embedder.embed(passages, progress=stage.update)
-            halves = [embedder.embed(half, progress=stage.update) for half in (first, second)]
-        with progress.stage("Cluster them"):
-            found = model.fit(
-                passages,
-                vectors,
-                probe=probe_of(embedder),
-                about=f"{model.clustering} of {len(passages)} passages of {source}",
-            )
-    rows = [
-        supported(level, passages=len(passages), first=halves[0], second=halves[1])
-        for level in found.levels
-        if first
-    ]
-    return _Made(hierarchy=found, passages=len(passages), looked_up=len(first), rows=rows)
+        made, rows = make_topics(
+            model,
+            clustered,
+            apart,
+            embedder=embedder,
+            source=text,
+            max_tokens=max_tokens,
+            progress=ShownProgress(follow),
+        )
+    try:
+        made.hierarchy.save(file)
+    except OSError as error:
+        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
+    show(made, rows)
+    sizes = ", ".join(map(str, made.hierarchy.counts))
+    print(f"Written: {output}; for a run --set topics={output} and --set num-topics= {sizes}")
+    return 0
+
+
+def _to_write(output: Path, text: str) -> Path:
+    """The file to write, where a file can be written that is not the corpus."""
+    file = user_path(output)
+    folder = file.absolute().parent
+    if not folder.is_dir() or (file.exists() and not file.is_file()):
+        raise ConfigError(f"--output must be a file in a folder that is there, got {output}")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--output {output} cannot be written: {folder} takes no files")
+    corpus = user_path(text)
+    if file.exists() and corpus.exists() and file.samefile(corpus):
+        raise ConfigError(f"--output {output} is the corpus: name another file")
+    return file
 
 
 def _is_apart(document: str) -> bool:
@@ -135,23 +106,30 @@ def _is_apart(document: str) -> bool:
     return int.from_bytes(digest, "big") % _APART == 0
 
 
-def _show(made: _Made) -> None:
-    """Print what the topics are made of, and some of their keywords."""
+def show(made: MadeTopics, rows: Sequence[Supported]) -> None:
+    """Print what topics are made of, what there is for them to go by, and some keywords.
+
+    Args:
+        made: the topics.
+        rows: one of every level; none where no document was looked up.
+    """
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    table = Table(
-        title=f"Topics of {made.passages:,} passages; {made.looked_up:,} other documents looked up",
-        title_justify="left",
-        pad_edge=False,
-    )
+    table = Table(pad_edge=False)
     for heading in ("topics", "smallest", "median", "both halves in one", "by chance"):
         table.add_column(heading, justify="right")
-    for row in made.rows:
+    for row in rows:
         figures = (f"{size:,}" for size in (row.topics, row.smallest, row.median))
         table.add_row(*figures, f"{row.same:.1%}", f"{row.chance:.1%}")
-    if made.rows:
+    told = f"{made.inside:,} passages are in topics"
+    if made.outside:
+        told += f", {made.outside:,} in none"
+    console.print(told, highlight=False)
+    if rows:
         console.print(table)
+    else:
+        console.print("No document was kept apart that has two halves to be looked up.")
     for words in made.hierarchy.levels[0].keywords[:8]:
         console.print(", ".join(words), markup=False, highlight=False, soft_wrap=True)

@@ -168,7 +168,7 @@ class CentralRun:
 
     Raises:
         ConfigError: the topics were made with another embedding model, or the folder holds
-            something else, or this method with other settings.
+            something else, or this method with other settings or topics.
         ModelError: gradients by record of the model are not to be had.
     """
 
@@ -189,6 +189,7 @@ class CentralRun:
         if baseline.has_histogram:
             hierarchy = load_topics(located(baseline.topics))
             self._topics = hierarchy.at(baseline.num_topics)
+            self._refuse_other_topics(self._topics)
             self._embedder = embedder or load_embedder("all-MiniLM-L6-v2")
             hierarchy.check_embedder(self._embedder, setting=f'topics = "{baseline.topics}"')
             # A record moves the histogram by its own topic alone, and no other record's.
@@ -222,6 +223,14 @@ class CentralRun:
                 for given, row in enumerate(self._model.encode(_PROBES), start=1)
             ]
         )
+
+    def _refuse_other_topics(self, topics: Topics) -> None:
+        counted = read_json(self._output / _BEGUN).get("topics")  # an older version wrote none
+        if counted and counted != topics.digest():
+            raise ConfigError(
+                f"--output {self._output} was begun with other topics than those of --topics "
+                f"{self.baseline.topics} now: name another folder"
+            )
 
     def _refuse_other_settings(self) -> None:
         begun = read_json(self._output / _BEGUN)
@@ -264,7 +273,8 @@ class CentralRun:
             zero-out, its text is replaced by nothing. How many documents there are is public, and
             in `privacy.json`; which of them have text is not, so that all of them flip coins. The
             steps of DP-Adam and the histogram compose to (epsilon, delta) by privacy loss
-            distributions (`DPAdam.plan`). What is written is post-processing.
+            distributions (`DPAdam.plan`). What is written is post-processing. The topics are
+            public: made of none of these records.
 
         Args:
             documents: the records, those without text included.
@@ -290,7 +300,11 @@ class CentralRun:
         examples, of_records = self._read(documents)
         if len(of_records) < 2:
             raise DataError(f"{len(of_records)} records have text to learn, at least 2 are needed")
-        begun = {"settings": _settings(self.baseline), "digest": digest_of_texts(documents)}
+        begun = {
+            "settings": _settings(self.baseline),
+            "digest": digest_of_texts(documents),
+            "topics": None if self._topics is None else self._topics.digest(),
+        }
         write_json(self._output / _BEGUN, begun, for_the_owner=True)
         noise = {phase.name: phase.noise_multiplier or 0.0 for phase in plan.phases}
         optimiser = self.baseline.optimiser

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,11 @@ import numpy.typing as npt
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data.cut import Cut
 from flower_privsyn.errors import ConfigError, MissingExtraError
-from flower_privsyn.generation.topics import TopicHierarchy, Topics, unit
+from flower_privsyn.generation.topics import TopicHierarchy, Topics, probe_of, unit
+
+if TYPE_CHECKING:
+    from flower_privsyn.embedding import Embedder
+    from flower_privsyn.host.progress import ProgressReporter
 
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
@@ -44,6 +48,9 @@ _COMMON: Final = 0.25
 
 #: Dimensions in which densities are estimated: in hundreds, all distances are alike.
 _DENSE: Final = 8
+
+#: Topics of the levels, coarse to fine, for a corpus of some ten thousand documents.
+COUNTS: Final = (32, 64, 128, 256)
 
 #: Letters that hold a token of any text of the bundled corpus, and then some.
 _LETTERS_PER_TOKEN: Final = 12.5
@@ -98,7 +105,7 @@ def two_passages_of_each(
 def _passages(documents: Iterable[str], *, tokenizer: Any, seed: int, max_tokens: int) -> list[str]:
     """A passage of every document; "" where there is no text."""
     random = np.random.default_rng(seed)
-    letters = int(_LETTERS_PER_TOKEN * check_whole("max-tokens", max_tokens, ge=1))
+    letters = int(_LETTERS_PER_TOKEN * check_whole("--max-tokens", max_tokens, ge=1))
     windows = []
     for document in documents:
         text = " ".join(document.split())
@@ -114,22 +121,50 @@ class TopicModel:
     """How topics are made of public text.
 
     Attributes:
-        counts: topics of every level, ascending. With "hdbscan" the last one is not asked for:
-            the finest level has as many as there are dense places.
+        counts: topics of every level, ascending. With "hdbscan" of every coarser level: the finest
+            has as many as there are dense places, and counts that are not below that are left out.
         clustering: "k-means", or "hdbscan" as in the paper, whose texts outside of every dense
             place count for no topic.
-        least_texts: with "hdbscan", texts of the smallest dense place.
-        seed: of where k-means begins.
+        least_texts: with "hdbscan", texts of the smallest dense place, >= 2.
+        seed: of where k-means begins and of where passages do, 0 to 2^32 - 1.
     """
 
-    counts: tuple[int, ...] = (64, 256)
+    counts: tuple[int, ...] = COUNTS
     clustering: Clustering = "k-means"
     least_texts: int = 30
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse what no clustering takes, by the names of the command's options."""
+        counts = [check_whole("--counts", count, ge=1) for count in self.counts]
+        if not counts or sorted(set(counts)) != counts:
+            told = " ".join(map(str, counts)) or "none"
+            raise ConfigError(f"--counts must ascend, and there must be one, got {told}")
+        check_whole("--least-texts", self.least_texts, ge=2)
+        check_whole("--seed", self.seed, ge=0, le=2**32 - 1)
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Refuse texts of which no topics can be made, before they are embedded.
+
+        Args:
+            texts: (n,) public.
+
+        Raises:
+            ConfigError: there are fewer texts than topics, or no words for keywords.
+            MissingExtraError: scikit-learn is not installed.
+        """
+        least = self.counts[-1] if self.clustering == "k-means" else self.least_texts
+        if len(texts) < max(2, least):
+            what = "--counts" if self.clustering == "k-means" else "--least-texts"
+            raise ConfigError(
+                f"{what} {least} needs at least {max(2, least)} passages to cluster, and there are "
+                f"{len(texts)}"
+            )
+        _Words(texts)
+
     def fit(
         self, texts: Sequence[str], embeddings: Float32Array, *, probe: Float32Array, about: str
-    ) -> TopicHierarchy:
+    ) -> MadeTopics:
         """Cluster public texts and name the clusters.
 
         Args:
@@ -139,18 +174,28 @@ class TopicModel:
             about: where the texts come from.
 
         Raises:
-            ConfigError: there are fewer texts than topics, or a topic has no keywords.
+            ConfigError: as of `check`; a number of embeddings that is not that of the texts; fewer
+                different ones than topics; a topic has no keywords; HDBSCAN finds no two dense
+                places.
             MissingExtraError: scikit-learn is not installed.
         """
-        counts = self.check(len(texts))
+        self.check(texts)
         if len(embeddings) != len(texts):
             raise ConfigError(f"{len(texts)} texts have {len(embeddings)} embeddings")
         vectors = unit(np.asarray(embeddings, dtype=np.float32))
+        counts = self.counts
         if self.clustering == "hdbscan":
             belongs = self._dense(vectors)
-            counts = (*(count for count in counts if count < belongs.max()), int(belongs.max()) + 1)
+            finest = int(belongs.max()) + 1
+            counts = (*(count for count in counts if count < finest), finest)
         else:
+            different = len(np.unique(vectors, axis=0))
+            if different < counts[-1]:
+                raise ConfigError(
+                    f"--counts {counts[-1]}: of {len(texts)} passages only {different} differ"
+                )
             belongs = self._clusters(vectors, counts[-1], None)
+        outside = int((belongs < 0).sum())
         words = _Words(texts)
         levels = [_named(vectors, belongs, words)]
         parents: list[IntArray] = []
@@ -160,25 +205,10 @@ class TopicModel:
             belongs = np.where(belongs < 0, -1, parent[belongs])
             levels.insert(0, _named(vectors, belongs, words))
             parents.insert(0, parent)
-        return TopicHierarchy(
+        hierarchy = TopicHierarchy(
             levels=tuple(levels), parents=tuple(parents), probe=probe, about=about
         )
-
-    def check(self, texts: int) -> tuple[int, ...]:
-        """The counts, where so many texts can be clustered into them.
-
-        Raises:
-            ConfigError: a count is none, or there are fewer texts than topics.
-        """
-        counts = tuple(check_whole("topics", count, ge=1) for count in self.counts)
-        if not counts or sorted(set(counts)) != list(counts):
-            raise ConfigError(
-                "the numbers of topics must ascend and there must be one, got "
-                f"{' '.join(map(str, counts)) or 'none'}"
-            )
-        if texts < max(counts):
-            raise ConfigError(f"{max(counts)} topics need at least as many documents, got {texts}")
-        return counts
+        return MadeTopics(hierarchy=hierarchy, inside=len(texts) - outside, outside=outside)
 
     def _clusters(
         self, vectors: Float32Array, count: int, weights: Float64Array | None
@@ -197,15 +227,15 @@ class TopicModel:
         reduced = decomposition.PCA(dimensions, random_state=self.seed).fit_transform(vectors)
         model = cluster.HDBSCAN(
             min_cluster_size=self.least_texts,
-            min_samples=5,
+            min_samples=min(5, len(vectors)),
             cluster_selection_method="leaf",
             copy=True,
         )
         found: IntArray = model.fit(reduced).labels_.astype(np.int64)
         if found.max() < 1:
             raise ConfigError(
-                f"HDBSCAN finds {found.max() + 1} dense places of {self.least_texts} texts in "
-                f"{len(vectors)}: lower the least number of texts, or use k-means"
+                f"HDBSCAN finds {found.max() + 1} dense places of --least-texts "
+                f"{self.least_texts} in {len(vectors)}: lower it, or use k-means"
             )
         return found
 
@@ -228,8 +258,8 @@ class _Words:
             self.counts = counter.fit_transform(texts)  # (n, v), sparse
         except ValueError:
             raise ConfigError(
-                f"no word is in {least} to {most} of {len(texts)} texts: topics of them would "
-                "have no keywords"
+                f"no word of four letters or more, between blanks, is in {least} to {most} of "
+                f"{len(texts)} texts: topics of them would have no keywords"
             ) from None
         self.names: list[str] = counter.get_feature_names_out().tolist()
 
@@ -310,24 +340,89 @@ class Supported:
     chance: float
 
 
-def supported(
-    topics: Topics, *, passages: int, first: Float32Array, second: Float32Array
-) -> Supported:
-    """Look up two passages of each document that topics were not made of.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MadeTopics:
+    """Topics, and what they were made of.
+
+    Attributes:
+        hierarchy: the topics.
+        inside: passages that are in one.
+        outside: passages that are in none.
+    """
+
+    hierarchy: TopicHierarchy
+    inside: int
+    outside: int
+
+    def supported(self, first: Float32Array, second: Float32Array) -> list[Supported]:
+        """Look up two passages of each document that topics were not made of.
+
+        Args:
+            first: (m, d) embeddings of a passage of each of the documents, m >= 1.
+            second: (m, d) of another one of each.
+
+        Returns:
+            One of every level.
+        """
+        found = []
+        for level in self.hierarchy.levels:
+            sizes = np.sort(level.shares) * self.inside
+            one, two = level.nearest(first), level.nearest(second)
+            here, there = Counter(one.tolist()), Counter(two.tolist())
+            found.append(
+                Supported(
+                    topics=len(level),
+                    smallest=round(float(sizes[0])),
+                    median=round(float(np.median(sizes))),
+                    same=float(np.mean(one == two)),
+                    chance=sum(here[topic] * there[topic] for topic in here) / len(one) / len(two),
+                )
+            )
+        return found
+
+
+def make_topics(
+    model: TopicModel,
+    documents: Iterable[str],
+    apart: Sequence[str],
+    *,
+    embedder: Embedder,
+    source: str,
+    max_tokens: int,
+    progress: ProgressReporter,
+) -> tuple[MadeTopics, list[Supported]]:
+    """Make topics of one passage of each document, and look up others in them.
 
     Args:
-        topics: of one coarseness.
-        passages: how many they were made of.
-        first: (m, d) embeddings of a passage of each of the documents, m >= 1.
-        second: (m, d) of another one of each.
+        model: how.
+        documents: public, whole, each once.
+        apart: public documents that are not clustered.
+        embedder: of all of them.
+        source: where they come from, in words.
+        max_tokens: of a passage.
+        progress: where "Embed passages" and "Cluster them" report.
+
+    Returns:
+        The topics, and what there is for them to go by at every level; empty where `apart` has no
+        document with text in both halves.
+
+    Raises:
+        ConfigError: as of `TopicModel.check`, before anything is embedded, and of
+            `TopicModel.fit`.
+        MissingExtraError: scikit-learn is not installed.
     """
-    sizes = np.sort(topics.shares) * passages
-    one, two = topics.nearest(first), topics.nearest(second)
-    here, there = Counter(one.tolist()), Counter(two.tolist())
-    return Supported(
-        topics=len(topics),
-        smallest=round(float(sizes[0])),
-        median=round(float(np.median(sizes))),
-        same=float(np.mean(one == two)),
-        chance=sum(here[topic] * there[topic] for topic in here) / len(one) / len(two),
-    )
+    cut: dict[str, Any] = {"tokenizer": embedder.tokenizer, "max_tokens": max_tokens}
+    passages = passage_of_each(documents, seed=model.seed, **cut)
+    model.check(passages)
+    halves = two_passages_of_each(apart, seed=model.seed + 1, **cut)
+    with progress.stage("Embed passages", len(passages) + 2 * len(halves[0])) as stage:
+        vectors = embedder.embed(passages, progress=stage.update)
+        first, second = (embedder.embed(half, progress=stage.update) for half in halves)
+    with progress.stage("Cluster them"):
+        made = model.fit(
+            passages,
+            vectors,
+            probe=probe_of(embedder),
+            about=f"{model.clustering} of {len(passages)} passages of {source}",
+        )
+    return made, made.supported(first, second) if len(first) else []

@@ -1,8 +1,8 @@
 """Topics: what public text is about, each a point in the embedding space with words for it.
 
-Topics are made once, of public text alone (`flower_privsyn.generation.topic_model`), and lie in one
-file: few coarse ones, which many users' votes fill, and the finer ones that each of them falls
-into.
+They are made once (`flower_privsyn.generation.topic_model`), and lie in one file: few coarse ones,
+which many users' votes fill, and the finer ones that each of them falls into. The text that they
+are made of is public: keywords go to every node and stand before every text, without noise.
 
 Paper:
     Tan et al., "Synthesizing Privacy-Preserving Text Data via Finetuning without Finetuning
@@ -11,6 +11,7 @@ Paper:
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -90,6 +91,10 @@ class Topics:
         """The topic of each embedding, (n,): the one with the nearest centre."""
         return nearest_candidates(embeddings, self.centres)
 
+    def digest(self) -> str:
+        """Of the centres: what a histogram counted."""
+        return hashlib.blake2b(self.centres.tobytes(), digest_size=16).hexdigest()
+
     def conditions(self, *, document_type: str = "") -> list[str]:
         """What stands before a text of each topic, for a generator to go on with."""
         return [condition(words, document_type=document_type) for words in self.keywords]
@@ -163,7 +168,7 @@ class TopicHierarchy:
         if alike < _LEAST_COSINE:
             raise ConfigError(
                 f"{setting} were made with another embedding model than the run's: make topics "
-                "with it by scripts/public_models/topics.py, or use the model they were made with"
+                "with it (privsyn topics --embedding-model), or use the model they were made with"
             )
 
     def save(self, path: Path) -> None:

@@ -16,7 +16,6 @@ Section by section:
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
@@ -249,7 +248,8 @@ class CTCL(PrivateSumStrategy):
         updates, independent or correlated as in `DPFedAvg` and `DPFTRL`, compose to
         (epsilon, delta). A document's topic decides what the node trains on it after and where it
         votes; it leaves the node in no other way. Dealing texts to topics and writing them are
-        post-processing, however many.
+        post-processing, however many. The topics are public: what they were made of is not
+        protected by any of this.
 
     Args:
         config: the settings.
@@ -375,7 +375,7 @@ class TopicsAndTraining(FederatedTraining):
         topics = self._need_topics()
         return TopicsOfRun(
             about=self._hierarchy().about,
-            digest=hashlib.blake2b(topics.centres.tobytes(), digest_size=16).hexdigest(),
+            digest=topics.digest(),
             conditions=tuple(self._texts_before(topics)),
         )
 

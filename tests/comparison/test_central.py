@@ -208,6 +208,25 @@ class TestKilled:
             assert (tmp_path / "out" / name).exists()
         assert (tmp_path / "out" / "begun.json").stat().st_mode & 0o777 == 0o600
 
+    def test_other_topics_in_the_same_file_are_refused(
+        self, baseline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The histogram that was released counts others."""
+
+        def write(self: Any, *_: Any) -> None:
+            raise Killed
+
+        asked = baseline("ctcl")
+        with monkeypatch.context() as patch:
+            patch.setattr(CentralRun, "_write", write)
+            with pytest.raises(Killed):
+                run(asked, tmp_path / "out")
+        write_topics(tmp_path, seed=9)
+        with pytest.raises(ConfigError, match="was begun with other topics than those of --topics"):
+            run(asked, tmp_path / "out")
+        write_topics(tmp_path)
+        assert len(run(asked, tmp_path / "out").texts) == 12
+
 
 def test_adapters_of_an_encoder_decoder(
     baseline: Any, bart: Path, t5: Path, tmp_path: Path

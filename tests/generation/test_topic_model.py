@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.topic_model import (
+    MadeTopics,
     TopicModel,
+    make_topics,
     passage_of_each,
-    supported,
     two_passages_of_each,
 )
-from flower_privsyn.generation.topics import Topics, probe_of
+from flower_privsyn.generation.topics import TopicHierarchy, Topics, probe_of
+from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.testing import HashEmbedder
 from tests.support.topics import SUBJECTS, documents
 
 EMBEDDER = HashEmbedder()
 
 
+def fitted(model: TopicModel, texts: list[str]) -> MadeTopics:
+    return model.fit(texts, EMBEDDER.embed(texts), probe=probe_of(EMBEDDER), about="subjects")
+
+
 @pytest.mark.parametrize("clustering", ["k-means", "hdbscan"])
-def test_the_subjects_of_a_corpus_are_found_and_named(clustering: str) -> None:
+def test_the_subjects_of_a_corpus_are_found_and_named(clustering: Any) -> None:
     texts = documents(180)
-    made = TopicModel(counts=(6,), clustering=clustering, least_texts=12).fit(  # type: ignore[arg-type]
-        texts, EMBEDDER.embed(texts), probe=probe_of(EMBEDDER), about="subjects"
-    )
-    topics = made.levels[-1]
+    made = fitted(TopicModel(counts=(6,), clustering=clustering, least_texts=12), texts)
+    topics = made.hierarchy.levels[-1]
     assert len(topics) == 6
     told = {frozenset(words) for words in topics.keywords}
     assert told == {frozenset(subject.split()) for subject in SUBJECTS}
@@ -34,28 +40,87 @@ def test_the_subjects_of_a_corpus_are_found_and_named(clustering: str) -> None:
     assert len(set(zip(found.tolist(), [n % 6 for n in range(180)], strict=True))) == 6
     assert np.allclose(topics.shares, 1 / 6, atol=0.01)
     assert np.allclose(np.linalg.norm(topics.centres, axis=1), 1.0)
+    assert made.inside + made.outside == 180
+    assert made.outside < 10
 
 
-def test_fewer_documents_than_topics() -> None:
-    texts = documents(5)
-    with pytest.raises(ConfigError, match="6 topics need at least as many documents, got 5"):
-        TopicModel(counts=(6,)).fit(
-            texts, EMBEDDER.embed(texts), probe=probe_of(EMBEDDER), about=""
+def test_dense_places_are_the_finest_level_and_what_is_outside_is_counted() -> None:
+    random = np.random.default_rng(5)
+    every = sorted({word for subject in SUBJECTS for word in subject.split()})
+    mixed = [" ".join(random.choice(every, 8)) for _ in range(40)]
+    model = TopicModel(counts=(3, 5, 6, 40), clustering="hdbscan", least_texts=12)
+    made = fitted(model, [*documents(180), *mixed])
+    # Coarser levels below the six places, and no others.
+    assert made.hierarchy.counts == (3, 5, 6)
+    assert 20 <= made.outside <= 45
+    rows = made.supported(EMBEDDER.embed(mixed[:20]), EMBEDDER.embed(mixed[20:]))
+    assert rows[-1].smallest <= rows[-1].median <= made.inside / 6 + 5
+    assert rows[-1].smallest > 20
+    with pytest.raises(ConfigError, match=r"HDBSCAN finds \d dense places of --least-texts 100 in"):
+        fitted(TopicModel(counts=(3,), clustering="hdbscan", least_texts=100), documents(180))
+
+
+@pytest.mark.parametrize(
+    ("settings", "texts", "told"),
+    [
+        ({"counts": (6,)}, documents(5), "--counts 6 needs at least 6 passages to cluster, and"),
+        ({"clustering": "hdbscan"}, documents(29), "--least-texts 30 needs at least 30 passages"),
+        ({"counts": (1,)}, documents(1), "--counts 1 needs at least 2 passages to cluster, and"),
+        ({"counts": (2,)}, ["1 2 3", "4 5", "a b"], "topics of them would have no keywords"),
+        ({"counts": (8,)}, 9 * documents(6), "--counts 8: of 54 passages only 6 differ"),
+    ],
+)
+def test_text_of_which_no_topics_can_be_made(
+    settings: dict[str, Any], texts: list[str], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        fitted(TopicModel(**settings), texts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"counts": ()}, "--counts must ascend, and there must be one, got none"),
+        ({"counts": (6, 3)}, "--counts must ascend, and there must be one, got 6 3"),
+        ({"counts": (3, 3)}, "--counts must ascend"),
+        ({"counts": (0,)}, "--counts must be a whole number of at least 1, got 0"),
+        ({"least_texts": 1}, "--least-texts must be a whole number of at least 2, got 1"),
+        ({"seed": -5}, "--seed must be a whole number"),
+        ({"seed": 2**32}, "--seed must be a whole number"),
+    ],
+)
+def test_settings_that_no_clustering_takes(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        TopicModel(**settings)
+
+
+def test_texts_and_embeddings_of_different_numbers() -> None:
+    texts = documents(30)
+    with pytest.raises(ConfigError, match="30 texts have 29 embeddings"):
+        TopicModel(counts=(3,)).fit(
+            texts, EMBEDDER.embed(texts[1:]), probe=probe_of(EMBEDDER), about=""
         )
 
 
-def test_text_without_words() -> None:
-    texts = ["1 2 3", "4 5", "a b"]
-    with pytest.raises(ConfigError, match="topics of them would have no keywords"):
-        TopicModel(counts=(2,)).fit(
-            texts, EMBEDDER.embed(texts), probe=probe_of(EMBEDDER), about=""
+def test_nothing_is_embedded_of_text_without_words() -> None:
+    class Counting(HashEmbedder):
+        asked = 0
+
+        def embed(self, texts: Any, *, progress: Any = None) -> Any:
+            Counting.asked += len(texts)
+            return super().embed(texts, progress=progress)
+
+    with pytest.raises(ConfigError, match="no word of four letters or more"):
+        make_topics(
+            TopicModel(counts=(2,)),
+            ["1 2 3", "4 5", "ab cd"],
+            [],
+            embedder=Counting(),
+            source="numbers",
+            max_tokens=64,
+            progress=NullProgress(),
         )
-
-
-@pytest.mark.parametrize("counts", [(), (6, 3), (3, 3)])
-def test_numbers_of_topics_that_do_not_ascend(counts: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="the numbers of topics must ascend"):
-        TopicModel(counts=counts).check(100)
+    assert Counting.asked == 0
 
 
 class TestPassages:
@@ -95,9 +160,11 @@ def test_what_a_corpus_supports_is_counted() -> None:
         keywords=(("a",), ("b",), ("c",)),
         shares=np.array([0.5, 0.3, 0.2]),
     )
+    hierarchy = TopicHierarchy(levels=(topics,), parents=(), probe=topics.centres[0])
     first = topics.centres[[0, 0, 1, 2]]
     second = topics.centres[[0, 1, 1, 1]]
-    found = supported(topics, passages=10, first=first, second=second)
+    made = MadeTopics(hierarchy=hierarchy, inside=10, outside=90)
+    (found,) = made.supported(first, second)
     assert (found.topics, found.smallest, found.median) == (3, 2, 3)
     assert found.same == 2 / 4
     # By chance: (2, 1, 1) of one side and (1, 3, 0) of the other, of 16 pairs.

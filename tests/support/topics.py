@@ -30,12 +30,12 @@ def documents(count: int = 120, *, seed: int = 0, words: int = 8) -> list[str]:
     return found
 
 
-def write_topics(folder: Path, counts: tuple[int, ...] = (3, 6)) -> Path:
+def write_topics(folder: Path, counts: tuple[int, ...] = (3, 6), *, seed: int = 0) -> Path:
     """A file of topics, coarse and fine."""
-    texts, embedder = documents(), HashEmbedder()
-    topics = TopicModel(counts=counts).fit(
+    texts, embedder = documents(seed=seed), HashEmbedder()
+    made = TopicModel(counts=counts).fit(
         texts, embedder.embed(texts), probe=probe_of(embedder), about="made-up subjects"
     )
     path = folder / "topics.npz"
-    topics.save(path)
+    made.hierarchy.save(path)
     return path
