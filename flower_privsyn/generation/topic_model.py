@@ -153,6 +153,10 @@ class TopicModel:
             ConfigError: there are fewer texts than topics, or no words for keywords.
             MissingExtraError: scikit-learn is not installed.
         """
+        self._words_of(texts)
+
+    def _words_of(self, texts: Sequence[str]) -> _Words:
+        """The words of texts that are enough to be clustered."""
         least = self.counts[-1] if self.clustering == "k-means" else self.least_texts
         if len(texts) < max(2, least):
             what = "--counts" if self.clustering == "k-means" else "--least-texts"
@@ -160,7 +164,7 @@ class TopicModel:
                 f"{what} {least} needs at least {max(2, least)} passages to cluster, and there are "
                 f"{len(texts)}"
             )
-        _Words(texts)
+        return _Words(texts)
 
     def fit(
         self, texts: Sequence[str], embeddings: Float32Array, *, probe: Float32Array, about: str
@@ -179,7 +183,7 @@ class TopicModel:
                 places.
             MissingExtraError: scikit-learn is not installed.
         """
-        self.check(texts)
+        words = self._words_of(texts)
         if len(embeddings) != len(texts):
             raise ConfigError(f"{len(texts)} texts have {len(embeddings)} embeddings")
         vectors = unit(np.asarray(embeddings, dtype=np.float32))
@@ -196,7 +200,6 @@ class TopicModel:
                 )
             belongs = self._clusters(vectors, counts[-1], None)
         outside = int((belongs < 0).sum())
-        words = _Words(texts)
         levels = [_named(vectors, belongs, words)]
         parents: list[IntArray] = []
         for count in reversed(counts[:-1]):
