@@ -26,6 +26,9 @@ _Methods = Annotated[
     option("NAME ...", "which of the app's (default: all but public-mid-training and dp-prompt)"),
 ]
 _Seeds = Annotated[int, option("N", "repetitions of every cell")]
+_FirstSeed = Annotated[
+    int, option("N", "of the repetitions: others than a piece that runs elsewhere has")
+]
 _Users = Annotated[int, option("N", "users that take part (default: all)", show_default=False)]
 _Grid = Annotated[
     list[int] | None,
@@ -99,6 +102,7 @@ def compare(
     epsilon: _Epsilon,
     methods: _Methods = None,
     seeds: _Seeds = 3,
+    first_seed: _FirstSeed = 0,
     users: _Users = 0,
     grid: _Grid = None,
     held_out_users: _HeldOutUsers = None,
@@ -161,6 +165,7 @@ def compare(
         epsilons=epsilon,
         methods=methods or (),
         seeds=seeds,
+        first_seed=first_seed,
         configs=config or ["cpu"],
         users=grid or [users],
         delta=delta,

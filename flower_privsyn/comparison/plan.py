@@ -52,6 +52,9 @@ _UNTAUGHT: Final = ("public-only", "random-public", "distill-public")
 #: Begins an `initial-model` that is the student of another method of the comparison.
 _STUDENT_OF: Final = "cell:"
 
+#: Far enough below 2^32, where the seeds of numpy end.
+_LARGEST_FIRST_SEED: Final = 2**31
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -122,13 +125,18 @@ class Plan:
         return f"{STAMP}; {OPENED}" if self.opened else STAMP
 
     def cells(self) -> list[Cell]:
-        """All cells, in the order in which they are run: a whole table per seed."""
+        """All cells, in the order in which they are run: a whole table per seed.
+
+        What no seed changes is run once, and called seed 0 whatever the others are, so that it is
+        the same cell in every piece of a comparison.
+        """
         found: list[Cell] = []
         for number, seed in enumerate(self.seeds):
             for method in self.methods:
                 if not method.asks_users and (method.seeded or number == 0):
                     budget = 0.0 if method.kind == "public text" else None
-                    found.append(Cell(method=method.name, epsilon=budget, seed=seed))
+                    own = seed if method.seeded else 0
+                    found.append(Cell(method=method.name, epsilon=budget, seed=own))
             for epsilon in self.epsilons:
                 found += [
                     Cell(method=method.name, epsilon=epsilon, seed=seed)
@@ -271,7 +279,7 @@ class Plan:
         with report.refusals("figures"):
             require(_MEASURED_WITH)
         for cell in cells:
-            if cell.seed == self.seeds[0]:
+            if cell.seed == self.seeds[0] or not self.method(cell).seeded:
                 self._check_cell(cell, report, shelf)
         if not report.ready:
             stops = (f"{one.topic}: {one.sentence}" for one in report.of_level("stops"))
@@ -379,6 +387,7 @@ def make_plans(
     epsilons: Sequence[float],
     methods: Sequence[str] = (),
     seeds: int = 3,
+    first_seed: int = 0,
     configs: Sequence[str] = ("cpu",),
     users: Sequence[int] = (0,),
     delta: float | None = None,
@@ -396,6 +405,7 @@ def make_plans(
         epsilons: budgets, each > 0.
         methods: names; empty for all of the app but those that the catalogue wants to be named.
         seeds: repetitions, >= 1.
+        first_seed: of the repetitions, between 0 and 2^31; the others follow it.
         configs: see `Plan`.
         users: how many take part, of each plan; 0 for all. The same are held out in all plans.
         delta: None for 1 / (n ln n) of the n users that take part.
@@ -411,6 +421,7 @@ def make_plans(
     """
     budgets = _budgets(epsilons)
     check_whole("--seeds", seeds, ge=1)
+    check_whole("--first-seed", first_seed, ge=0, le=_LARGEST_FIRST_SEED)
     chosen = _chosen(app, configs, methods)
     plans, shelf = [], Shelf()
     for wanted in users:
@@ -424,7 +435,7 @@ def make_plans(
             source=people.source,
             methods=chosen,
             epsilons=budgets,
-            seeds=tuple(range(seeds)),
+            seeds=tuple(range(first_seed, first_seed + seeds)),
             delta=1.0 / (size * math.log(size)) if delta is None else delta,
             downstream=downstream,
             training=training or CausalTraining(),

@@ -318,6 +318,17 @@ class TestCells:
             ("popri", 1.0, 1),
         ]
 
+    def test_a_piece_has_seeds_of_its_own(self, data: str) -> None:
+        methods = ["popri", "public-only"]
+        plan = plan_of(data, methods=methods, seeds=2, first_seed=3)
+        assert [(cell.method, cell.seed) for cell in plan.cells()] == [
+            ("public-only", 0),  # the same in every piece
+            ("popri", 3),
+            ("popri", 4),
+        ]
+        with pytest.raises(ConfigError, match="^--first-seed must be a whole number"):
+            plan_of(data, methods=methods, first_seed=-1)
+
     def test_names_are_folders(self) -> None:
         assert Cell(method="popri", epsilon=1.29, seed=3).name == "popri-eps-1.29-seed-3"
         assert Cell(method="finetune-private", epsilon=None, seed=0).name.endswith("eps-inf-seed-0")
