@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from flower_privsyn.cli.options import option
+from flower_privsyn.cli.output import file_to_write
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, user_path
@@ -64,9 +65,7 @@ def match(
     rule = TokenShare(share=share, least_rows=least_rows)
     check_whole("--max-tokens", max_tokens, ge=1)
     check_whole("--least-row-tokens", least_row_tokens, ge=1, le=max_tokens)
-    file = user_path(output)
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        raise ConfigError(f"--output must be a file in a folder that is there, got {output}")
+    file = file_to_write(output, corpus=text)
     models = _models(private, public=public, against=against)
     rows = PublicRows.of(
         text,

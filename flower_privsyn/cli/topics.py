@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from flower_privsyn.cli.options import Seed, option
+from flower_privsyn.cli.output import file_to_write
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located, user_path
+from flower_privsyn.files import located
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def topics(
     model = TopicModel(
         counts=tuple(counts or COUNTS), clustering=clustering, least_texts=least_texts, seed=seed
     )
-    file = _to_write(output, text)
+    file = file_to_write(output, corpus=text)
     embedder = load_embedder(located(embedding_model))
     clustered: list[str] = []
     apart: list[str] = []
@@ -84,20 +84,6 @@ def topics(
     sizes = ", ".join(map(str, made.hierarchy.counts))
     print(f"Written: {output}; for a run --set topics={output} and --set num-topics= {sizes}")
     return 0
-
-
-def _to_write(output: Path, text: str) -> Path:
-    """The file to write, where a file can be written that is not the corpus."""
-    file = user_path(output)
-    folder = file.absolute().parent
-    if not folder.is_dir() or (file.exists() and not file.is_file()):
-        raise ConfigError(f"--output must be a file in a folder that is there, got {output}")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"--output {output} cannot be written: {folder} takes no files")
-    corpus = user_path(text)
-    if file.exists() and corpus.exists() and file.samefile(corpus):
-        raise ConfigError(f"--output {output} is the corpus: name another file")
-    return file
 
 
 def _is_apart(document: str) -> bool:

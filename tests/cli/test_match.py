@@ -163,6 +163,7 @@ def test_it_goes_on_after_an_interruption(
         (["--text", "/nowhere.jsonl"], '--text = "/nowhere.jsonl": /nowhere.jsonl cannot be read'),
         (["--private", "/nowhere/at/all"], "/nowhere/at/all"),
         (["--output", "/nowhere/at/all"], "--output must be a file in a folder that is there"),
+        (["--output", "corpus.jsonl"], "--output corpus.jsonl is the corpus: name another file"),
     ],
 )
 def test_what_cannot_be_chosen_is_one_sentence(
@@ -171,8 +172,10 @@ def test_what_cannot_be_chosen_is_one_sentence(
     corpus: Path,
     llama: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(words(corpus, llama, tmp_path / "chosen", *changes)) == 2
     said = capsys.readouterr()
     assert sentence in said.err.splitlines()[-1]
