@@ -138,12 +138,7 @@ def compare(
     from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal_settings import CausalTraining
 
-    if budget_minutes is not None:
-        check_number("--budget-minutes", budget_minutes, gt=0)
-    if grid and users:
-        raise ConfigError("give either --users or --grid, not both")
-    for size in grid or ():
-        check_whole("--grid", size, ge=2)
+    _check_sizes(users, grid, budget_minutes)
     people = People.read(
         data,
         held_out,
@@ -178,6 +173,15 @@ def compare(
         distil=distil,
     )
     return _run(plans, Path(output), typed=context.obj, grid=bool(grid), minutes=budget_minutes)
+
+
+def _check_sizes(users: int, grid: Sequence[int] | None, minutes: float | None) -> None:
+    if minutes is not None:
+        check_number("--budget-minutes", minutes, gt=0)
+    if grid and users:
+        raise ConfigError("give either --users or --grid, not both")
+    for size in grid or ():
+        check_whole("--grid", size, ge=2)
 
 
 def _run(

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from flower_privsyn.cli.destination import file_to_write
 from flower_privsyn.cli.options import option
-from flower_privsyn.cli.output import file_to_write
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, user_path

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from flower_privsyn.cli.destination import file_to_write
 from flower_privsyn.cli.options import Seed, option
-from flower_privsyn.cli.output import file_to_write
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 

@@ -102,6 +102,9 @@ RUN_BY = {
         "tests/evaluation/test_nearest_neighbor.py::"
         "test_survivors_come_nearer_and_the_output_is_stamped"
     ),
+    r"python -m scripts.experiments.gathered_cells .*": (
+        "tests/scripts/test_gathered_cells.py::test_pieces_make_one_table"
+    ),
     r"python -m scripts.experiments.compared_cells .*": (
         "tests/scripts/test_compared_cells.py::test_means_are_of_the_cells_of_one_place"
     ),

@@ -1,0 +1,31 @@
+"""Where a command may write what it makes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import user_path
+
+
+def file_to_write(output: Path, *, corpus: str) -> Path:
+    """The file that `--output` names, before the work that is to be written there is begun.
+
+    Args:
+        output: as it was given.
+        corpus: what is read, perhaps a file.
+
+    Raises:
+        ConfigError: no file can be written there, or it is the corpus.
+    """
+    file = user_path(output)
+    folder = file.absolute().parent
+    if not folder.is_dir() or (file.exists() and not file.is_file()):
+        raise ConfigError(f"--output must be a file in a folder that is there, got {output}")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--output {output} cannot be written: {folder} takes no files")
+    source = user_path(corpus)
+    if file.exists() and source.exists() and file.samefile(source):
+        raise ConfigError(f"--output {output} is the corpus: name another file")
+    return file
