@@ -17,14 +17,14 @@ and nothing is added.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, PrivsynError
+from flower_privsyn.files import append_json_lines, read_json, read_json_lines
 
 #: Of a cell of `compare.json`, what a line has.
 _KEPT = (
@@ -145,27 +145,22 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("pieces", nargs="+", type=Path)
     parser.add_argument("--data", required=True, help="what the text is, in the lines")
     options = parser.parse_args(words)
-    known: list[dict[str, Any]] = []
-    if options.cells.exists():
-        known = [json.loads(line) for line in options.cells.read_text("utf-8").splitlines()]
     try:
+        known = list(read_json_lines(options.cells))
         documents = {str(piece): _read(piece) for piece in options.pieces}
         found = gather(documents, known, data=options.data)
-    except ConfigError as error:
+    except PrivsynError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    with options.cells.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in found)
+    append_json_lines(options.cells, found)
     print(f"{len(found)} cells added, {len(known) + len(found)} in {options.cells}")
     return 0
 
 
 def _read(piece: Path) -> dict[str, Any]:
-    file = piece / "compare.json"
-    try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{piece} holds no comparison: {file}: {error.strerror}") from None
+    found = read_json(piece / "compare.json")
+    if not found:
+        raise ConfigError(f"{piece} holds no comparison: it has no compare.json that can be read")
     return found
 
 
