@@ -77,12 +77,38 @@ WORDS = (
 
 
 def machine() -> str:
-    """What the last bits of a matrix product depend on."""
-    import torch
+    """What the last bits of a product or a logarithm depend on: each library and its code path.
 
-    return (
-        f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+    Not every library takes the widest instructions that the processor has: torch can use AVX-512
+    where the BLAS that NumPy and SciPy bring along takes kernels for an older processor.
+    """
+    import scipy.linalg  # noqa: F401  loads the BLAS that is looked at below
+    import torch
+    from threadpoolctl import threadpool_info
+
+    simd = np.show_config(mode="dicts")["SIMD Extensions"]
+    blas = sorted(
+        f"{found['internal_api']} {found['version']} {found['architecture']}"
+        for found in threadpool_info()
+        if found["user_api"] == "blas"
     )
+    return ", ".join(
+        [
+            f"{platform.machine()} {_vendor()}",
+            f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}",
+            f"numpy {np.__version__} {' '.join(simd['baseline'] + simd.get('found', []))}",
+            *blas,
+        ]
+    )
+
+
+def _vendor() -> str:
+    """The processor's maker, by which MKL chooses; empty where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def everybody(count: int = 14) -> Users:
