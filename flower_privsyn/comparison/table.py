@@ -16,7 +16,7 @@ def _figure(key: str, digits: int, scale: float = 1.0) -> Callable[[Mapping[str,
         figure = row.get(key)
         if figure is None:
             return "-"
-        value = f"{scale * figure['mean']:.{digits}f}"
+        value = f"{scale * figure['mean']:z.{digits}f}"  # z: no zero has a sign
         error = figure["standard_error"]
         return value if error is None else f"{value} ± {scale * error:.{digits}f}"
 

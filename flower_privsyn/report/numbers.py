@@ -86,7 +86,7 @@ def fixed(value: float | None, decimals: int) -> str:
     """A figure with a fixed number of decimals, so that a column of them lines up."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    return f"{value:,.{decimals}f}".replace("-", _MINUS)
+    return f"{value:z,.{decimals}f}".replace("-", _MINUS)  # z: no zero has a sign
 
 
 def whole(value: float | None) -> str:

@@ -7,6 +7,7 @@ import pytest
 from flower_privsyn.comparison.summary import summarise
 from flower_privsyn.comparison.table import markdown
 from flower_privsyn.evaluation.result import STAMP
+from flower_privsyn.report.numbers import fixed
 from flower_privsyn.strategies.catalogue import compared
 
 METHODS = [compared()[name] for name in ("public-only", "popri", "finetune-private")]
@@ -45,6 +46,22 @@ class TestSummary:
             ("popri", 7.0),
             ("finetune-private", None),
         ]
+
+    def test_no_zero_has_a_sign(self) -> None:
+        cells = [CELLS[0], CELLS[1], cell("popri", 1.0, 0, 0.1999)]
+        document = {
+            "stamp": STAMP,
+            "titles": {method.name: method.title for method in METHODS},
+            "summary": summarise(cells, METHODS),
+            "cells": cells,
+            "data": {"name": "x", "private_users": 1, "held_out_users": 1},
+            "downstream": "m",
+            "delta": 0.1,
+            "seeds": [0],
+        }
+        row = next(line for line in markdown(document).splitlines() if "POPri" in line)
+        assert row.split("|")[3:5] == [" 19.99 ", " 0 "]
+        assert [fixed(value, 0) for value in (-0.3, 0.3, -0.6)] == ["0", "0", "\N{MINUS SIGN}1"]
 
     def test_mean_standard_error_and_gap(self) -> None:
         floor, row, _, ceiling = summarise(CELLS, METHODS)
