@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -28,6 +27,8 @@ from imitation import imitate
 from networks import CPU_RECIPES, GPU_RECIPES, Recipe
 from private import PrivateCorpus, prove_unseen, training_texts
 from training import Settings, train
+
+from flower_privsyn.embedding.machine import processor
 
 STAGES = ("prepare", "unseen", "train", "evaluate", "imitate", "export")
 
@@ -134,12 +135,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 def describe_machine() -> str:
     """Say what this machine computes with, for the cards."""
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        pass
+    found = processor()
+    name = found.get("model name") or found["name"] or found["machine"]
     return f"{os.cpu_count()} cores ({name})"
 
 

@@ -49,17 +49,7 @@ class TestSummary:
 
     def test_no_zero_has_a_sign(self) -> None:
         cells = [CELLS[0], CELLS[1], cell("popri", 1.0, 0, 0.1999)]
-        document = {
-            "stamp": STAMP,
-            "titles": {method.name: method.title for method in METHODS},
-            "summary": summarise(cells, METHODS),
-            "cells": cells,
-            "data": {"name": "x", "private_users": 1, "held_out_users": 1},
-            "downstream": "m",
-            "delta": 0.1,
-            "seeds": [0],
-        }
-        row = next(line for line in markdown(document).splitlines() if "POPri" in line)
+        row = next(line for line in table_of(cells).splitlines() if "POPri" in line)
         assert row.split("|")[3:5] == [" 19.99 ", " 0 "]
         assert [fixed(value, 0) for value in (-0.3, 0.3, -0.6)] == ["0", "0", "\N{MINUS SIGN}1"]
 
@@ -141,18 +131,7 @@ def test_what_labels_are_worth_is_shown_beside_its_floor_and_ceiling() -> None:
     cells = [cell("popri", 1.0, seed, 0.26) for seed in (0, 1)]
     for one, found in zip(cells, (0.6, 0.7), strict=True):
         one["labels"] = {"synthetic": found, "majority": 0.27, "public": 0.26, "private": 0.9}
-    summary = summarise(cells, METHODS)
-    document = {
-        "stamp": STAMP,
-        "titles": {method.name: method.title for method in METHODS},
-        "summary": summary,
-        "cells": cells,
-        "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
-        "downstream": "privsyn-tiny",
-        "delta": 4.2e-5,
-        "seeds": [0, 1],
-    }
-    text = markdown(document)
+    text = table_of(cells)
     assert "| 65.0 ± 5.0 | 27.0 ± 0.0 | 26.0 ± 0.0 | 90.0 ± 0.0 |" in text
     assert "Class found: by logistic regression" in text
 

@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import logging
-import platform
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from flwr.app import Context, Message
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
+from flower_privsyn.embedding.machine import processor
 from flower_privsyn.privacy import InsecureRandom
 from flower_privsyn.strategies import (
     DPFTRL,
@@ -86,29 +86,22 @@ def machine() -> str:
     import torch
     from threadpoolctl import threadpool_info
 
+    found = processor()
     simd = np.show_config(mode="dicts")["SIMD Extensions"]
     blas = sorted(
-        f"{found['internal_api']} {found['version']} {found['architecture']}"
-        for found in threadpool_info()
-        if found["user_api"] == "blas"
+        f"{library['internal_api']} {library['version']} {library['architecture']}"
+        for library in threadpool_info()
+        if library["user_api"] == "blas"
     )
     return ", ".join(
         [
-            f"{platform.machine()} {_vendor()}",
+            # MKL chooses by who made it.
+            f"{found['machine']} {found.get('vendor_id', '')}",
             f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}",
             f"numpy {np.__version__} {' '.join(simd['baseline'] + simd.get('found', []))}",
             *blas,
         ]
     )
-
-
-def _vendor() -> str:
-    """The processor's maker, by which MKL chooses; empty where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def everybody(count: int = 14) -> Users:
