@@ -49,6 +49,9 @@ _REFERENCES_USE: Final[Mapping[str, tuple[tuple[str, ModelKind], ...]]] = {
 #: random, and the same taught.
 _UNTAUGHT: Final = ("public-only", "random-public", "distill-public")
 
+#: `synthesis` of a method that has a generator write after what its release chose.
+_WRITTEN: Final = "written"
+
 #: Begins an `initial-model` that is the student of another method of the comparison.
 _STUDENT_OF: Final = "cell:"
 
@@ -292,6 +295,12 @@ class Plan:
             from flower_privsyn.training.distillation import check_same_tokens
 
             values, found = self.values(cell, Path("private.jsonl")), Report()
+            if self.method(cell).trains_student and values.get("synthesis") == _WRITTEN:
+                raise ConfigError(
+                    f"--set synthesis=written: what is measured of {cell.method} is its student, "
+                    "and nobody would read what is written; a file of settings that says so is "
+                    "measured by its texts (as joint-sketch-written of --config ask-once)"
+                )
             if self.method(cell).asks_users:
                 if self.begins_with(cell) is not None:
                     values["initial-model"] = self.downstream  # which the student is made from
@@ -377,7 +386,12 @@ def _method_of(app: App, file: Path) -> ComparedMethod:
     known = compared().get(file.stem)
     if known is None:
         known = ComparedMethod(name=file.stem, title=file.stem, kind="synthetic text")
-    return replace(known, kind=entries()[str(strategy)].kind)
+    kind = entries()[str(strategy)].kind
+    if kind == "chosen text":
+        # A file that asks for written text is measured by that, and not by the student beside it.
+        synthesis = document.get("synthesis", app.defaults.get("synthesis"))
+        kind = "synthetic text" if synthesis == _WRITTEN else kind
+    return replace(known, kind=kind)
 
 
 def make_plans(

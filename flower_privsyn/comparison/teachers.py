@@ -12,7 +12,7 @@ from flower_privsyn.files import located, read_json_lines
 from flower_privsyn.models.adapters import merge_adapter
 from flower_privsyn.models.pretrained import holds_encoder_decoder, load_pretrained, model_folder
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.rounds import TRAINED_MODEL
+from flower_privsyn.runs.rounds import TRAINED_MODEL, WRITER
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
@@ -58,7 +58,8 @@ def writer_of(run: RunDirectory, *, student: str, folder: Path) -> str | Path:
 
     Formal guarantee:
         Post-processing of what the run released: the adapter of a round was trained on ranked
-        responses, a generator across the users in rounds that the run's ledger has.
+        responses, a generator across the users in rounds that the run's ledger has, and a bias is
+        read off a release.
 
     Args:
         run: a finished run with texts.
@@ -66,10 +67,12 @@ def writer_of(run: RunDirectory, *, student: str, folder: Path) -> str | Path:
         folder: where a generator is put together with its adapter.
 
     Returns:
-        What the run trained, or the public generator as it is; "" where the writer has other tokens
-        than the student, is no model that runs here, or reads conditions by an encoder.
+        What the run trained or biased, or the public generator as it is; "" where the writer has
+        other tokens than the student, is no model that runs here, or reads conditions by an
+        encoder.
     """
-    made = run.path / TRAINED_MODEL
+    # What a joint sketch ends with is its student, beside the generator that wrote.
+    made = run.path / (WRITER if "synthesis" in run.config else TRAINED_MODEL)
     if (made / "config.json").is_file():
         return able(made, student)
     generator, adapter = able(str(run.config.get("generator", "")), student), _adapter(run)

@@ -23,6 +23,9 @@ TRAINED_MODEL: Final = "models/final"
 PLAIN_MODEL: Final = "models/plain"
 """The same without a bias of its logits, where that one has one."""
 
+WRITER: Final = "models/writer"
+"""The generator with a bias of its logits, of a run that ends with a student and texts."""
+
 
 @dataclass(frozen=True)
 class RoundFiles:

@@ -27,7 +27,7 @@ from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.queries import Query
-from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL
+from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, WRITER
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
@@ -241,7 +241,7 @@ class AskedOnce(AskedAgain):
                 biased = biased_generator(
                     located(config.generator),
                     tokens_of=located(config.model),
-                    folder=self.run.path / "models" / "writer",
+                    folder=self.run.path / WRITER,
                     lacking=lambda model: student.lacking(model).scaled(
                         config.generator_bias, config.generator_bias
                     ),

@@ -20,6 +20,7 @@ from flower_privsyn.evaluation.sealed import sealed
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.strategies import STRATEGIES, configuration_of
 from flower_privsyn.strategies.catalogue import entries
+from flower_privsyn.strategies.joint_sketch import JointSketchConfig
 
 #: From the floor to the ceiling.
 METHODS = [
@@ -133,6 +134,32 @@ class TestApp:
         mine.write_text('strategy = "nothing"\n')
         with pytest.raises(ConfigError, match=r"mine\.toml: strategy must be one of"):
             methods_of(load_app(tmp_path / "app"), "cpu")
+
+    def test_a_joint_sketch_that_writes_is_measured_by_its_text(self, data: str) -> None:
+        found = methods_of(load_app(APP), "ask-once")
+        assert found["joint-sketch-written"].kind == "synthetic text"
+        assert found["joint-sketch"].kind == "chosen text"
+        plan = plan_of(
+            data,
+            configs=["ask-once"],
+            methods=["joint-sketch-written", "joint-sketch"],
+            distil=True,
+        )
+        assert {method.name: plan.teaches(method) for method in plan.methods} == {
+            "joint-sketch-written": True,
+            "joint-sketch": False,
+        }
+        written = next(cell for cell in plan.cells() if cell.method == "joint-sketch-written")
+        config = configuration_of(plan.values(written, Path("users.jsonl")))
+        assert isinstance(config, JointSketchConfig)
+        assert (config.synthesis, config.model) == ("written", plan.downstream)
+        with pytest.raises(ConfigError, match="what is measured of joint-sketch is its student"):
+            plan_of(
+                data,
+                configs=["ask-once"],
+                methods=["joint-sketch"],
+                settings=["joint-sketch.synthesis=written"],
+            )
 
     @pytest.mark.parametrize(
         ("config", "method"), [("ask-once", "without-bias"), ("hybrid", "hybrid-40-without-bias")]

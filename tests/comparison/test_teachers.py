@@ -15,7 +15,7 @@ from flower_privsyn.comparison.teachers import check_here, teaching, writer_of
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.adapters import AdapterSwitch, merge_adapter
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.runs.rounds import REFINEMENT, ROUNDS, TRAINED_MODEL, Rounds
+from flower_privsyn.runs.rounds import REFINEMENT, ROUNDS, TRAINED_MODEL, WRITER, Rounds
 
 
 def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -79,6 +79,17 @@ class TestWriter:
         shutil.copytree(llama, tmp_path / TRAINED_MODEL)
         found = writer_of(run, student=str(llama), folder=tmp_path / "writer")
         assert found == tmp_path / TRAINED_MODEL
+
+    def test_of_a_joint_sketch_it_is_the_generator_and_never_the_student(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        run = run_of(tmp_path, generator=str(llama), round_number=1)
+        run.config["synthesis"] = "written"
+        shutil.copytree(llama, tmp_path / TRAINED_MODEL)
+        assert writer_of(run, student=str(llama), folder=tmp_path / "writer") == str(llama)
+        shutil.copytree(llama, tmp_path / WRITER)
+        found = writer_of(run, student=str(llama), folder=tmp_path / "writer")
+        assert found == tmp_path / WRITER
 
     @pytest.mark.parametrize(
         "generator", ["privsyn-lm", "http://localhost:1/v1#some-model", "gguf:writer.gguf", ""]
