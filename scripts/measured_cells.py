@@ -7,7 +7,7 @@ A source is NAME=FILE, a `compare.json` and what its text is; or a file of JSON 
 with `data` and `users`. Of two cells of one method, place and seed the first counts, so
 comparisons with other settings belong into a table of their own: comparisons that differ in the
 downstream model or its training are refused. Lines with settings of their own (`public_text`,
-`held_out`) are left out.
+`held_out`) are left out; variants of a method that somebody would choose have a name of their own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ _BYTES_A_NUMBER = 4
 
 _OF_THEIR_OWN = ("public_text", "held_out")
 
+#: Variants that are a choice, by their names in a comparison: what each sends or begins with.
+_CHOICES = {
+    "without-pairs": "joint-sketch, tokens alone",
+    "dp-ftrl-distilled": "dp-ftrl, from a taught student",
+}
+
 
 def cells_of(source: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     """The cells of one source, with its text and its number of users.
@@ -43,7 +49,10 @@ def cells_of(source: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
         return
     for line in map(json.loads, text.splitlines()):
         if not any(key in line for key in _OF_THEIR_OWN):
-            yield str(line["data"]), int(line["users"]), {**line, "costs": costs_today(line)}
+            cell = {**line, "costs": costs_today(line)}
+            if "bytes_a_number" not in line:  # what an older version's variants were has changed
+                cell["method"] = _CHOICES.get(str(line["method"]), line["method"])
+            yield str(line["data"]), int(line["users"]), cell
 
 
 def costs_today(line: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -95,7 +104,10 @@ def main() -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    cells = collect(cell for source in arguments.sources for cell in cells_of(source))
+    cells = collect(
+        (cell for source in arguments.sources for cell in cells_of(source)),
+        own=tuple(_CHOICES.values()),
+    )
     print(json.dumps(document(cells, setup=arguments.setup), indent=1, ensure_ascii=False))
     return 0
 

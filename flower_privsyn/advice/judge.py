@@ -106,6 +106,8 @@ def advise(table: MeasuredTable, need: Need) -> Advice:
     """
     judgements = tuple(_judged(table.private(data), need) for data in table.kinds)
     seen = {cell.method for one in judgements for cell in (*one.ranked, *one.too_large)}
+    # A strategy was measured where settings of it were.
+    seen |= {compared()[name].settings_of for name in seen & compared().keys()}
     unmeasured = tuple(
         name
         for name, method in compared().items()

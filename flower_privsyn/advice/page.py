@@ -31,7 +31,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     need = advice.need
     limit = "" if need.upload is None else f", {bytes_text(need.upload)} up at most"
     yield f"{need.users:,} users, epsilon {need.epsilon:g}{limit}:"
-    compared_on = [one.data for one in advice.judgements if one.is_comparison]
+    compared_on = [one.data for one in advice.judgements if one.is_comparison and one.ranked]
     if not advice.best:
         yield "  nothing that was measured nearby sends so little."
     elif not compared_on:

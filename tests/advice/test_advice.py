@@ -113,6 +113,10 @@ class TestJudging:
             assert len(judgement.ranked) == 2
             assert "popri" in advice.unmeasured
             assert "fred" not in advice.unmeasured
+            assert "private-evolution" in advice.unmeasured
+        cells = collect(place(9, FLOOR, record("pre-text", 1.0, 0.3)))
+        advice = advise(MeasuredTable(cells=tuple(cells), setup=()), Need(users=9, epsilon=1.0))
+        assert "private-evolution" not in advice.unmeasured  # which pre-text is settings of
 
     def test_what_sends_too_much_does_not_win(self, table: MeasuredTable) -> None:
         advice = advise(table, Need(users=10_000, epsilon=1.0, upload=10**6))
@@ -120,6 +124,20 @@ class TestJudging:
         (judgement,) = advice.judgements
         assert [cell.method for cell in judgement.too_large] == ["dp-ftrl"]
         assert "sends too much: 1.3 MB up" in "\n".join(advice_lines(advice))
+        more = collect(
+            [
+                ("numbers", 10_000, one)
+                for one in (
+                    FLOOR,
+                    record("popri", 1.0, 0.3, up=9),
+                    record("aug-pe", 1.0, 0.2, up=9),
+                )
+            ]
+        )
+        with_numbers = replace(table, cells=(*table.cells, *more))
+        little = "\n".join(advice_lines(advise(with_numbers, Need(users=9, epsilon=1.0, upload=9))))
+        # On letters nothing sends so little, and nothing is first.
+        assert "  popri: first where it had rivals, on numbers.\n" in little
         nothing = advise(table, Need(users=10_000, epsilon=1.0, upload=9))
         assert nothing.best == ()
         assert "nothing that was measured nearby" in "\n".join(advice_lines(nothing))
@@ -241,6 +259,12 @@ class TestThePage:
         assert measured_cells.main() == 0
         made = json.loads(capsys.readouterr().out)
         assert made == document(MeasuredTable.read().cells, setup=MeasuredTable.read().setup)
+
+    def test_a_variant_that_is_a_choice_is_named_by_what_it_is(self) -> None:
+        found = {(cell.data, cell.method) for cell in MeasuredTable.read().cells}
+        assert ("abstracts of sealed users", "joint-sketch, tokens alone") in found
+        assert ("abstracts", "joint-sketch, tokens alone") not in found  # of an older version
+        assert not any(method.startswith("without-") for _, method in found)
 
     def test_comparisons_of_other_models_are_not_put_together(
         self,
