@@ -52,10 +52,11 @@ def advice_lines(advice: Advice) -> Iterator[str]:
 def _judgement_lines(judgement: Judgement) -> Iterator[str]:
     users, epsilon = judgement.place
     yield f"On {judgement.data}, by {users:,} users at epsilon {epsilon:g}:"
+    width = max(len(cell.method) for cell in (*judgement.ranked, *judgement.too_large))
     for cell in judgement.ranked:
-        yield f"  {cell.method:<20} {figures(cell)}, {_cost(cell)}"
+        yield f"  {cell.method:<{width}}  {figures(cell)}, {_cost(cell)}"
     for cell in judgement.too_large:
-        yield f"  {cell.method:<20} sends too much: {_cost(cell)} ({figures(cell)})"
+        yield f"  {cell.method:<{width}}  sends too much: {_cost(cell)} ({figures(cell)})"
     if judgement.ranked and not judgement.ranked[0].pays:
         yield "  Nothing pays there: the public model as it is predicts better."
     if judgement.unseparated:

@@ -6,12 +6,15 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from flower_privsyn.cli.options import Json, option
 from flower_privsyn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flower_privsyn.advice.measured import MeasuredTable
 
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]?)b?", re.IGNORECASE)
@@ -31,6 +34,12 @@ def advise(
     page: Annotated[
         bool, typer.Option("--page", help="print the whole table, in Markdown")
     ] = False,
+    picture: Annotated[
+        str,
+        option(
+            "TEXT", "print one kind of text of the table as a picture (SVG)", show_default=False
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> int:
     """Say which method was best at the measured size that is nearest, and by which cells.
@@ -48,6 +57,9 @@ def advise(
     if page:
         print(whole_page(measured), end="")
         return 0
+    if picture:
+        print(_picture(measured, picture), end="")
+        return 0
     if users is None or epsilon is None:
         raise ConfigError("give --users and --epsilon, or --page for the whole table")
     advice = judge(measured, Need(users=users, epsilon=epsilon, upload=bytes_of(upload)))
@@ -56,6 +68,16 @@ def advise(
     else:
         print("\n".join(advice_lines(advice)))
     return 0
+
+
+def _picture(table: MeasuredTable, data: str) -> str:
+    from flower_privsyn.advice.picture import picture
+
+    if data not in table.kinds:
+        raise ConfigError(
+            f"--picture must be a kind of text of the table, {', '.join(table.kinds)}; got {data!r}"
+        )
+    return picture(table, data)
 
 
 def bytes_of(size: str) -> int | None:

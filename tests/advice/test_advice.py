@@ -210,6 +210,7 @@ class TestTheCommand:
             (["--users", "5"], "give --users and --epsilon, or --page"),
             (["--users", "5", "--epsilon", "1", "--upload", "much"], "--upload must be an amount"),
             (["--page", "--table", "nowhere.json"], "nowhere.json is no table"),
+            (["--picture", "novels"], "--picture must be a kind of text of the table, abstracts"),
         ],
     )
     def test_bad_words_are_named(
@@ -217,6 +218,12 @@ class TestTheCommand:
     ) -> None:
         assert main(["advise", *words]) == 2
         assert sentence in capsys.readouterr().err
+
+    def test_it_draws_one_kind_of_text(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["advise", "--picture", "abstracts"]) == 0
+        drawn = ElementTree.fromstring(capsys.readouterr().out)
+        assert drawn.tag == f"{SVG}svg"
+        assert "10,000 users, epsilon 7: joint sketch" in str(drawn.findtext(f"{SVG}desc"))
 
     @pytest.mark.parametrize(
         ("size", "expected"), [("", None), ("12", 12), ("1MB", 10**6), ("0.5 kb", 500)]
