@@ -234,7 +234,9 @@ def _topics(config: CTCLConfig, amount: Amount) -> list[Work]:
 def _counts(config: JointSketchConfig, amount: Amount) -> list[Work]:
     written = 0.0
     if config.synthesis == "written":
-        written = _written(config, amount, 2 * config.synthetic_samples)
+        written = _written(config, amount, config.best_of * config.synthetic_samples)
+        rows = float(config.generator_steps * config.student_batch_size)
+        written += 3.0 * amount.reading(config.generator, rows, _length(config))
     return [Work(where="server", operations=written), *_student(config, amount)]
 
 
@@ -255,7 +257,8 @@ def _student(config: SketchedStudentConfig, amount: Amount) -> list[Work]:
     rows = float(config.student_steps * config.student_batch_size)
     server = 3.0 * amount.reading(config.model, rows, _length(config))
     if config.teacher and config.teacher_weight:
-        server += amount.reading(config.teacher, rows, _length(config))
+        learnt = 3.0 * config.teacher_steps * config.student_batch_size
+        server += amount.reading(config.teacher, rows + learnt, _length(config))
     seconds = amount.records * amount.tokens / _TOKENS_A_SECOND
     return [Work(where="server", operations=server), Work(where="nodes", seconds=seconds)]
 

@@ -26,6 +26,9 @@ PLAIN_MODEL: Final = "models/plain"
 WRITER: Final = "models/writer"
 """The generator with a bias of its logits, of a run that ends with a student and texts."""
 
+TRAINED_WRITER: Final = "models/generator"
+"""The generator that learnt from public text which was chosen, of such a run; without the bias."""
+
 
 @dataclass(frozen=True)
 class RoundFiles:

@@ -27,7 +27,7 @@ from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.queries import Query
-from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, WRITER
+from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
@@ -59,6 +59,7 @@ _OF_THE_STUDENT = frozenset(
         "teacher",
         "teacher-weight",
         "teacher-top-k",
+        "teacher-steps",
         "token-bias",
         "bigram-bias",
     }
@@ -71,6 +72,7 @@ _OF_TEXTS = frozenset(
         "synthetic-samples",
         "generator",
         "best-of",
+        "generator-steps",
         "generator-bias",
         "generator-api-key-env",
         "prompt",
@@ -172,6 +174,7 @@ class AskedOnce(AskedAgain):
         if config.synthesis == "written":
             self._load_generator()
             self._load_prompt()
+            self._refuse_untrainable()
         self._text = SketchedText(config, place)
         self._text.refuse_short_rows()
         return (self._text.source,)
@@ -231,22 +234,53 @@ class AskedOnce(AskedAgain):
         return {"synthetic": self.run.write_synthetic(records), "dropped": dropped}
 
     def _writer(self, student: SketchedStudent) -> TextGenerator:
-        """The generator, with what it lacks in its logits where it has the sketch's tokens."""
+        """The generator, as it learnt from what was chosen and with what it lacks in its logits.
+
+        The second where it has the sketch's tokens.
+        """
         from flower_privsyn.generation import load_generator
         from flower_privsyn.strategies.parts.synthesis import biased_generator
 
-        config, biased = self.config, None
-        if self._given is None and config.generator_bias:
+        config = self.config
+        if self._given is not None:
+            return self._given
+        name, made = located(config.generator), None
+        if config.generator_steps:
+            made = student.trained(
+                config.generator,
+                steps=config.generator_steps,
+                output=self.run.path / TRAINED_WRITER,
+            )
+            name = str(made)
+        if config.generator_bias:
             with self.progress.stage("Read what the generator lacks", total=None):
                 biased = biased_generator(
-                    located(config.generator),
+                    name,
                     tokens_of=located(config.model),
                     folder=self.run.path / WRITER,
                     lacking=lambda model: student.lacking(model).scaled(
                         config.generator_bias, config.generator_bias
                     ),
                 )
-        return self._load_generator() if biased is None else load_generator(str(biased))
+            made = made if biased is None else biased
+        return self._load_generator() if made is None else load_generator(str(made))
+
+    def _refuse_untrainable(self) -> None:
+        """Refuse a generator that is to learn and cannot, before anybody is asked."""
+        from flower_privsyn.generation.generators import is_gguf, is_remote
+        from flower_privsyn.models.pretrained import load_pretrained
+
+        config = self.config
+        if not config.generator_steps:
+            return
+        elsewhere = is_remote(config.generator) or is_gguf(config.generator)
+        if elsewhere or self._given is not None:
+            raise ConfigError(
+                f"generator-steps = {config.generator_steps} trains the generator in this process, "
+                "which an address, vLLM, a GGUF file or an object of one's own cannot be: a "
+                "bundled name, a folder or a hub name, or 0 steps"
+            )
+        load_pretrained(located(config.generator), kind="causal", dtype="float32", device="cpu")
 
     def _load_generator(self) -> TextGenerator:
         if self._generator is None:

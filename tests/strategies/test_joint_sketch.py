@@ -14,6 +14,7 @@ import pytest
 
 from flower_privsyn import environment
 from flower_privsyn.cli import main
+from flower_privsyn.comparison.teachers import writer_of
 from flower_privsyn.data import Cut
 from flower_privsyn.data.cut import token_ids
 from flower_privsyn.embedding import load_tokenizer
@@ -22,6 +23,7 @@ from flower_privsyn.evaluation.language_model import score_texts
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.node import NodeGuard, NodePolicy
+from flower_privsyn.runs.rounds import TRAINED_WRITER, WRITER
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.strategies.parts.synthesis import biased_generator
@@ -209,6 +211,32 @@ class TestWriting:
         court = load_tokenizer("privsyn-tiny")[0].encode(" court").ids[-1]
         assert float(writer.token_bias[court]) > 1.0
 
+    @pytest.mark.parametrize("bias", [1.0, 0.0])
+    def test_a_generator_may_learn_from_what_was_chosen_first(
+        self, federation: Builder, config: Builder, bias: float
+    ) -> None:
+        settings = config(
+            noise_multiplier=0.0,
+            synthesis="written",
+            synthetic_samples=2,
+            generator="privsyn-tiny",
+            generator_steps=3,
+            generator_bias=bias,
+            max_new_tokens=12,
+        )
+        strategy = JointSketch(settings)
+        strategy.start(federation(make_users(20)))
+        run = strategy.run
+        assert 0 < len(lines(run.path / "synthetic.jsonl")) <= 2
+        learnt = nats(run.path / TRAINED_WRITER, COURTS)
+        assert learnt < nats("privsyn-tiny", COURTS)
+        # The bias is put on what learnt, and that is who wrote.
+        assert (run.path / WRITER).exists() == bool(bias)
+        written_by = run.path / (WRITER if bias else TRAINED_WRITER)
+        assert writer_of(run, student="privsyn-tiny", folder=run.path / "none") == written_by
+        if bias:
+            assert nats(written_by, COURTS) < learnt
+
     @pytest.mark.parametrize(
         ("generator", "reason"),
         [
@@ -236,6 +264,78 @@ class TestWriting:
         assert not (tmp_path / "writer").exists()
         assert "writes without a bias" in caplog.text
         assert re.search(reason, caplog.text)
+
+
+class TestTeaching:
+    """A teacher that learnt from the chosen text, and was told what it still lacks."""
+
+    def test_by_a_teacher_that_learnt_first(
+        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from flower_privsyn.training import causal
+
+        taught_by: list[Path] = []
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("distillation") is not None:
+                taught_by.append(kwargs["distillation"].teacher)
+            return real(*args, **kwargs)
+
+        real = causal.fine_tune
+        monkeypatch.setattr(causal, "fine_tune", noted)
+        settings = config(teacher="privsyn-tiny", teacher_steps=3, noise_multiplier=0.0)
+        strategy = JointSketch(settings)
+        strategy.start(federation(make_users(20)))
+        models = strategy.run.path / "models"
+        assert taught_by == [models / "teacher-biased"]
+        plain = nats(models / "teacher", COURTS)
+        assert nats(models / "teacher-biased", COURTS) < plain < nats("privsyn-tiny", COURTS)
+
+    def test_without_a_bias_the_teacher_has_none(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        no_bias = {"token_bias": 0.0, "bigram_bias": 0.0}
+        strategy = JointSketch(config(teacher="privsyn-tiny", teacher_steps=1, **no_bias))
+        strategy.start(federation())
+        made = sorted(folder.name for folder in (strategy.run.path / "models").iterdir())
+        assert made == ["final", "plain", "teacher"]
+
+    def test_goes_on_after_the_student_was_killed(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        from flower_privsyn.training import causal
+
+        settings = {"teacher": "privsyn-tiny", "teacher_steps": 2, "student_steps": 2}
+        real = causal.fine_tune
+
+        def die(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("distillation") is not None:
+                raise Killed
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(causal, "fine_tune", die)
+        with pytest.raises(Killed):
+            JointSketch(config(**settings)).start(federation())
+        monkeypatch.undo()
+        monkeypatch.setenv(environment.CACHE, str(tmp_path / "cache"))
+        weights = tmp_path / "run" / "models" / "teacher" / "model.safetensors"
+        before = weights.stat().st_mtime_ns
+        strategy = JointSketch(config(**settings, resume=True))
+        strategy.start(federation())
+        assert strategy.run.status == "finished"
+        assert weights.stat().st_mtime_ns == before
+        assert len(releases(strategy.run.path)) == 1
+
+
+def nats(model: str | Path, text: str) -> float:
+    """What a text costs a model, in nats a token."""
+    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device="cpu")
+    scored = score_texts(network, tokenizer, [text], max_tokens=64)
+    return float(scored.nats.sum() / scored.tokens.sum())
 
 
 def a_bias() -> LogitBias:
@@ -316,6 +416,7 @@ class TestSettings:
             ),
             ({"select_share": 0.0}, "select-share must be a number above 0 and"),
             ({"teacher": "privsyn-mlm", "teacher_weight": 2.0}, "teacher-weight must be"),
+            ({"teacher_steps": 5}, 'teacher-steps = 5 needs a teacher, got teacher = ""'),
         ],
     )
     def test_that_do_not_fit(self, config: Builder, changes: dict[str, Any], sentence: str) -> None:
@@ -335,6 +436,11 @@ class TestSettings:
             ({"model": "BIASED"}, "has a bias already: give the model without it"),
             ({"model": "MORE"}, "has 8192 tokens and predicts 8000 of them"),
             ({"teacher": "LLAMA"}, "teacher must have the tokens of"),
+            ({"teacher": "BIASED", "teacher_steps": 1}, "has a bias already: give the model"),
+            (
+                {"synthesis": "written", "generator": "gguf:a", "generator_steps": 1},
+                "which an address, vLLM, a GGUF file",
+            ),
             ({"public_text": "WORDS"}, "has no two tokens beside one another"),
             ({"synthesis": "written", "prompt": "SHORT"}, "announces 3 samples; 3 chosen ones"),
             ({"synthesis": "written", "prompt": "mistyped"}, "mistyped"),

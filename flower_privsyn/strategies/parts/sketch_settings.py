@@ -121,6 +121,13 @@ class SketchedStudentConfig(StudentConfig):
         Ge(1),
         "the teacher's largest probabilities kept at a position; a draw of 16 stands for the rest.",
     ] = 48
+    teacher_steps: Annotated[
+        int,
+        OrZero("the teacher as it is"),
+        Ge(1),
+        "steps in which the teacher itself first learns from the chosen text; then it gets what it "
+        "lacks in its logits, as the student does.",
+    ] = 0
     token_bias: Annotated[
         float,
         Ge(0),
@@ -156,6 +163,11 @@ class SketchedStudentConfig(StudentConfig):
             raise ConfigError(
                 "bigram-share = 1 counts bigrams alone, and bigram-score-weight = 0 leaves them "
                 "out of a row's score: there would be nothing to choose by"
+            )
+        if self.teacher_steps and not (self.teacher and self.teacher_weight):
+            raise ConfigError(
+                f"teacher-steps = {self.teacher_steps} needs a teacher, got teacher = "
+                f'"{self.teacher}" and teacher-weight = {self.teacher_weight:g}'
             )
         self.sketch_question()
 
@@ -249,6 +261,13 @@ class JointSketchConfig(SketchedStudentConfig):
     best_of: Annotated[
         int, Ge(1), "texts that are written for each one that is kept; 1 keeps all of them."
     ] = 2
+    generator_steps: Annotated[
+        int,
+        OrZero("the generator as it is"),
+        Ge(1),
+        "steps in which the generator first learns from the chosen text, for a model that runs in "
+        "this process.",
+    ] = 0
     generator_bias: Annotated[
         float,
         Ge(0),

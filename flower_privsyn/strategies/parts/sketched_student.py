@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.private_path.release import SumOfUsers
     from flower_privsyn.strategies.parts.sketch_settings import SketchedStudentConfig
+    from flower_privsyn.training.distillation import Distillation
+
+#: Folder of a teacher that learnt from the chosen text, beside the student's.
+_TEACHER: Final = "teacher"
 
 
 def check_student(config: SketchedStudentConfig, begins: str) -> None:
@@ -26,7 +31,8 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
 
     Raises:
         ConfigError: the teacher has other tokens, or the model predicts fewer tokens than it has.
-        ModelError: a model is not on this machine, is no causal language model, or has a bias.
+        ModelError: a model is not on this machine, is no causal language model, or has a bias where
+            it is to get one.
     """
     from flower_privsyn.training.bias import load_plain
     from flower_privsyn.training.distillation import check_same_tokens
@@ -41,6 +47,8 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
     taught = config.distillation()
     if taught is not None:
         check_same_tokens(located(begins), taught.teacher, setting="teacher")
+        if config.teacher_steps:
+            load_plain(taught.teacher)
 
 
 class SketchedStudent:
@@ -101,6 +109,7 @@ class SketchedStudent:
 
         config = self._config
         output.parent.mkdir(exist_ok=True)
+        taught = self._distillation(output.with_name(_TEACHER))
         with self._text.place.progress.stage("Train the student", config.student_steps) as stage:
             training = fine_tune(
                 located(model),
@@ -109,9 +118,53 @@ class SketchedStudent:
                 output=output,
                 seed=config.seed,
                 progress=stage.reach,
-                distillation=config.distillation(),
+                distillation=taught,
             )
         return {"student_steps": training.steps, "student_epochs": training.epochs}
+
+    def _distillation(self, folder: Path) -> Distillation | None:
+        """What the student is taught by; a teacher that is to learn first has done so."""
+        from flower_privsyn.training.bias import save_biased
+
+        config = self._config
+        taught = config.distillation()
+        if taught is None or not config.teacher_steps:
+            return taught
+        plain = self.trained(config.teacher, steps=config.teacher_steps, output=folder)
+        if not (config.token_bias or config.bigram_bias):
+            return replace(taught, teacher=plain)
+        biased = folder.with_name(f"{folder.name}-biased")
+        save_biased(plain, biased, self.bias_of(plain, who="teacher"))
+        return replace(taught, teacher=biased)
+
+    def trained(self, model: str, *, steps: int, output: Path) -> Path:
+        """Train a model that teaches or writes on what was chosen; free where it was done before.
+
+        Args:
+            model: that begins, a public one.
+            steps: of the student's batch size and rate.
+            output: the folder of the one that it becomes, named after what it does.
+
+        Returns:
+            That folder.
+
+        Raises:
+            TrainingError: the loss is no longer finite.
+        """
+        from flower_privsyn.training.causal import fine_tune
+
+        config = self._config
+        output.parent.mkdir(exist_ok=True)
+        with self._text.place.progress.stage(f"Train the {output.name}", steps) as stage:
+            fine_tune(
+                located(model),
+                self.texts,
+                settings=replace(config.student_training(), max_steps=steps),
+                output=output,
+                seed=config.seed,
+                progress=stage.reach,
+            )
+        return output
 
     def add_bias(self, plain: Path, output: Path) -> None:
         """Write a model with what it lacks in its logits, as much of it as the settings say.
@@ -127,17 +180,18 @@ class SketchedStudent:
 
         save_biased(plain, output, self.bias_of(plain))
 
-    def bias_of(self, plain: Path) -> LogitBias:
+    def bias_of(self, plain: Path, *, who: str = "student") -> LogitBias:
         """What a model lacks in its logits, as much of it as the settings say.
 
         Args:
             plain: folder of the model, trained on what was chosen and on whatever else.
+            who: what the model is called where the work reports.
 
         Raises:
             ModelError: the model cannot be loaded.
         """
         config = self._config
-        with self._text.place.progress.stage("Read what the student lacks", total=None):
+        with self._text.place.progress.stage(f"Read what the {who} lacks", total=None):
             return self.lacking(plain).scaled(config.token_bias, config.bigram_bias)
 
     def lacking(self, model: str | Path) -> LogitBias:
