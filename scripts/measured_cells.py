@@ -30,6 +30,10 @@ _OF_THEIR_OWN = ("public_text", "held_out")
 #: Variants that are a choice, by their names in a comparison: what each sends or begins with.
 _CHOICES = {
     "without-pairs": "joint-sketch, tokens alone",
+    "with-trained-teacher": "joint-sketch, its teacher trained",
+    "with-8000-pairs-and-trained-teacher": "joint-sketch, 8,000 pairs, its teacher trained",
+    "joint-sketch-written": "joint-sketch, text by the generator",
+    "written-by-trained-generator": "joint-sketch, text by a trained generator",
     "dp-ftrl-distilled": "dp-ftrl, from a taught student",
 }
 
