@@ -34,6 +34,7 @@ _CHOICES = {
     "with-8000-pairs-and-trained-teacher": "joint-sketch, 8,000 pairs, its teacher trained",
     "joint-sketch-written": "joint-sketch, text by the generator",
     "written-by-trained-generator": "joint-sketch, text by a trained generator",
+    "written-from-8000-pairs": "joint-sketch, 8,000 pairs, text by a trained generator",
     "dp-ftrl-distilled": "dp-ftrl, from a taught student",
 }
 
