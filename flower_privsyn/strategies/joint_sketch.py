@@ -172,9 +172,9 @@ class AskedOnce(AskedAgain):
         config, self._place = self.config, place
         check_student(config, config.model)
         if config.synthesis == "written":
+            self._refuse_untrainable()
             self._load_generator()
             self._load_prompt()
-            self._refuse_untrainable()
         self._text = SketchedText(config, place)
         self._text.refuse_short_rows()
         return (self._text.source,)

@@ -124,20 +124,13 @@ class TestJudging:
         (judgement,) = advice.judgements
         assert [cell.method for cell in judgement.too_large] == ["dp-ftrl"]
         assert "sends too much: 1.3 MB up" in "\n".join(advice_lines(advice))
-        more = collect(
-            [
-                ("numbers", 10_000, one)
-                for one in (
-                    FLOOR,
-                    record("popri", 1.0, 0.3, up=9),
-                    record("aug-pe", 1.0, 0.2, up=9),
-                )
-            ]
-        )
+        little = [record("popri", 1.0, 0.3, up=9), record("aug-pe", 1.0, 0.2, up=9)]
+        more = [replace(one, data="numbers") for one in collect(place(10_000, FLOOR, *little))]
         with_numbers = replace(table, cells=(*table.cells, *more))
-        little = "\n".join(advice_lines(advise(with_numbers, Need(users=9, epsilon=1.0, upload=9))))
+        need = Need(users=9, epsilon=1.0, upload=9)
+        said = "\n".join(advice_lines(advise(with_numbers, need)))
         # On letters nothing sends so little, and nothing is first.
-        assert "  popri: first where it had rivals, on numbers.\n" in little
+        assert "  popri: first where it had rivals, on numbers.\n" in said
         nothing = advise(table, Need(users=10_000, epsilon=1.0, upload=9))
         assert nothing.best == ()
         assert "nothing that was measured nearby" in "\n".join(advice_lines(nothing))

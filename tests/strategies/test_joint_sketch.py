@@ -182,6 +182,15 @@ class TestARun:
 
 
 class TestWriting:
+    #: A generator with the student's tokens writes two short texts.
+    BY_A_MODEL = {  # noqa: RUF012
+        "noise_multiplier": 0.0,
+        "synthesis": "written",
+        "synthetic_samples": 2,
+        "generator": "privsyn-tiny",
+        "max_new_tokens": 12,
+    }
+
     def test_by_a_generator_is_filtered_by_the_same_score(
         self, federation: Builder, config: Builder
     ) -> None:
@@ -195,14 +204,7 @@ class TestWriting:
     def test_by_a_generator_of_the_same_tokens_is_biased(
         self, federation: Builder, config: Builder
     ) -> None:
-        settings = config(
-            noise_multiplier=0.0,
-            synthesis="written",
-            synthetic_samples=2,
-            generator="privsyn-tiny",
-            max_new_tokens=12,
-        )
-        strategy = JointSketch(settings)
+        strategy = JointSketch(config(**self.BY_A_MODEL))
         strategy.start(federation(make_users(20)))
         assert 0 < len(lines(strategy.run.path / "synthetic.jsonl")) <= 2
         writer, _ = load_pretrained(
@@ -215,16 +217,8 @@ class TestWriting:
     def test_a_generator_may_learn_from_what_was_chosen_first(
         self, federation: Builder, config: Builder, bias: float
     ) -> None:
-        settings = config(
-            noise_multiplier=0.0,
-            synthesis="written",
-            synthetic_samples=2,
-            generator="privsyn-tiny",
-            generator_steps=3,
-            generator_bias=bias,
-            max_new_tokens=12,
-        )
-        strategy = JointSketch(settings)
+        learning = {"generator_steps": 3, "generator_bias": bias}
+        strategy = JointSketch(config(**self.BY_A_MODEL, **learning))
         strategy.start(federation(make_users(20)))
         run = strategy.run
         assert 0 < len(lines(run.path / "synthetic.jsonl")) <= 2
@@ -317,11 +311,10 @@ class TestTeaching:
                 raise Killed
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(causal, "fine_tune", die)
-        with pytest.raises(Killed):
-            JointSketch(config(**settings)).start(federation())
-        monkeypatch.undo()
-        monkeypatch.setenv(environment.CACHE, str(tmp_path / "cache"))
+        with monkeypatch.context() as broken:
+            broken.setattr(causal, "fine_tune", die)
+            with pytest.raises(Killed):
+                JointSketch(config(**settings)).start(federation())
         weights = tmp_path / "run" / "models" / "teacher" / "model.safetensors"
         before = weights.stat().st_mtime_ns
         strategy = JointSketch(config(**settings, resume=True))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.private_path.release import SumOfUsers
     from flower_privsyn.strategies.parts.sketch_settings import SketchedStudentConfig
+    from flower_privsyn.training.causal import FineTuning
     from flower_privsyn.training.distillation import Distillation
 
 #: Folder of a teacher that learnt from the chosen text, beside the student's.
@@ -105,27 +106,17 @@ class SketchedStudent:
         Raises:
             TrainingError: the loss is no longer finite.
         """
-        from flower_privsyn.training.causal import fine_tune
-
-        config = self._config
-        output.parent.mkdir(exist_ok=True)
-        taught = self._distillation(output.with_name(_TEACHER))
-        with self._text.place.progress.stage("Train the student", config.student_steps) as stage:
-            training = fine_tune(
-                located(model),
-                self.texts,
-                settings=config.student_training(),
-                output=output,
-                seed=config.seed,
-                progress=stage.reach,
-                distillation=taught,
-            )
+        training = self._fine_tune(
+            model,
+            output,
+            who="student",
+            steps=self._config.student_steps,
+            distillation=self._distillation(output.with_name(_TEACHER)),
+        )
         return {"student_steps": training.steps, "student_epochs": training.epochs}
 
     def _distillation(self, folder: Path) -> Distillation | None:
         """What the student is taught by; a teacher that is to learn first has done so."""
-        from flower_privsyn.training.bias import save_biased
-
         config = self._config
         taught = config.distillation()
         if taught is None or not config.teacher_steps:
@@ -134,7 +125,7 @@ class SketchedStudent:
         if not (config.token_bias or config.bigram_bias):
             return replace(taught, teacher=plain)
         biased = folder.with_name(f"{folder.name}-biased")
-        save_biased(plain, biased, self.bias_of(plain, who="teacher"))
+        self.add_bias(plain, biased, who="teacher")
         return replace(taught, teacher=biased)
 
     def trained(self, model: str, *, steps: int, output: Path) -> Path:
@@ -151,34 +142,47 @@ class SketchedStudent:
         Raises:
             TrainingError: the loss is no longer finite.
         """
+        self._fine_tune(model, output, who=output.name, steps=steps)
+        return output
+
+    def _fine_tune(
+        self,
+        model: str,
+        output: Path,
+        *,
+        who: str,
+        steps: int,
+        distillation: Distillation | None = None,
+    ) -> FineTuning:
         from flower_privsyn.training.causal import fine_tune
 
         config = self._config
         output.parent.mkdir(exist_ok=True)
-        with self._text.place.progress.stage(f"Train the {output.name}", steps) as stage:
-            fine_tune(
+        with self._text.place.progress.stage(f"Train the {who}", steps) as stage:
+            return fine_tune(
                 located(model),
                 self.texts,
                 settings=replace(config.student_training(), max_steps=steps),
                 output=output,
                 seed=config.seed,
                 progress=stage.reach,
+                distillation=distillation,
             )
-        return output
 
-    def add_bias(self, plain: Path, output: Path) -> None:
+    def add_bias(self, plain: Path, output: Path, *, who: str = "student") -> None:
         """Write a model with what it lacks in its logits, as much of it as the settings say.
 
         Args:
             plain: folder of the model, trained on what was chosen and on whatever else.
             output: folder of the one with the bias inside.
+            who: what the model is called where the work reports.
 
         Raises:
             ModelError: the model cannot be loaded, or `output` holds something else.
         """
         from flower_privsyn.training.bias import save_biased
 
-        save_biased(plain, output, self.bias_of(plain))
+        save_biased(plain, output, self.bias_of(plain, who=who))
 
     def bias_of(self, plain: Path, *, who: str = "student") -> LogitBias:
         """What a model lacks in its logits, as much of it as the settings say.
