@@ -235,24 +235,27 @@ def _follow(
 
 def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     """Show what a comparison found; 0, or the status of one of whose cells some failed."""
-    from flower_privsyn.comparison.table import show
+    from flower_privsyn.comparison.summary import LEFT_OUT
+    from flower_privsyn.comparison.table import show, without_student
 
     show(document)
     if comparison.page_file.is_file():
         print(f"Report: {comparison.page_file}")
     print(f"All figures: {comparison.document_file}")
     cells = document["cells"]
-    left_out = sum(cell["status"] == "left out" for cell in cells)
+    untaught = without_student(document)
+    late = [one for one in untaught if one["distilled_error"].startswith(LEFT_OUT)]
+    left_out = len(late) + sum(cell["status"] == LEFT_OUT for cell in cells)
     if left_out:
         print(
             f"{left_out} of {len(cells)} cells were left out for want of time; "
             f"{comparison.folder / 'comparison.md'} lists them, and the same command goes on",
             file=sys.stderr,
         )
-    failed = [cell for cell in cells if cell["status"] == "failed"]
+    failed = len(untaught) - len(late) + sum(cell["status"] == "failed" for cell in cells)
     if failed:
         return complain(
-            f"{len(failed)} of {len(cells)} cells failed; {comparison.folder / 'comparison.md'} "
+            f"{failed} of {len(cells)} cells failed; {comparison.folder / 'comparison.md'} "
             "says why, and the same command tries them again",
             FAILED,
         )

@@ -47,12 +47,14 @@ class Job:
         values: its run configuration.
         folder: where it is written.
         progress: where steps are shown.
+        figures: whether the cell is to be measured; if not, its second student alone is wanted.
     """
 
     cell: Cell
     values: Mapping[str, Any]
     folder: Path
     progress: ShownProgress
+    figures: bool = True
 
 
 class Measures:
@@ -65,10 +67,11 @@ class Measures:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
+        self._common = plan.common_values()
         self._embedding_cost = folder / "embedding_cost.json"
         self._embedders: dict[tuple[str, str], _Remembering] = {}
         self._texts_per_user = 0.0
-        self._held_out_copies: dict[int, float] = {}  # by the tokens of a sample
+        self._held_out_copies: float | None = None
 
     def of_text(
         self,
@@ -92,6 +95,8 @@ class Measures:
         """
         if not texts:
             raise DataError("the run wrote no synthetic text to fine-tune on")
+        if not job.figures:
+            return {"distilled": self.distilled(job, texts, writer=writer)}
         step = max(1, len(texts) // _SAMPLES)
         return {
             "quality": self.tuned(job, texts),
@@ -166,6 +171,17 @@ class Measures:
             distillation: a teacher on them; None for the texts alone.
             student: folder of the model that it becomes, in that of the cell.
         """
+        return self.quality(job, self.trained(job, texts, distillation, student=student))
+
+    def trained(
+        self,
+        job: Job,
+        texts: Sequence[str],
+        distillation: Distillation | None = None,
+        *,
+        student: str = STUDENT,
+    ) -> str:
+        """Fine-tune the downstream model, as `tuned` does; the folder that it is in."""
         output = job.folder / student
         with job.progress.stage("Fine-tune the downstream model") as stage:
             fine_tune(
@@ -177,11 +193,11 @@ class Measures:
                 progress=stage.reach,
                 distillation=distillation,
             )
-        return self.quality(job, str(output))
+        return str(output)
 
     def quality(self, job: Job, model: str) -> dict[str, Any]:
         """The figures of a language model on held-out text."""
-        samples = self.samples(self._plan.held_out, job.values)
+        samples = self.samples(self._plan.held_out)
         with job.progress.stage("Read held-out text", len(samples)) as stage:
             figures = evaluate_language_model(
                 model,
@@ -201,29 +217,35 @@ class Measures:
         }
 
     def _compared(self, job: Job, texts: Sequence[str]) -> dict[str, Any] | None:
-        held_out = self.samples(self._plan.held_out, job.values).texts
+        held_out = self.samples(self._plan.held_out).texts
         self._texts_per_user = len(held_out) / len(self._plan.held_out)
         if min(len(texts), len(held_out)) < 10:
             return None  # too few for a distance between distributions
-        private = self.samples(self._plan.private, job.values).texts
+        private = self.samples(self._plan.private).texts
         found = compare_texts(
             texts,
             held_out,
-            embedder=self.embedder(job.values),
-            embedding_model=str(job.values["embedding-model"]),
+            embedder=self.embedder(self._common),
+            embedding_model=str(self._common["embedding-model"]),
             private=private,
-            max_tokens=int(job.values["max-tokens"]),
+            max_tokens=int(self._common["max-tokens"]),
             max_texts=self._plan.max_texts,
             progress=job.progress,
         )
-        if (length := int(job.values["max-tokens"])) not in self._held_out_copies:
-            self._held_out_copies[length] = copy_rates(held_out, private).any
-        return {**_figures(found), "copies_held_out": self._held_out_copies[length]}
+        if self._held_out_copies is None:
+            self._held_out_copies = copy_rates(held_out, private).any
+        return {**_figures(found), "copies_held_out": self._held_out_copies}
 
-    def samples(self, users: Users, values: Mapping[str, Any]) -> Samples:
-        """All text of the users, cut as the nodes cut it."""
-        cut = Cut(max_tokens=int(values["max-tokens"]))
-        return cut.samples(cut.documents(users), tokenizer=self.embedder(values).tokenizer)
+    def samples(self, users: Users, *, max_tokens: int | None = None) -> Samples:
+        """All text of some users, cut as nodes cut it.
+
+        Args:
+            users: whose.
+            max_tokens: of a sample; None for what no method has for itself, by which all are
+                measured.
+        """
+        cut = Cut(max_tokens=max_tokens or int(self._common["max-tokens"]))
+        return cut.samples(cut.documents(users), tokenizer=self.embedder(self._common).tokenizer)
 
     def embedder(self, values: Mapping[str, Any]) -> _Remembering:
         """The embedding model of a run configuration."""
@@ -236,8 +258,8 @@ class Measures:
 
     def held_out_vectors(self, model: str, precision: str) -> Any:
         """Embeddings of some held-out texts, for the picture."""
-        values = {"embedding-model": model, "embedding-precision": precision, "max-tokens": 64}
-        texts = self.samples(self._plan.held_out, values).texts
+        values = {"embedding-model": model, "embedding-precision": precision}
+        texts = self.samples(self._plan.held_out).texts
         return self.embedder(values).embed(texts[:: max(1, len(texts) // 400)])
 
     def embedding_seconds(self) -> float | None:

@@ -18,6 +18,7 @@ from flower_privsyn.dry_run import Report, Shelf, check_method, check_needs
 from flower_privsyn.dry_run.libraries import require
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
+from flower_privsyn.evaluation.run import LEAST_TEXTS
 from flower_privsyn.evaluation.sealed import OPENED
 from flower_privsyn.host.app import (
     App,
@@ -78,6 +79,8 @@ class Cell:
     def name(self) -> str:
         """The folder of the cell."""
         budget = "inf" if self.epsilon is None else f"{self.epsilon:g}"
+        if self.epsilon is not None and float(budget) != self.epsilon:
+            budget = repr(self.epsilon)  # its neighbours have folders of their own
         return f"{self.method}-eps-{budget}-seed-{self.seed}"
 
 
@@ -98,7 +101,7 @@ class Plan:
         delta: of every run.
         downstream: causal language model that every method is to make better.
         training: how it is fine-tuned, the same for every method that fine-tunes.
-        max_texts: most texts on either side of a comparison of distributions.
+        max_texts: most texts on either side of a comparison of distributions, >= 10.
         settings: `key=value` or `method.key=value`.
         newer_than: only text dated after this day takes part, or "".
         opened: whether the held-out users are sealed ones.
@@ -167,6 +170,29 @@ class Plan:
         trained = self._trained(method)
         values |= {key: set_ for key, set_ in trained.items() if key in self.app.defaults}
         return values
+
+    def common_values(self) -> dict[str, ConfigValue]:
+        """The settings that no method has for itself: what held-out text is cut and embedded by.
+
+        A method may cut its users' text otherwise, and is measured on the same text as its rivals.
+        """
+        return resolve_config(self.app, settings=self._settings_of(""))
+
+    def own_settings(self, values: Mapping[str, ConfigValue]) -> dict[str, ConfigValue]:
+        """Of a run configuration what differs from the app, and not by what the comparison decides.
+
+        Args:
+            values: of a cell.
+
+        Returns:
+            By their keys; of a setting that names a file or folder the last part of its name.
+        """
+        decided = self._decided(self.cells()[0], Path()).keys() | {"run-dir", "resume"}
+        return {
+            key: Path(value).name if isinstance(value, str) and Path(value).exists() else value
+            for key, value in values.items()
+            if key not in decided and value != self.app.defaults.get(key)
+        }
 
     def _file_of(self, method: ComparedMethod) -> str | None:
         """Its settings in the app; None for a reference without any."""
@@ -242,12 +268,12 @@ class Plan:
         """The settings that concern a method, without its name."""
         found = []
         for setting in self.settings:
-            key = setting.partition("=")[0].strip()
-            owner, dot, rest = key.partition(".")
+            key, sign, text = setting.partition("=")
+            owner, dot, rest = key.strip().partition(".")
             if not dot:
                 found.append(setting)
             elif owner == method:
-                found.append(rest + setting[len(key) :])
+                found.append(rest + sign + text)
         return found
 
     def check(self, shelf: Shelf) -> None:
@@ -436,6 +462,7 @@ def make_plans(
     budgets = _budgets(epsilons)
     check_whole("--seeds", seeds, ge=1)
     check_whole("--first-seed", first_seed, ge=0, le=_LARGEST_FIRST_SEED)
+    check_whole("--max-texts", max_texts, ge=LEAST_TEXTS)
     chosen = _chosen(app, configs, methods)
     plans, shelf = [], Shelf()
     for wanted in users:

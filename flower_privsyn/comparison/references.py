@@ -37,9 +37,9 @@ def floor(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
 def ceiling(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on the private text itself."""
     # No costs: the text itself is what leaves. No samples: they would be the users' own.
-    own = measures.samples(plan.private, job.values).texts
+    own = measures.samples(plan.private).texts
     return {
-        "quality": measures.tuned(job, own),
+        "quality": measures.tuned(job, own) if job.figures else None,
         "distilled": measures.distilled(job, own),
         "texts": None,
         "costs": None,
@@ -71,7 +71,7 @@ def expanded_private(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]
     """
     generator = str(job.values["generator"])
     check_here(generator)
-    own = measures.samples(plan.private, job.values).texts
+    own = measures.samples(plan.private).texts
     texts = _expanded(job, own, source="private")
     found = measures.of_text(job, texts, {}, writer=able(generator, plan.downstream))
     # No costs, and no samples, as for the ceiling: a generator may repeat what it was shown.
@@ -108,7 +108,7 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     from flower_privsyn.privacy.token_choice import TokenChoice
 
     values = job.values
-    samples = measures.samples(plan.private, values)
+    samples = measures.samples(plan.private, max_tokens=int(values["max-tokens"]))
     random = np.random.default_rng([job.cell.seed, 4])
     wanted = min(int(values["expand-samples"]), len(samples))
     drawn = np.sort(random.choice(len(samples), wanted, replace=False)).tolist()
@@ -180,9 +180,9 @@ def _random_text(
         random = np.random.default_rng([job.cell.seed, 3])
         drawn = random.choice(len(public), min(read, len(public)), replace=False)
         texts = [public.text_of(int(index)) for index in drawn]
-    quality = measures.tuned(job, texts, distillation=distillation)
+    model = measures.trained(job, texts, distillation)
     costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
-    return {"quality": quality, "texts": None, "costs": costs, "samples": []}
+    return {"quality": measures.quality(job, model), "texts": None, "costs": costs, "samples": []}
 
 
 def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:

@@ -27,7 +27,7 @@ from flower_privsyn.comparison.measures import STUDENT, Job, Measures, costs, pr
 from flower_privsyn.comparison.picture import Picture
 from flower_privsyn.comparison.plan import Cell, Plan, settings_of
 from flower_privsyn.comparison.references import REFERENCES
-from flower_privsyn.comparison.summary import document_of
+from flower_privsyn.comparison.summary import LEFT_OUT, document_of
 from flower_privsyn.comparison.table import markdown
 from flower_privsyn.comparison.teachers import writer_of
 from flower_privsyn.data import Users
@@ -41,6 +41,7 @@ from flower_privsyn.errors import (
 from flower_privsyn.files import (
     append_json_lines,
     expanded,
+    located,
     read_json,
     read_json_lines,
     replacing,
@@ -91,6 +92,7 @@ class Comparison:
             "training": dict(vars(plan.training)),
             "max_texts": plan.max_texts,
             "delta": plan.delta,
+            "downstream_files": weight_files(located(plan.downstream)),
         }
         self._refuse_other()
         self._measures = Measures(plan, self.folder)
@@ -116,15 +118,19 @@ class Comparison:
         try:
             before = json.loads(self.document_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            if any(self.folder.iterdir()) and not (self.folder / ".lock").exists():
+            # A comparison that was killed before its first cell has its users there, no more.
+            if {one.name for one in self.folder.iterdir()} - {".lock", "data"}:
                 raise ConfigError(
                     f"{self.folder} is not empty and holds no comparison: choose another --output"
                 ) from None
             return
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.document_file} cannot be read: {error}") from error
+        fixed = before.get("fixed", {})
         for key, value in self._fixed.items():
-            if before.get("fixed", {}).get(key) != json.loads(json.dumps(value)):
+            # Of a comparison that an earlier version began, nobody knows the weights.
+            known = key in fixed or key != "downstream_files"
+            if known and fixed.get(key) != json.loads(json.dumps(value)):
                 what = "other users" if key == "users" else f"another value of {key}"
                 raise ConfigError(
                     f"{self.folder} holds a comparison with {what}: choose another --output, or "
@@ -180,19 +186,8 @@ class Comparison:
                     continue
                 say(f"[{number}/{len(cells)}] {self._called(cell)}")
                 self._write(cells, running=cell)
-                record, before = self._attempt(cell, data, follower), self._result(cell)
-                if before.get("status") == "finished":
-                    # All but the second student was there, with what it had cost to make it.
-                    kept = {**before, "distilled": record.get("distilled")}
-                    write_json(self._cell_folder(cell) / "cell.json", kept)
-                else:
-                    write_json(self._cell_folder(cell) / "cell.json", record)
-                if record["status"] == "failed":
-                    say(f"    failed: {record['error']}")
-                else:
-                    accuracy = record["quality"]["next_token_accuracy"]
-                    stamp = self.plan.stamp
-                    say(f"    next-token accuracy {accuracy:.4f} on held-out users ({stamp})")
+                for line in self._attempt(cell, data, follower):
+                    say(f"    {line}")
             for cell, sentence in () if budget is None else budget.left_out:
                 self._left_out[cell] = sentence
                 say(f"left out: {self._called(cell)}: {sentence}")
@@ -221,7 +216,8 @@ class Comparison:
         folder.mkdir(mode=0o700, exist_ok=True)
         for name, users in (("private", self.plan.private), ("held_out", self.plan.held_out)):
             file = folder / f"{name}.jsonl"
-            if not file.exists():
+            # What a kill before the first cell left may be of other users.
+            if not (self.document_file.exists() and file.exists()):
                 with replacing(file) as temporary:
                     append_json_lines(temporary, _rows(users))
         return folder / "private.jsonl"
@@ -243,35 +239,74 @@ class Comparison:
                     "folder to run the cell anew"
                 )
 
-    def _attempt(self, cell: Cell, data: Path, follower: Follower) -> dict[str, Any]:
-        """Run and measure a cell; a failure is a result as well."""
-        folder = self._cell_folder(cell)
+    def _attempt(self, cell: Cell, data: Path, follower: Follower) -> Iterator[str]:
+        """Run and measure a cell, or teach its second student; a failure is a result as well.
+
+        Yields:
+            What was found, in a sentence each.
+        """
+        record = self._result(cell)
+        if record.get("status") == "finished":
+            yield from self._teach(cell, record, data, follower)
+            return
+        folder, first = self._cell_folder(cell), not record
         folder.mkdir(parents=True, exist_ok=True)
-        record: dict[str, Any] = {
+        values = self.plan.values(cell, data)
+        record = {
             "stamp": self.plan.stamp,
-            "method": cell.method,
-            "epsilon": cell.epsilon,
-            "seed": cell.seed,
-            "status": "failed",
+            **vars(cell),
+            "status": "pending",
             "error": None,
-            "settings": settings_of(self.plan.values(cell, data)),
+            "settings": settings_of(values),
+            "own_settings": self.plan.own_settings(values),
         }
+        # Before anything of it is done: whoever continues it must ask for the same.
+        write_json(folder / "cell.json", record)
+        begun = time.monotonic()
+        found, error = self._tried(cell, data, follower)
+        record |= found | {"status": "finished" if error is None else "failed", "error": error}
         # Of a cell that goes on where an earlier attempt ended, the time would be a part of it.
-        begun = None if (folder / "run").exists() else time.monotonic()
+        record["wall_seconds"] = time.monotonic() - begun if first else None
+        if not (first or self.plan.method(cell).asks_users):
+            for key in ("server_seconds", "client_cpu_seconds"):
+                if (record.get("costs") or {}).get(key):
+                    record["costs"][key] = None
+        write_json(folder / "cell.json", record)
+        if error is not None:
+            yield f"failed: {error}"
+            return
+        accuracy = record["quality"]["next_token_accuracy"]
+        yield f"next-token accuracy {accuracy:.4f} on held-out users ({self.plan.stamp})"
+
+    def _teach(
+        self, cell: Cell, record: Mapping[str, Any], data: Path, follower: Follower
+    ) -> Iterator[str]:
+        """Teach the second student of a finished cell, whose other figures stay as they are."""
+        found, error = self._tried(cell, data, follower, figures=False)
+        taught = {"distilled": found.get("distilled"), "distilled_error": error}
+        write_json(self._cell_folder(cell) / "cell.json", {**record, **taught})
+        if error is not None:
+            yield f"its second student failed: {error}"
+            return
+        accuracy = found["distilled"]["next_token_accuracy"]
+        yield f"next-token accuracy {accuracy:.4f} of its second student ({self.plan.stamp})"
+
+    def _tried(
+        self, cell: Cell, data: Path, follower: Follower, *, figures: bool = True
+    ) -> tuple[dict[str, Any], str | None]:
+        """What a cell gave, or why it gave nothing."""
         try:
-            record |= self._outcome(cell, data, follower)
-            record["status"] = "finished"
+            return self._outcome(cell, data, follower, figures=figures), None
         except PrivsynError as error:
-            record["error"] = str(error)
+            return {}, str(error)
         except Exception as error:  # any library's: the other cells go on
-            record["error"] = f"unexpected {type(error).__name__}: {error}"
             if os.environ.get(environment.TRACEBACK):
                 raise
-        if record.get("costs") is not None:
-            record["costs"]["wall_seconds"] = None if begun is None else time.monotonic() - begun
-        return record
+            return {}, f"unexpected {type(error).__name__}: {error}"
 
-    def _outcome(self, cell: Cell, data: Path, follower: Follower) -> dict[str, Any]:
+    def _outcome(
+        self, cell: Cell, data: Path, follower: Follower, *, figures: bool
+    ) -> dict[str, Any]:
         values, folder = self.plan.values(cell, data), self._cell_folder(cell)
         run = None
         if self.plan.method(cell).asks_users:
@@ -281,7 +316,13 @@ class Comparison:
             with follower() as follow:
                 run = self._run(folder, values, follow)
         with follower() as follow:
-            job = Job(cell=cell, values=values, folder=folder, progress=ShownProgress(follow))
+            job = Job(
+                cell=cell,
+                values=values,
+                folder=folder,
+                progress=ShownProgress(follow),
+                figures=figures,
+            )
             if run is None:
                 return REFERENCES[cell.method](job, self.plan, self._measures)
             return self._released(job, run)
@@ -337,13 +378,15 @@ class Comparison:
             quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
             return {**found, "quality": quality, "texts": None, "costs": cost, "samples": []}
         texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
-        self._picture.add(run, job.cell, self._measures.embedder(job.values), job.progress)
+        if job.figures:
+            self._picture.add(run, job.cell, self._measures.embedder(job.values), job.progress)
         writer: str | Path = ""
         if self.plan.teaches(self.plan.method(job.cell)):
             writer = writer_of(run, student=self.plan.downstream, folder=job.folder / "writer")
         figures = self._measures.of_text(job, texts, cost, writer=writer)
         shutil.rmtree(job.folder / "writer", ignore_errors=True)
-        return {**found, **figures, "labels": self._measures.labels(job, run)}
+        labels = self._measures.labels(job, run) if job.figures else None
+        return {**found, **figures, "labels": labels}
 
     # ------------------------------------------------------------------ the document
 
@@ -354,10 +397,14 @@ class Comparison:
         records = []
         for cell in cells:
             record = self._result(cell) or {**vars(cell), "status": "pending"}
-            if cell == running:
+            left_out = self._left_out.get(cell)
+            if record["status"] == "finished":  # at most its second student is missing
+                if left_out is not None:
+                    record["distilled_error"] = f"{LEFT_OUT}: {left_out}"
+            elif cell == running:
                 record |= {"status": "running", "error": None}
-            elif cell in self._left_out:
-                record |= {"status": "left out", "error": self._left_out[cell]}
+            elif left_out is not None:
+                record |= {"status": LEFT_OUT, "error": left_out}
             records.append(record)
         document = document_of(
             self.plan,

@@ -7,12 +7,15 @@ import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from flower_privsyn import clock
 from flower_privsyn.comparison.plan import Plan
 from flower_privsyn.environment import library_versions
 from flower_privsyn.strategies.catalogue import ComparedMethod
+
+#: Status of a cell that a budget of minutes did not allow.
+LEFT_OUT: Final = "left out"
 
 #: Figures of `quality` and of `texts` that the table has.
 _QUALITY = ("next_token_accuracy", "perplexity", "bits_per_byte")
@@ -26,7 +29,6 @@ _COSTS = (
     "bytes_down",
     "client_cpu_seconds",
     "server_seconds",
-    "wall_seconds",
 )
 
 #: Of a cell in the document.
@@ -43,9 +45,12 @@ _CELL = (
     "local_epsilon",
     "quality",
     "distilled",
+    "distilled_error",
     "labels",
     "texts",
     "costs",
+    "wall_seconds",
+    "own_settings",
     "spent",
     "samples",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from flower_privsyn.comparison.summary import LEFT_OUT
 from flower_privsyn.report.numbers import bytes_text, epsilon_text
 
 #: Columns: heading, and the text of a row's field.
@@ -105,17 +106,29 @@ def markdown(document: Mapping[str, Any]) -> str:
         texts = [titles[row["method"]] + _note(row), *(text(row) for _, text in columns)]
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
     lines += ["", caption(document), ""]
-    for status, heading in (("failed", "Failed:"), ("left out", "Not run, for want of time:")):
-        found = [cell for cell in document["cells"] if cell["status"] == status]
+    for heading, key, found in (
+        ("Failed:", "error", _of_status(document, "failed")),
+        ("Not run, for want of time:", "error", _of_status(document, LEFT_OUT)),
+        ("Without a second student:", "distilled_error", without_student(document)),
+    ):
         lines += [heading, ""] if found else []
         for cell in found:
             budget = epsilon_text(cell["epsilon"])
-            sentence = " ".join(str(cell["error"]).split())
+            sentence = " ".join(str(cell[key]).split())
             lines.append(
                 f"- {titles[cell['method']]}, ε = {budget}, seed {cell['seed']}: {sentence}"
             )
         lines += [""] if found else []
     return "\n".join(lines)
+
+
+def without_student(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Finished cells whose second student failed, or was left out for want of time."""
+    return [cell for cell in _of_status(document, "finished") if cell.get("distilled_error")]
+
+
+def _of_status(document: Mapping[str, Any], status: str) -> list[Mapping[str, Any]]:
+    return [cell for cell in document["cells"] if cell["status"] == status]
 
 
 def caption(document: Mapping[str, Any]) -> str:

@@ -55,7 +55,7 @@ from flower_privsyn.training.causal import FineTuning, fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining
 
 #: Fewest texts on either side for distances between distributions.
-_LEAST_TEXTS = 10
+LEAST_TEXTS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +255,7 @@ def _check(
     max_texts: int,
 ) -> None:
     """Refuse what `evaluate_run` cannot do."""
-    check_whole("max_texts", max_texts, ge=_LEAST_TEXTS)
+    check_whole("max_texts", max_texts, ge=LEAST_TEXTS)
     if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
         raise ConfigError(
             f"{len(both)} users are among the held-out ones and among those the run learned from: "
@@ -289,20 +289,23 @@ def compare_texts(
         embedding_model: its name, for the record.
         private: samples of users who took part, for copies; None to leave that out.
         max_tokens: to which private text was cut, for the record.
-        max_texts: at most so many of both are embedded, drawn at random; copies are looked for in
-            all of them.
+        max_texts: at most so many of both are embedded, drawn at random, >= 10; copies are looked
+            for in all of them.
         seed: of the draws.
         progress: where steps are shown.
 
     Raises:
+        ConfigError: `max_texts` is below 10.
         DataError: There are fewer than 10 texts on a side.
     """
+    check_whole("max_texts", max_texts, ge=LEAST_TEXTS)
     shown: ProgressReporter = progress or NullProgress()
     for name, texts in (("synthetic", synthetic), ("held-out", held_out)):
-        if len(texts) < _LEAST_TEXTS:
-            raise DataError(f"{len(texts)} {name} texts are too few, {_LEAST_TEXTS} are needed")
-    generator = np.random.default_rng(seed)
-    some, others = (_draw(texts, max_texts, generator) for texts in (synthetic, held_out))
+        if len(texts) < LEAST_TEXTS:
+            raise DataError(f"{len(texts)} {name} texts are too few, {LEAST_TEXTS} are needed")
+    # Of its own each, so that the same held-out texts are drawn whatever they are compared with.
+    some = _draw(synthetic, max_texts, np.random.default_rng(seed))
+    others = _draw(held_out, max_texts, np.random.default_rng([seed, 1]))
     vectors = []
     for name, texts in (("synthetic", some), ("held-out", others)):
         with shown.stage(f"Embedding {name} texts", len(texts)) as stage:

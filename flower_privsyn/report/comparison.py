@@ -507,7 +507,7 @@ class ComparisonFacts:
                     *[fixed(finite(quality.get(name)), 4) for name in names],
                     *[None if value is None else epsilon_text(value) for value in spent],
                     number(finite(cell.get("delta")), 3),
-                    seconds_text(finite(costs.get("wall_seconds"))),
+                    seconds_text(finite(cell.get("wall_seconds"))),
                     str(cell["run"]) if cell.get("run") else None,
                 )
             )

@@ -34,7 +34,7 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def taken(cell: Cell) -> dict[str, Any]:
-    return {"costs": {"wall_seconds": SECONDS[cell.method]}}
+    return {"wall_seconds": SECONDS[cell.method]}
 
 
 def test_what_begins_with_a_student_comes_after_it_and_is_left_out_with_it(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_what_begins_with_a_student_comes_after_it_and_is_left_out_with_it(tmp_p
         seeds=1,
     )
     seconds = {"distill-public": 800.0, "dp-ftrl-distilled": 100.0}
-    expected = Expected(plan, lambda cell: {"costs": {"wall_seconds": seconds[cell.method]}})
+    expected = Expected(plan, lambda cell: {"wall_seconds": seconds[cell.method]})
     order = expected.cheap_first(plan.cells())
     assert [cell.method for cell in order] == ["distill-public", "dp-ftrl-distilled"]
     budget = Budget(300.0, expected, now=lambda: 0.0)
@@ -101,18 +101,11 @@ def test_a_comparison_runs_what_fits_and_goes_on_later(
     comparison = Comparison(plan, tmp_path / "out")
     run: list[str] = []
 
-    def attempt(cell: Cell, data: Path, follower: Any) -> dict[str, Any]:
+    def outcome(cell: Cell, data: Path, follower: Any, *, figures: bool) -> dict[str, Any]:
         run.append(cell.name)
-        (comparison._cell_folder(cell)).mkdir(parents=True)
-        return {
-            **vars(cell),
-            "status": "finished",
-            "quality": {"next_token_accuracy": 0.2},
-            "costs": {"wall_seconds": SECONDS[cell.method]},
-        }
+        return {"quality": {"next_token_accuracy": 0.2}}
 
-    monkeypatch.setattr(comparison, "_attempt", attempt)
-    monkeypatch.setattr(comparison, "_refuse_changed", lambda cell, data: None)
+    monkeypatch.setattr(comparison, "_outcome", outcome)
     monkeypatch.setattr(Expected, "_count", lambda self, cell: SECONDS[cell.method])
     said: list[str] = []
     begun: dict[str, Any] = {"follower": None, "say": said.append}

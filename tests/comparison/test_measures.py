@@ -65,7 +65,7 @@ def test_embedding_costs_the_same_whoever_was_looked_at_last(
     embedder.embed(plan.held_out.texts)
     expected = embedder.cpu_seconds / embedder.texts * 2  # two texts of a held-out user
     assert found.embedding_seconds() == pytest.approx(expected)
-    found.samples(plan.private, values)
+    found.samples(plan.private)
     assert found.embedding_seconds() == pytest.approx(expected)
     # What is looked at for a picture before anything was compared is no measurement.
     later = Measures(plan, tmp_path)

@@ -1,5 +1,6 @@
 """A comparison through Flower: what finished stays, what failed says why, and both are written."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -8,13 +9,18 @@ from typing import Any
 import pytest
 
 from flower_privsyn.cli import main
+from flower_privsyn.cli.compare import _show
 from flower_privsyn.comparison import APP, Comparison, People, make_plans
+from flower_privsyn.comparison.expected import Expected
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import load_app
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
+from flower_privsyn.training.fingerprint import weight_files
 
+QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}
+QUIET: dict[str, Any] = {"follower": None, "say": lambda line: None}
 SAMPLE = Path(__file__).parents[2] / "baselines" / "popri" / "popri" / "sample" / "users.jsonl"
 
 
@@ -164,6 +170,98 @@ class TestFolder:
         (folder / "cell.json").write_text(json.dumps({"status": "finished", "settings": settings}))
         with pytest.raises(ConfigError, match="was run with num-rounds = 99, and 8 is asked for"):
             comparison.run(follower=None, say=print)  # type: ignore[arg-type]
+
+    def test_what_a_kill_left_is_not_continued_with_other_settings(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = tmp_path / "out"
+
+        def killed(*_: Any, **__: Any) -> dict[str, Any]:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Comparison, "_outcome", killed)
+        first = Comparison(self.plan(methods=["popri"]), out)
+        with pytest.raises(KeyboardInterrupt):
+            first.run(**QUIET)
+        # As it is while the cell is running, too: nothing has been written of it since.
+        (cell,) = cells(out).values()
+        assert cell["status"] == "running"
+        changed = Comparison(self.plan(methods=["popri"], settings=["popri.num-rounds=2"]), out)
+        with pytest.raises(ConfigError, match="was run with num-rounds = 8, and 2 is asked for"):
+            changed.run(**QUIET)
+
+        monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: {"quality": QUALITY})
+        first.run(**QUIET)
+        (cell,) = cells(out).values()
+        assert (cell["status"], cell["wall_seconds"]) == ("finished", None)  # a part of it
+
+    def test_users_that_a_kill_left_before_the_first_cell_are_not_the_next_ones(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = tmp_path / "out"
+        Comparison(self.plan(users=[30]), out)._write_users()
+        monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: {"quality": QUALITY})
+        Comparison(self.plan(users=[24]), out).run(**QUIET)
+        asked = {json.loads(line)["client_id"] for line in (out / "data/private.jsonl").open()}
+        assert len(asked) == document(out)["data"]["private_users"] == 24
+        # Cells without their comparison are nobody's to go on with.
+        (out / "compare.json").unlink()
+        with pytest.raises(ConfigError, match="is not empty and holds no comparison"):
+            Comparison(self.plan(users=[30]), out)
+
+    def test_other_weights_of_the_same_name_are_not_mixed_in(self, tmp_path: Path) -> None:
+        model = tmp_path / "model"
+        model.mkdir()
+        (model / "model.safetensors").write_bytes(b"one")
+        out = tmp_path / "out"
+        fixed = Comparison(self.plan(), tmp_path / "other")._fixed
+        fixed |= {"downstream": str(model), "downstream_files": weight_files(str(model))}
+        out.mkdir()
+        (out / "compare.json").write_text(json.dumps({"fixed": fixed}))
+        same = dataclasses.replace(self.plan(), downstream=str(model))
+        Comparison(same, out)
+        (model / "model.safetensors").write_bytes(b"two")
+        with pytest.raises(ConfigError, match="another value of downstream_files"):
+            Comparison(same, out)
+        del fixed["downstream_files"]  # of an earlier version nobody knows
+        (out / "compare.json").write_text(json.dumps({"fixed": fixed}))
+        Comparison(same, out)
+
+    def test_a_second_student_that_fails_or_has_no_time_leaves_the_first_in_the_table(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out, found = tmp_path / "out", {"quality": QUALITY}
+        monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: found)
+        Comparison(self.plan(methods=["finetune-private"]), out).run(**QUIET)
+        (before,) = cells(out).values()
+        comparison = Comparison(self.plan(methods=["finetune-private"], distil=True), out)
+
+        monkeypatch.setattr(Expected, "seconds", lambda *_: 1e6)
+        left = comparison.run(**QUIET, budget_minutes=1.0)
+        (cell,) = left["cells"]
+        assert cell["distilled_error"].startswith("left out: it takes about")
+        assert cell["quality"] == QUALITY
+        assert left["summary"][0]["seeds"] == 1
+        assert "Without a second student:" in (out / "comparison.md").read_text()
+        assert _show(comparison, left) == 0
+        assert "1 of 1 cells were left out for want of time" in capsys.readouterr().err
+
+        def failing(*_: Any, figures: bool, **__: Any) -> dict[str, Any]:
+            assert not figures  # those that are there stay
+            raise ConfigError("no teacher")
+
+        monkeypatch.setattr(Comparison, "_outcome", failing)
+        failed = comparison.run(**QUIET)
+        (cell,) = failed["cells"]
+        assert (cell["status"], cell["distilled_error"]) == ("finished", "no teacher")
+        assert cell["wall_seconds"] == before["wall_seconds"]
+        assert _show(comparison, failed) == 1
+        assert "1 of 1 cells failed" in capsys.readouterr().err
+
+        monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: {"distilled": QUALITY})
+        (cell,) = comparison.run(**QUIET)["cells"]
+        assert (cell["distilled"], cell["distilled_error"]) == (QUALITY, None)
+        assert cell["quality"] == QUALITY
 
     def test_a_page_that_cannot_be_drawn_stops_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
