@@ -148,7 +148,7 @@ class ComparisonFacts:
         Args:
             failed: those that failed, with their reason; else the others, with their status.
         """
-        return [
+        found = [
             (
                 *self._place(cell),
                 str(cell.get("error") or "failed without a sentence")
@@ -158,6 +158,13 @@ class ComparisonFacts:
             for cell in self.cells
             if cell.get("status") != "finished" and (cell.get("status") == "failed") is failed
         ]
+        if failed:
+            found += [
+                (*self._place(cell), f"without a second student: {cell['distilled_error']}")
+                for cell in self.cells
+                if cell.get("status") == "finished" and cell.get("distilled_error")
+            ]
+        return found
 
     @property
     def setting(self) -> list[Fact]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flower_privsyn.errors import ModelError
+from flower_privsyn.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,26 @@ def text_window(network: Any, max_tokens: int) -> int:
     context = getattr(config, "max_position_embeddings", None)
     bounded = isinstance(context, int) and context > 1
     return min(max_tokens, context - 1) if bounded else max_tokens  # type: ignore[operator]
+
+
+def check_window(network: Any, needed: int, *, called: str, max_tokens: int) -> None:
+    """Refuse a model that cannot read the rows of a training.
+
+    Args:
+        network: the model.
+        needed: tokens of the longest row, without the first one.
+        called: the setting that names it, and its value.
+        max_tokens: the setting that the length of a row follows from.
+
+    Raises:
+        ConfigError: its context is shorter.
+    """
+    window = text_window(network, needed)
+    if window < needed:
+        raise ConfigError(
+            f"{called} reads at most {window} tokens after the beginning, and rows of {needed} "
+            f"are to be learnt: lower max-tokens = {max_tokens}"
+        )
 
 
 def token_rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:

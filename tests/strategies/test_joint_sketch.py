@@ -429,6 +429,8 @@ class TestSettings:
             ({"model": "BIASED"}, "has a bias already: give the model without it"),
             ({"model": "MORE"}, "has 8192 tokens and predicts 8000 of them"),
             ({"teacher": "LLAMA"}, "teacher must have the tokens of"),
+            ({"max_tokens": 600}, 'model = "privsyn-tiny" reads at most 511 tokens .* rows of 600'),
+            ({"teacher": "BRIEF"}, "BRIEF.* reads at most 15 tokens .* lower max-tokens = 64"),
             ({"teacher": "BIASED", "teacher_steps": 1}, "has a bias already: give the model"),
             (
                 {"synthesis": "written", "generator": "gguf:a", "generator_steps": 1},
@@ -460,6 +462,14 @@ class TestSettings:
             network.resize_token_embeddings(8000)
             network.save_pretrained(made["MORE"])
             tokenizer.save_pretrained(made["MORE"])
+        if "BRIEF" in changes.values():
+            made["BRIEF"] = tmp_path / "BRIEF"
+            network, tokenizer = load_pretrained(
+                "privsyn-tiny", kind="causal", dtype="float32", device="cpu"
+            )
+            network.config.max_position_embeddings = 16
+            network.save_pretrained(made["BRIEF"])
+            tokenizer.save_pretrained(made["BRIEF"])
         made["WORDS"] = tmp_path / "words.jsonl"
         made["WORDS"].write_text('{"text": "a"}\n', encoding="utf-8")
         made["SHORT"] = tmp_path / "short.json"

@@ -109,19 +109,16 @@ class PublicStep:
 
     def _check_context(self, longest: int) -> None:
         from flower_privsyn.models.pretrained import load_pretrained
-        from flower_privsyn.training.tokens import text_window
+        from flower_privsyn.training.tokens import check_window
 
-        network, _ = load_pretrained(
-            located(self._config.teacher), kind="causal", dtype="float32", device="cpu"
+        teacher = self._config.teacher
+        network, _ = load_pretrained(located(teacher), kind="causal", dtype="float32", device="cpu")
+        check_window(
+            network,
+            longest + 1,  # and the end of its text
+            called=f'teacher = "{teacher}"',
+            max_tokens=self._config.max_tokens,
         )
-        # A row, and the end of its text.
-        window = text_window(network, longest + 1)
-        if window < longest + 1:
-            raise ConfigError(
-                f'teacher = "{self._config.teacher}" reads at most {window} tokens after the '
-                f"beginning, and rows of {longest} and their end are to be taught: lower "
-                f"max-tokens = {self._config.max_tokens}"
-            )
 
     # ------------------------------------------------------------------ the step
 

@@ -31,12 +31,15 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
         begins: the model that is trained, whose tokens are those of `config.model`.
 
     Raises:
-        ConfigError: the teacher has other tokens, or the model predicts fewer tokens than it has.
+        ConfigError: the teacher has other tokens, one of them cannot read a row of `max_tokens`,
+            or the model predicts fewer tokens than it has.
         ModelError: a model is not on this machine, is no causal language model, or has a bias where
             it is to get one.
     """
+    from flower_privsyn.models.pretrained import load_pretrained
     from flower_privsyn.training.bias import load_plain
     from flower_privsyn.training.distillation import check_same_tokens
+    from flower_privsyn.training.tokens import check_window
 
     network, tokenizer = load_plain(located(begins))
     predicted = int(network.get_output_embeddings().weight.shape[0])
@@ -45,11 +48,19 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
             f'model = "{begins}" has {len(tokenizer)} tokens and predicts {predicted} of them: a '
             "student needs a number for each"
         )
+    length = config.max_tokens  # of a row, at most
+    check_window(network, length, called=f'model = "{begins}"', max_tokens=length)
     taught = config.distillation()
     if taught is not None:
         check_same_tokens(located(begins), taught.teacher, setting="teacher")
         if config.teacher_steps:
-            load_plain(taught.teacher)
+            teacher, _ = load_plain(taught.teacher)
+        else:
+            teacher, _ = load_pretrained(
+                taught.teacher, kind="causal", dtype="float32", device="cpu"
+            )
+        named = f'teacher = "{config.teacher}"'
+        check_window(teacher, length, called=named, max_tokens=length)
 
 
 class SketchedStudent:
