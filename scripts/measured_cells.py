@@ -21,6 +21,7 @@ from typing import Any
 
 from flower_privsyn.advice.measured import collect, document
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import read_json_lines
 
 #: That a number of an answer takes, where the clip norm is below 2.
 _BYTES_A_NUMBER = 4
@@ -46,13 +47,12 @@ def cells_of(source: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
         source: NAME=FILE, or a file of lines.
     """
     name, _, file = source.rpartition("=")
-    text = Path(file).read_text(encoding="utf-8")
     if name:
-        found = json.loads(text)
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
         users = int(found["data"]["private_users"])
         yield from ((name, users, cell) for cell in found["cells"])
         return
-    for line in map(json.loads, text.splitlines()):
+    for line in read_json_lines(Path(file)):
         if not any(key in line for key in _OF_THEIR_OWN):
             cell = {**line, "costs": costs_today(line)}
             if "bytes_a_number" not in line:  # what an older version's variants were has changed

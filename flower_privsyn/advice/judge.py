@@ -10,11 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from flower_privsyn.advice.measured import MeasuredCell, MeasuredTable
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.strategies.catalogue import compared
+
+
+#: More users than there are people; a number beyond it is a slip.
+_EVERYBODY: Final = 10**10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +26,7 @@ class Need:
     """What somebody has.
 
     Attributes:
-        users: >= 1.
+        users: 1 to 10^10.
         epsilon: > 0.
         upload: bytes that one user may send in the whole run; None for any number.
 
@@ -36,7 +40,7 @@ class Need:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        check_whole("--users", self.users, ge=1)
+        check_whole("--users", self.users, ge=1, le=_EVERYBODY)
         check_number("--epsilon", self.epsilon, gt=0)
         if self.upload is not None:
             check_whole("--upload", self.upload, ge=1)

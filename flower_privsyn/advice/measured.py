@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.strategies.catalogue import compared
 
@@ -37,12 +38,15 @@ class MeasuredCell:
         seeds: finished repetitions, >= 1.
         accuracy: mean next-token accuracy on held-out users, in [0, 1].
         accuracy_error: its standard error over seeds; None of one seed.
-        bits_per_byte: mean, on the same users.
+        bits_per_byte: mean, on the same users; None where the model's tokens are no bytes of theirs.
         floor: accuracy of the public model on them.
         ceiling: accuracy after fine-tuning on the private text itself; None where it was not run.
         bytes_up: one user sends in the whole run.
         bytes_down: one user receives.
         client_cpu_seconds: of one user; None where nobody counted.
+
+    Raises:
+        ConfigError: a value is out of range, or no number.
     """
 
     data: str
@@ -52,12 +56,25 @@ class MeasuredCell:
     seeds: int
     accuracy: float
     accuracy_error: float | None
-    bits_per_byte: float
+    bits_per_byte: float | None
     floor: float
     ceiling: float | None
     bytes_up: int
     bytes_down: int
     client_cpu_seconds: float | None
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        for key in ("users", "seeds"):
+            check_whole(key, getattr(self, key), ge=1)
+        for key in ("bytes_up", "bytes_down"):
+            check_whole(key, getattr(self, key), ge=0)
+        check_number("epsilon", self.epsilon, ge=0)
+        for key in ("accuracy", "floor"):
+            check_number(key, getattr(self, key), ge=0, le=1)
+        for key in ("accuracy_error", "bits_per_byte", "ceiling", "client_cpu_seconds"):
+            if getattr(self, key) is not None:
+                check_number(key, getattr(self, key), ge=0)
 
     @property
     def is_private(self) -> bool:
@@ -151,6 +168,8 @@ def _cell(
     values = [float(cell["quality"]["next_token_accuracy"]) for cell in cells]
     costs = [cell.get("costs") or {} for cell in cells]
     seconds = [one["client_cpu_seconds"] for one in costs if one.get("client_cpu_seconds")]
+    bits = [cell["quality"]["bits_per_byte"] for cell in cells]
+    bits = [] if None in bits else bits
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return MeasuredCell(
         data=data,
@@ -160,7 +179,7 @@ def _cell(
         seeds=len(values),
         accuracy=_accuracy(cells),
         accuracy_error=error,
-        bits_per_byte=statistics.fmean(float(cell["quality"]["bits_per_byte"]) for cell in cells),
+        bits_per_byte=statistics.fmean(map(float, bits)) if bits else None,
         floor=floor,
         ceiling=ceiling,
         bytes_up=max(int(one.get("bytes_up") or 0) for one in costs),
@@ -205,10 +224,10 @@ class MeasuredTable:
         try:
             read = json.loads(file.read_text(encoding="utf-8"))
             if read["version"] != 1:
-                raise ConfigError(f"{file} is a table of version {read['version']}, not 1")
+                raise ConfigError(f"its version is {read['version']}, not 1")
             cells = tuple(MeasuredCell(**cell) for cell in read["cells"])
             setup = tuple(map(str, read["setup"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
             raise ConfigError(f"{file} is no table of measured cells: {error}") from error
         if not any(cell.is_private for cell in cells):
             raise ConfigError(f"{file} holds no cell of a method that asks users")

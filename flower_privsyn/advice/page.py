@@ -155,7 +155,7 @@ def _every_cell(cells: Sequence[MeasuredCell]) -> Iterator[str]:
             accuracy,
             f"{100 * cell.gain:+.2f}",
             "-" if gap is None else f"{100 * gap:.0f}",
-            f"{cell.bits_per_byte:.4f}",
+            "-" if cell.bits_per_byte is None else f"{cell.bits_per_byte:.4f}",
             bytes_text(cell.bytes_up) if cell.is_private else "-",
         )
         yield "| " + " | ".join(text.replace("|", "\\|") for text in row) + " |"

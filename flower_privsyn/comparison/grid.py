@@ -22,7 +22,7 @@ from flower_privsyn.advice.picture import picture
 from flower_privsyn.comparison.plan import Plan
 from flower_privsyn.comparison.run import Comparison, Follower
 from flower_privsyn.errors import ConfigError, MissingExtraError
-from flower_privsyn.files import expanded, replacing, write_json
+from flower_privsyn.files import expanded, read_json, replacing, write_json
 
 
 class Grid:
@@ -78,19 +78,26 @@ class Grid:
         Returns:
             The documents of the comparisons.
         """
-        begun, documents = now(), []
+        begun, documents = now(), self._documents()
         for comparison in self.comparisons:
             left = budget_minutes
             if budget_minutes is not None:
                 left = max(0.0, budget_minutes - (now() - begun) / 60.0)
-            say(f"{len(comparison.plan.private):,} users:")
-            documents.append(comparison.run(follower=follower, say=say, budget_minutes=left))
-            self._write(documents, say)
-        return documents
+            size = len(comparison.plan.private)
+            say(f"{size:,} users:")
+            documents[size] = comparison.run(follower=follower, say=say, budget_minutes=left)
+            self._write([documents[one] for one in sorted(documents)], say)
+        return [documents[len(comparison.plan.private)] for comparison in self.comparisons]
+
+    def _documents(self) -> dict[int, dict[str, Any]]:
+        """What comparisons of earlier calls have found, by their numbers of users."""
+        found = (read_json(file) for file in self.folder.glob("users-*/compare.json"))
+        return {int(one["data"]["private_users"]): one for one in found if "cells" in one}
 
     def _write(self, documents: Sequence[Mapping[str, Any]], say: Callable[[str], None]) -> None:
         plan = self.comparisons[0].plan
-        cells = collect(_cells(documents), own=[method.name for method in plan.methods])
+        own = dict.fromkeys(name for one in documents for name in one["methods"])
+        cells = collect(_cells(documents), own=list(own))
         table = MeasuredTable(cells=tuple(cells), setup=_setup(plan, self.command))
         write_json(self.table_file, document(table.cells, setup=table.setup))
         if not table.kinds:

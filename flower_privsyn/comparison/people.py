@@ -119,7 +119,7 @@ class People:
             private, others = split_users(self.every, private=users, held_out=self.aside)
         else:
             others, private = self.apart, self.every
-            if users:
+            if users and users != len(self.every):
                 private, _ = split_users(self.every, private=users, held_out=1)
         if len(private) < 2:
             raise DataError(f"{len(private)} users take part, at least 2 are needed")

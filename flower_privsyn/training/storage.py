@@ -159,8 +159,12 @@ def install(
         report: What it reported.
     """
     write_json(built / RECORD, {"fingerprint": fingerprint, "report": report})
-    for file in built.iterdir():
-        with file.open("rb+") as opened:
+    # Some tokenizers keep their further templates in a folder of their own.
+    for path in sorted(built.rglob("*"), reverse=True):
+        if path.is_dir():
+            _sync_folder(path)
+            continue
+        with path.open("rb+") as opened:
             os.fsync(opened.fileno())
     _sync_folder(built)
     old = built.with_name(built.name + ".old")

@@ -12,7 +12,6 @@ another's: the first column says so.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,8 @@ from flower_privsyn.comparison import APP
 from flower_privsyn.comparison.plan import methods_of
 from flower_privsyn.comparison.summary import summarise
 from flower_privsyn.comparison.table import markdown
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, PrivsynError
+from flower_privsyn.files import read_json_lines
 from flower_privsyn.host.app import load_app
 
 CONFIGS = ("cpu", "hybrid", "ask-once", "from-distilled")
@@ -46,8 +46,8 @@ def table_of(
         downstream: the model that was trained.
 
     Raises:
-        ConfigError: there is no such cell, two cells are of one place and seed, or their stamps or
-            deltas differ.
+        ConfigError: there is no such cell, two cells are of one place and seed, their stamps or
+            deltas differ, or nobody knows a method.
     """
     cells = [line for line in lines if (line["data"], line["users"]) == (data, users)]
     if not cells:
@@ -61,6 +61,8 @@ def table_of(
         raise ConfigError("the cells are of different comparisons: stamps or deltas differ")
     methods = methods_of(load_app(APP), *CONFIGS)
     asked = {cell["method"] for cell in cells}
+    if unknown := sorted(asked - methods.keys()):
+        raise ConfigError(f"no settings of {', '.join(CONFIGS)} are called {', '.join(unknown)}")
     seeds = sorted({cell["seed"] for cell in cells})
     rows = summarise(cells, [method for name, method in methods.items() if name in asked])
     for row in rows:
@@ -89,16 +91,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--held-out-users", type=int, default=1500)
     parser.add_argument("--downstream", default="privsyn-tiny")
     options = parser.parse_args(words)
-    lines = [json.loads(line) for line in options.cells.read_text("utf-8").splitlines()]
     try:
         table = table_of(
-            lines,
+            list(read_json_lines(options.cells)),
             data=options.data,
             users=options.users,
             held_out=options.held_out_users,
             downstream=options.downstream,
         )
-    except ConfigError as error:
+    except PrivsynError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     print(table)

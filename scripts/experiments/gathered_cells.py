@@ -10,8 +10,10 @@ table. A cell that the file has already is left as it is, so that the same comma
 finished since.
 
 Pieces belong together if they held out as many users and trained the same downstream model in the
-same way; pieces of as many users also if those users and delta are the same. Others are refused,
-and nothing is added.
+same way; pieces of as many users also if those users and delta are the same; seeds of one method
+and epsilon if its settings are. Others are refused, and nothing is added. The lines of the file say
+all of that of themselves, so that a later call refuses what does not belong to them; those of a
+version that did not say it are taken as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,11 @@ _KEPT = (
     "distilled",
     "texts",
     "costs",
+    "own_settings",
 )
+
+#: Of a comparison, what all lines of one file have in common.
+_ALIKE = ("downstream", "training", "max_texts")
 
 
 def lines_of(document: Mapping[str, Any], *, data: str) -> list[dict[str, Any]]:
@@ -55,21 +60,22 @@ def lines_of(document: Mapping[str, Any], *, data: str) -> list[dict[str, Any]]:
         {
             "data": data,
             "users": users,
-            "minutes": _minutes(cell, document),
+            "minutes": _minutes(cell),
             **{key: cell.get(key) for key in _KEPT},
             "stamp": document["stamp"],
+            "fixed": {
+                "held_out_users": document["data"]["held_out_users"],
+                **{key: document["fixed"][key] for key in (*_ALIKE, "users")},
+            },
         }
         for cell in document["cells"]
         if cell["status"] == "finished"
     ]
 
 
-def _minutes(cell: Mapping[str, Any], document: Mapping[str, Any]) -> float | None:
-    """How long a cell took; None where nobody knows."""
-    seconds = (cell.get("costs") or {}).get("wall_seconds")
-    if seconds is None and len(document["cells"]) == 1:
-        began, ended = (datetime.fromisoformat(document[key]) for key in ("created", "finished"))
-        seconds = (ended - began).total_seconds()
+def _minutes(cell: Mapping[str, Any]) -> float | None:
+    """How long a cell took; None where nobody knows, as of one that was interrupted."""
+    seconds = cell.get("wall_seconds", (cell.get("costs") or {}).get("wall_seconds"))
     return None if seconds is None else round(seconds / 60, 2)
 
 
@@ -94,7 +100,7 @@ def gather(
         alike = {
             "held_out_users": document["data"]["held_out_users"],
             "stamp": document["stamp"],
-            **{key: document["fixed"][key] for key in ("downstream", "training", "max_texts")},
+            **{key: document["fixed"][key] for key in _ALIKE},
         }
         first = first or (name, alike)
         _refuse_unlike(first, (name, alike))
@@ -102,12 +108,19 @@ def gather(
         _refuse_unlike(people.setdefault(users, (name, own)), (name, own))
         _refuse_unlike(
             ("the file", _of_lines(known, data=data, users=users)),
-            (name, {"stamp": document["stamp"], "delta": document["fixed"]["delta"]}),
+            (name, {**alike, **own}),
         )
     seen = {_place(line) for line in known}
+    settings: dict[tuple[Any, ...], tuple[str, Any]] = {}
+    for line in known:
+        if line.get("own_settings") is not None:
+            settings.setdefault(_method(line), ("the file", line["own_settings"]))
     found = []
-    for document in documents.values():
+    for name, document in documents.items():
         for line in lines_of(document, data=data):
+            if line["own_settings"] is not None:
+                here = (name, line["own_settings"])
+                _refuse_unlike(settings.setdefault(_method(line), here), here, strictly=True)
             if _place(line) not in seen:
                 seen.add(_place(line))
                 found.append(line)
@@ -120,18 +133,28 @@ def _of_lines(known: Sequence[Mapping[str, Any]], *, data: str, users: int) -> d
     found: dict[str, Any] = {}
     for line in own:
         found |= {key: line[key] for key in ("stamp", "delta") if line.get(key) is not None}
+        found |= line.get("fixed") or {}
     return found
 
 
 def _refuse_unlike(
-    one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]
+    one: tuple[str, Mapping[str, Any]],
+    other: tuple[str, Mapping[str, Any]],
+    *,
+    strictly: bool = False,
 ) -> None:
-    for key in one[1].keys() & other[1].keys():
-        if one[1][key] != other[1][key]:
+    for key in sorted(one[1].keys() | other[1].keys()):
+        # A setting that one of them does not have is the app's there; else it is an older line.
+        pair = one[1].get(key), other[1].get(key)
+        if pair[0] != pair[1] and (strictly or None not in pair):
             raise ConfigError(
-                f"{one[0]} and {other[0]} are of different comparisons: {key} is {one[1][key]!r} "
-                f"and {other[1][key]!r}"
+                f"{one[0]} and {other[0]} are of different comparisons: {key} is {pair[0]!r} "
+                f"and {pair[1]!r}"
             )
+
+
+def _method(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(line[key] for key in ("data", "users", "method", "epsilon"))
 
 
 def _place(line: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -94,6 +94,32 @@ class TestCollecting:
         (only,) = collect(place(5, FLOOR, record("popri", 1, 0.3), record("popri", 1, 0.9)))
         assert (only.accuracy, only.seeds) == (0.3, 1)
 
+    def test_bits_that_nobody_can_count_are_left_out(self) -> None:
+        unknown = record("joint-sketch", 1.0, 0.23)
+        unknown["quality"]["bits_per_byte"] = None
+        (found,) = collect(place(1_000, FLOOR, unknown, record("joint-sketch", 1.0, 0.25, seed=1)))
+        assert found.bits_per_byte is None
+        made = page(MeasuredTable(cells=(found,), setup=()))
+        assert next(line for line in made.splitlines() if "+4.00" in line).endswith("| - | 0 B |")
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"users": "3000"}, "users must be a whole number of at least 1, got '3000'"),
+            ({"accuracy": 20.3}, "accuracy must be a number"),
+            ({"bytes_up": -1}, "bytes_up must be a whole number of at least 0, got -1"),
+        ],
+    )
+    def test_a_table_with_a_wrong_value_is_named(
+        self, table: MeasuredTable, tmp_path: Path, changes: dict[str, Any], sentence: str
+    ) -> None:
+        written = document(table.cells, setup=[])
+        written["cells"][1] |= changes
+        file = tmp_path / "table.json"
+        file.write_text(json.dumps(written), encoding="utf-8")
+        with pytest.raises(ConfigError, match=f"table.json is no table.*{sentence}"):
+            MeasuredTable.read(file)
+
     def test_it_is_read_as_it_was_written(self, table: MeasuredTable, tmp_path: Path) -> None:
         file = tmp_path / "measured.json"
         file.write_text(json.dumps(document(table.cells, setup=table.setup)))

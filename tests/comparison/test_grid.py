@@ -47,7 +47,6 @@ def measured(one: Plan, folder: Path, method: str, epsilon: float, accuracy: flo
     place = folder / f"users-{len(one.private)}" / "cells" / cell.name
     place.mkdir(parents=True)
     (place / "cell.json").write_text(json.dumps(record))
-    (place.parents[1] / ".lock").touch()
 
 
 def test_the_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,19 +64,22 @@ def test_the_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_measured_is_one_table_and_what_was_not_is_in_no_place(tmp_path: Path) -> None:
     plans = plans_of(48, 24)
     large, small = plans
+    said: list[str] = []
+    grid = Grid(plans, tmp_path, command="privsyn compare --grid 48 24")
+    # A budget of no time runs nothing, and writes what there is.
+    nothing = partial(
+        grid.run,
+        follower=partial(nullcontext, lambda stages: None),
+        say=said.append,
+        budget_minutes=1e-9,
+    )
+    nothing()
     for one in plans:
         measured(one, tmp_path, "public-only", 0.0, 0.20)
         measured(one, tmp_path, "joint-sketch", 1.0, 0.24)
     measured(large, tmp_path, "dp-ftrl", 1.0, 0.28)
     measured(small, tmp_path, "joint-sketch", 7.0, 0.26)
-    said: list[str] = []
-    grid = Grid(plans, tmp_path, command="privsyn compare --grid 48 24")
-    # A budget of no time runs nothing, and writes what there is.
-    documents = grid.run(
-        follower=partial(nullcontext, lambda stages: None),
-        say=said.append,
-        budget_minutes=1e-9,
-    )
+    documents = nothing()
     assert [document["data"]["private_users"] for document in documents] == [24, 48]
     left_out = [
         [(c["method"], c["epsilon"]) for c in document["cells"] if c["status"] == "left out"]
@@ -103,6 +105,12 @@ def test_what_was_measured_is_one_table_and_what_was_not_is_in_no_place(tmp_path
     drawn = (tmp_path / "grid.svg").read_text()
     assert "24 users, epsilon 7: joint sketch, +6.0 points, 98 kB up" in drawn
     assert "48 users, epsilon 7" not in drawn
+
+    # Asked again for one of them, it keeps what the other has, as after an interruption.
+    Grid(plans[1:], tmp_path, command="privsyn compare --grid 24").run(
+        follower=partial(nullcontext, lambda stages: None), say=said.append, budget_minutes=1e-9
+    )
+    assert MeasuredTable.read(grid.table_file).cells == table.cells
 
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

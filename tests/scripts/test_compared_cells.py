@@ -58,6 +58,17 @@ def test_means_are_of_the_cells_of_one_place(tmp_path: Path, capsys: Any) -> Non
     assert "3,000 users took part" in table
 
 
+def test_a_method_that_no_settings_are_called_is_named() -> None:
+    with pytest.raises(ConfigError, match="are called hybrid-99"):
+        table_of(
+            [*CELLS, cell("hybrid-99", 0, 0.5)],
+            data="abstracts",
+            users=3000,
+            held_out=300,
+            downstream="privsyn-tiny",
+        )
+
+
 def test_what_no_table_can_hold_is_refused(tmp_path: Path, capsys: Any) -> None:
     def of(cells: list[dict[str, Any]]) -> str:
         return table_of(cells, data="abstracts", users=3000, held_out=10, downstream="privsyn-tiny")

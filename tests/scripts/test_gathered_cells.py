@@ -25,7 +25,9 @@ def cell(method: str, seed: int, **other: Any) -> dict[str, Any]:
         "error": None,
         "delta": 4e-5 if method == "dp-ftrl" else None,
         "quality": {"next_token_accuracy": 0.2 + seed / 100, "bits_per_byte": 1.9},
-        "costs": {"wall_seconds": 90.0, "rounds": 3},
+        "costs": {"rounds": 3},
+        "wall_seconds": 90.0,
+        "own_settings": {"num-rounds": 16} if method == "dp-ftrl" else {},
         "spent": [[1, 1.0]],
     } | other
 
@@ -58,7 +60,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def test_pieces_make_one_table(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "cells.jsonl"
-    floor, ceiling = cell("public-only", 0), cell("finetune-private", 0, costs=None)
+    floor, ceiling = cell("public-only", 0), cell("finetune-private", 0, costs=None, wall_seconds=None)
     one = piece(tmp_path, "one", cell("dp-ftrl", 0), floor, cell("dp-ftrl", 5, status="failed"))
     two = piece(tmp_path, "two", cell("dp-ftrl", 1), copy.deepcopy(floor))
     alone = piece(tmp_path, "alone", ceiling)
@@ -69,7 +71,7 @@ def test_pieces_make_one_table(tmp_path: Path, capsys: Any) -> None:
         ("dp-ftrl", 0, 1.5),
         ("public-only", 0, 1.5),
         ("dp-ftrl", 1, 1.5),
-        ("finetune-private", 0, 3.0),  # of a comparison of one cell, the whole of it
+        ("finetune-private", 0, None),  # interrupted: nobody knows
     ]
     assert "spent" not in found[0]
     assert main(asked) == 0  # what is there is not added again
@@ -107,6 +109,27 @@ def test_lines_that_are_there_are_held_against_a_piece(tmp_path: Path, capsys: A
     assert "delta is 4e-05 and 1e-05" in capsys.readouterr().err
     assert main([str(file), str(other), "--data", "other text"]) == 0
     assert [line["data"] for line in lines(file)] == [DATA, "other text"]
+
+
+def test_seeds_of_other_settings_are_no_seeds_of_one_method(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "cells.jsonl"
+    first, second = piece(tmp_path, "a", cell("dp-ftrl", 0)), tmp_path / "b"
+    piece(tmp_path, "b", cell("dp-ftrl", 1, own_settings={"num-rounds": 64}))
+    assert main([str(file), str(first), str(second), "--data", DATA]) == 2
+    assert "are of different comparisons: num-rounds is 16 and 64" in capsys.readouterr().err
+    assert main([str(file), str(first), "--data", DATA]) == 0
+    assert main([str(file), str(second), "--data", DATA]) == 2  # the file says it, too
+    assert "the file and" in capsys.readouterr().err
+    more = piece(tmp_path, "c", cell("dp-ftrl", 1, own_settings={"num-rounds": 16, "x": 1}))
+    assert main([str(file), str(more), "--data", DATA]) == 2
+    assert "x is None and 1" in capsys.readouterr().err
+    other = piece(tmp_path, "d", cell("popri", 1), downstream="gpt2")
+    assert main([str(file), str(other), "--data", DATA]) == 2
+    assert "downstream is 'privsyn-tiny' and 'gpt2'" in capsys.readouterr().err
+    # Lines of a version that did not say it are taken as they are.
+    old = [{k: v for k, v in line.items() if k not in ("own_settings", "fixed")} for line in lines(file)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in old), encoding="utf-8")
+    assert main([str(file), str(more), "--data", DATA]) == 0
 
 
 def test_a_folder_without_a_comparison_is_named(tmp_path: Path, capsys: Any) -> None:
