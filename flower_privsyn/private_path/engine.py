@@ -53,6 +53,7 @@ from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.runs import RunDirectory, unnamed_run
+from flower_privsyn.runs.directory import FOR_THE_OWNER
 from flower_privsyn.runs.opened import OpenedRun
 from flower_privsyn.runs.trackers import tracker_of
 
@@ -447,11 +448,12 @@ class PrivateSumStrategy(Strategy):
         else:
             attendance.lost(asked.number, "no node that is asked in every round answered")
         if asked.most_users and not answering:
-            # To the log, which is the owner's and not in the run directory.
+            # It depends on the draw where nodes of one user are drawn.
             logger.warning(
                 "round %d: none of the nodes that were asked answered; it is released, as noise "
                 "alone, and charged",
                 asked.number,
+                extra=FOR_THE_OWNER,
             )
 
     def _open_noise(self, number: int) -> Correlation | None:

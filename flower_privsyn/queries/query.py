@@ -49,6 +49,10 @@ _CACHED = 2**15
 BLOCK_BYTES = 64 * 2**20
 
 
+#: Whose shortcuts past `contribution` are shown to be identities of it.
+_PACKAGE: Final = __name__.partition(".")[0]
+
+
 def adds_up(answer: Answer) -> Answer:
     """Mark an `answer` that is the sum of what it says of single users, in whole steps of the grid.
 
@@ -165,9 +169,10 @@ class Query(Settings, ABC):
         and by at most `2 * clip_norm` when one user's data are replaced.
 
     A subclass gives `name`, `clip_norm` and `statistic`, and where its broadcast is not a matrix
-    of candidates `check` and `answer_length`. It may also give `answer` or `add_answer`, only as an
-    algebraic identity of summing `contribution`, with a test that shows them equal
-    (`flower_privsyn.testing.check_query`).
+    of candidates `check` and `answer_length`. What bounds a user's answer cannot be given: a class
+    that replaces it is refused where it is defined, and so are `answer` and `add_answer`, which
+    nodes sum with. Those of this package that are faster than summing `contribution` are algebraic
+    identities of it, which their tests show (`flower_privsyn.testing.check_query`).
     """
 
     name: ClassVar[str]
@@ -199,6 +204,13 @@ class Query(Settings, ABC):
                 raise TypeError(
                     f"{cls.__name__} must not override {method}: the bound on what one user "
                     "contributes is the same code for every query"
+                )
+        for method in ("answer", "add_answer"):
+            owner = next(base for base in cls.__mro__ if method in base.__dict__)
+            if owner.__module__.partition(".")[0] != _PACKAGE:
+                raise TypeError(
+                    f"{cls.__name__} must not override {method}: nodes sum with it, and nothing "
+                    "would clip what it says of a user; give `statistic`, and it is summed"
                 )
 
     @property

@@ -37,7 +37,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from flower_privsyn import clock
 from flower_privsyn.errors import RunDirectoryError
@@ -82,6 +82,12 @@ RESEARCH_STAMP = (
 """What marks a run whose settings say `research = true`, wherever its figures are shown."""
 
 _LOGGERS = ("flower_privsyn", "flwr.privsyn")
+
+_OWNER_ALONE = "privsyn_owner_alone"
+
+FOR_THE_OWNER: Final[Mapping[str, bool]] = {_OWNER_ALONE: True}
+"""`extra` of a warning that depends on who was drawn: it is in the server's log, and in no file of
+the run."""
 
 
 class RunDirectory:
@@ -579,7 +585,8 @@ class RunDirectory:
 def _warnings_to(progress: Progress) -> Iterator[None]:
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            progress.note(f"warning: {record.getMessage()}")
+            if not getattr(record, _OWNER_ALONE, False):
+                progress.note(f"warning: {record.getMessage()}")
 
     handler = Notes(logging.WARNING)
     loggers = [logging.getLogger(name) for name in _LOGGERS]

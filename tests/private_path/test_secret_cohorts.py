@@ -28,6 +28,7 @@ from flower_privsyn.privacy import (
     PoissonSampling,
     PrivacyLedger,
 )
+from flower_privsyn.private_path import meeting
 from flower_privsyn.private_path.attendance import ROLL_CALL, roll_call
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.probe import Probe
@@ -149,6 +150,20 @@ def test_the_length_of_a_run_does_not_tell_who_was_drawn(draw: Draw) -> None:
     assert sorted(left) == sorted(right)
     assert [name for name in left if left[name] != right[name]] == []
     assert len([name for name in left if name.endswith("release.npy")]) == 4
+
+
+@pytest.mark.usefixtures("same_release")
+def test_a_warning_of_silence_does_not_tell_who_was_drawn(
+    draw: Draw, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first of three nodes is not on the roll call, as one of more than 64 of one user."""
+    monkeypatch.setattr(meeting, "roll_call", lambda *_, **__: frozenset({2}))
+    left, right = (
+        draw.run((1, 1, 1), drawn=drawn, silent=(2, 3), **POISSON) for drawn in (True, False)
+    )
+    assert sorted(left) == sorted(right)
+    assert [name for name in left if left[name] != right[name]] == []
+    assert "none of the nodes that were asked answered" in caplog.text  # the owner is told
 
 
 def test_a_draw_is_in_the_sum(draw: Draw) -> None:
