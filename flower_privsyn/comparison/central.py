@@ -265,8 +265,9 @@ class CentralRun:
     def run(self, documents: Sequence[str]) -> CentralResult:
         """Train on the records and write what is to be written.
 
-        Killed while it trains, it begins to train anew: nothing of it was published. Killed
-        while it writes, it goes on with what is written; finished, it is read.
+        Killed while it trains, it begins to train anew, of which nothing was written, and keeps the
+        histogram that was. Killed while it writes, it goes on with what is written; finished, it is
+        read.
 
         Formal guarantee:
             Unit: RECORD, one document of which the first `max_tokens` tokens count; relation:
@@ -296,7 +297,7 @@ class CentralRun:
         return CentralResult(model=model, texts=tuple(texts), privacy=privacy)
 
     def _train(self, plan: Plan, documents: Sequence[str]) -> None:
-        """Ask the records; say what that costs, then keep what it gave, the model last."""
+        """Say what it costs, then ask the records for each part once; the model comes last."""
         examples, of_records = self._read(documents)
         if len(of_records) < 2:
             raise DataError(f"{len(of_records)} records have text to learn, at least 2 are needed")
@@ -308,7 +309,11 @@ class CentralRun:
         write_json(self._output / _BEGUN, begun, for_the_owner=True)
         noise = {phase.name: phase.noise_multiplier or 0.0 for phase in plan.phases}
         optimiser = self.baseline.optimiser
-        histogram = self._histogram(of_records, noise.get("topics", 0.0))
+        write_json(self._output / "privacy.json", self._said(plan, len(examples)))
+        counted = self._output / _HISTOGRAM
+        if self._topics is not None and not counted.exists():
+            histogram = self._histogram(of_records, noise["topics"], size=len(self._topics))
+            write_json(counted, {"counts": histogram.tolist()}, for_the_owner=True)
         title = "Train by DP-Adam, at record level"
         with self._progress.stage(title, optimiser.steps) as stage:
             self._model.fit(
@@ -318,10 +323,6 @@ class CentralRun:
                 random=self._random,
                 progress=stage.update,
             )
-        write_json(self._output / "privacy.json", self._said(plan, len(examples)))
-        if histogram is not None:
-            counts = {"counts": histogram.tolist()}
-            write_json(self._output / _HISTOGRAM, counts, for_the_owner=True)
         self._model.save(self._output / "model", self._model.parameters)
 
     def _said(self, plan: Plan, records: int) -> dict[str, Any]:
@@ -373,12 +374,10 @@ class CentralRun:
         return self._topics.nearest(vectors)
 
     def _histogram(
-        self, of_records: npt.NDArray[np.int64], multiplier: float
-    ) -> npt.NDArray[np.float64] | None:
-        """The noisy counts of the topics; None without topics."""
-        if self._topics is None:
-            return None
-        counts = np.bincount(of_records, minlength=len(self._topics)).astype(np.float64)
+        self, of_records: npt.NDArray[np.int64], multiplier: float, *, size: int
+    ) -> npt.NDArray[np.float64]:
+        """(size,) The noisy counts of the topics."""
+        counts = np.bincount(of_records, minlength=size).astype(np.float64)
         mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=1.0)
         return mechanism.release(counts, random=self._random)
 

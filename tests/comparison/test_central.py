@@ -180,8 +180,9 @@ class TestKilled:
         monkeypatch.setattr(CentralRun, "_written", None)
         assert run(baseline(method), tmp_path / "out").texts == whole.texts
 
-    def test_in_training_it_begins_anew(
-        self, baseline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("method", ["vanilla", "ctcl"])
+    def test_in_training_it_begins_anew_and_counts_once(
+        self, method: str, baseline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def save(self: Any, folder: Path, parameters: Any) -> None:
             raise Killed
@@ -189,9 +190,15 @@ class TestKilled:
         with monkeypatch.context() as patch:
             patch.setattr(RecordModel, "save", save)
             with pytest.raises(Killed):
-                run(baseline("vanilla"), tmp_path / "out")
+                run(baseline(method), tmp_path / "out")
         assert not (tmp_path / "out" / "synthetic.jsonl").exists()
-        assert len(run(baseline("vanilla"), tmp_path / "out").texts) == 12
+        histogram = tmp_path / "out" / "histogram.json"
+        assert histogram.exists() == (method == "ctcl")
+        counted = histogram.read_bytes() if method == "ctcl" else b""
+        # A second draw would be a second release.
+        monkeypatch.setattr(CentralRun, "_histogram", None)
+        assert len(run(baseline(method), tmp_path / "out").texts) == 12
+        assert (histogram.read_bytes() if method == "ctcl" else b"") == counted
 
     def test_another_beginning_is_refused(self, baseline: Any, tmp_path: Path) -> None:
         run(baseline("downstream"), tmp_path / "out")

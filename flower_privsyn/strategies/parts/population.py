@@ -84,7 +84,10 @@ class Population:
         )
 
     def to_parquet(self, path: Path, **columns: Sequence[Any]) -> None:
-        """Write the population, with extra columns such as votes or survivor counts."""
+        """Write the population, with extra columns such as votes or survivor counts.
+
+        Readable by its owner alone, as the release is: votes and scores are the release.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -100,7 +103,7 @@ class Population:
             flat = pa.array(self.embeddings.astype(np.float32).reshape(-1))
             table["embedding"] = pa.FixedSizeListArray.from_arrays(flat, self.embeddings.shape[1])
         table.update({name: list(values) for name, values in columns.items()})
-        with replacing(path) as temporary:
+        with replacing(path, for_the_owner=True) as temporary:
             pq.write_table(pa.table(table), temporary)
 
     @classmethod

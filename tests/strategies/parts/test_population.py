@@ -15,6 +15,7 @@ def test_round_trip_with_extra_columns(tmp_path: Path) -> None:
         ["one", "two"], round_number=3, source="variation", parents=[("2:0",), ("2:5", "2:6")]
     ).with_embeddings(np.arange(6, dtype=np.float32).reshape(2, 3))
     population.to_parquet(tmp_path / "p.parquet", survived=[1, 0])
+    assert (tmp_path / "p.parquet").stat().st_mode & 0o777 == 0o600  # with votes, the release
     read = Population.from_parquet(tmp_path / "p.parquet")
     assert (read.texts, read.ids, read.parents) == (
         ("one", "two"),
