@@ -35,7 +35,10 @@ def picture(table: MeasuredTable, data: str) -> str:
     groups: dict[tuple[str, int, float], list[MeasuredCell]] = {}
     for cell in cells:
         groups.setdefault(cell.place, []).append(cell)
-    places = [_place(sorted(here, key=lambda one: one.rank, reverse=True), look) for here in groups.values()]
+    places = [
+        _place(sorted(here, key=lambda one: one.rank, reverse=True), look)
+        for here in groups.values()
+    ]
     with drawing():
         return standalone(regions(places, f"{data}: the best method ({_STAMP})", "regions"))
 

@@ -178,20 +178,21 @@ class Plan:
         """
         return resolve_config(self.app, settings=self._settings_of(""))
 
-    def own_settings(self, values: Mapping[str, ConfigValue]) -> dict[str, ConfigValue]:
-        """Of a run configuration what differs from the app, and not by what the comparison decides.
+    def own_settings(self, cell: Cell) -> dict[str, ConfigValue]:
+        """Of a cell's run configuration what is not the app's, nor decided by the comparison.
 
         Args:
-            values: of a cell.
+            cell: of this plan.
 
         Returns:
             By their keys; of a setting that names a file or folder the last part of its name.
         """
-        decided = self._decided(self.cells()[0], Path()).keys() | {"run-dir", "resume"}
+        given = {**self.app.defaults, **self._trained(self.method(cell))}
+        decided = self._decided(cell, Path()).keys() | {"run-dir", "resume"}
         return {
             key: Path(value).name if isinstance(value, str) and Path(value).exists() else value
-            for key, value in values.items()
-            if key not in decided and value != self.app.defaults.get(key)
+            for key, value in self.values(cell, Path()).items()
+            if key not in decided and value != given[key]
         }
 
     def _file_of(self, method: ComparedMethod) -> str | None:

@@ -199,8 +199,12 @@ class Comparison:
         return found.get("status") == "finished" and bool(found.get("distilled") or not teaches)
 
     def _called(self, cell: Cell) -> str:
-        budget = "infinity" if cell.epsilon is None else f"{cell.epsilon:g}"
-        return f"{self.plan.method(cell).title}, epsilon {budget}, seed {cell.seed}"
+        method = self.plan.method(cell)
+        if cell.epsilon is None:
+            budget = "a local epsilon" if method.kind == "local text" else "epsilon infinity"
+        else:
+            budget = f"epsilon {cell.epsilon:g}"
+        return f"{method.title}, {budget}, seed {cell.seed}"
 
     def _tell_of_missing_libraries(self, say: Callable[[str], None]) -> None:
         """A comparison of hours must not fail because its page cannot be drawn."""
@@ -258,7 +262,7 @@ class Comparison:
             "status": "pending",
             "error": None,
             "settings": settings_of(values),
-            "own_settings": self.plan.own_settings(values),
+            "own_settings": self.plan.own_settings(cell),
         }
         # Before anything of it is done: whoever continues it must ask for the same.
         write_json(folder / "cell.json", record)

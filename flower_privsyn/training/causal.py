@@ -124,6 +124,7 @@ def fine_tune(
         shutil.rmtree(partial)
     known = storage.finished_model(output, fingerprint) if resume else None
     if known is not None:
+        storage.discard(partial)  # what a crash right after the end left
         report = FineTuning(**{**known, "losses": tuple(known["losses"])})
         if progress is not None:
             progress(report.steps, report.steps)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flower_privsyn.comparison import APP, Cell, Plan, measures
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.data import Users, load_users
+from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.run import evaluate_run, split_users
 from flower_privsyn.host.app import load_app
 from flower_privsyn.host.progress import ShownProgress
@@ -71,6 +74,28 @@ def test_embedding_costs_the_same_whoever_was_looked_at_last(
     later = Measures(plan, tmp_path)
     later.held_out_vectors("hash", "float32")
     assert later.embedding_seconds() == pytest.approx(expected)
+
+
+def test_held_out_text_is_the_same_for_every_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
+    read: list[list[str]] = []
+
+    def evaluate(model: str, texts: list[str], **_: Any) -> Any:
+        read.append(list(texts))
+        raise DataError("read")
+
+    monkeypatch.setattr(measures, "evaluate_language_model", evaluate)
+    found = Measures(
+        plan_of(people("p", users=2, texts=1), people("h", users=3, texts=9)), tmp_path
+    )
+    job = job_in(tmp_path)
+    for own in (64, 2):
+        with pytest.raises(DataError, match="read"):
+            found.quality(replace(job, values={**job.values, "max-tokens": own}), "privsyn-tiny")
+    assert read[0] == read[1]
+    assert len(read[0]) == 27
 
 
 def test_what_is_copied_stands_beside_what_held_out_text_repeats(

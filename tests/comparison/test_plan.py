@@ -238,6 +238,16 @@ class TestUsers:
         with pytest.raises(ConfigError, match="classes needs a label per document"):
             plan_of(str(path), held_out_users=2, **asked)
 
+    def test_everybody_may_take_part_where_others_are_held_out(
+        self, data: str, tmp_path: Path
+    ) -> None:
+        other = tmp_path / "others.jsonl"
+        rows = [{"client_id": f"other-{i}", "text": "a text"} for i in range(40)]
+        other.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert len(plan_of(data, held_out=str(other), users=[36]).private) == 36  # but the sealed
+        with pytest.raises(DataError, match="36 users that are not sealed"):
+            plan_of(data, held_out=str(other), users=[37])
+
     def test_held_out_users_must_not_take_part(self, data: str) -> None:
         with pytest.raises(ConfigError, match="36 users of --held-out are in --data"):
             plan_of(data, held_out=data)
@@ -359,6 +369,8 @@ class TestCells:
     def test_names_are_folders(self) -> None:
         assert Cell(method="popri", epsilon=1.29, seed=3).name == "popri-eps-1.29-seed-3"
         assert Cell(method="finetune-private", epsilon=None, seed=0).name.endswith("eps-inf-seed-0")
+        near = Cell(method="popri", epsilon=1.0000001, seed=0).name
+        assert near == "popri-eps-1.0000001-seed-0"  # and not that of epsilon 1
 
     def test_delta_is_below_one_over_the_users(self, data: str) -> None:
         assert plan_of(data).delta < 1 / 29
@@ -366,7 +378,7 @@ class TestCells:
 
 class TestSettings:
     def test_a_setting_of_one_method(self, data: str) -> None:
-        plan = plan_of(data, settings=["popri.num-rounds=3", "max-tokens=32"])
+        plan = plan_of(data, settings=[" popri.num-rounds = 3", "max-tokens=32"])
         popri = plan.values(Cell(method="popri", epsilon=1.0, seed=0), Path("x"))
         other = plan.values(Cell(method="pe-sft", epsilon=1.0, seed=0), Path("x"))
         assert (popri["num-rounds"], popri["max-tokens"]) == (3, 32)
@@ -403,6 +415,24 @@ class TestSettings:
     def test_a_wrong_epsilon_is_named(self, data: str, epsilons: list[float]) -> None:
         with pytest.raises(ConfigError, match="--epsilon must be numbers > 0"):
             plan_of(data, epsilons=epsilons)
+
+    @pytest.mark.parametrize("most", [-5, 0, 9])
+    def test_too_few_texts_to_compare_are_named_first(self, data: str, most: int) -> None:
+        with pytest.raises(ConfigError, match=f"--max-texts must be .* at least 10, got {most}"):
+            plan_of(data, max_texts=most)
+
+    def test_what_a_method_has_for_itself_is_said(self, data: str) -> None:
+        public = Path(data).with_name("public.jsonl")
+        public.write_text('{"text": "public"}\n')
+        settings = ["popri.num-rounds=3", f"random-public.public-text={public}", "max-tokens=32"]
+        plan = plan_of(data, settings=settings, methods=["popri", "random-public"])
+        found = {cell.method: plan.own_settings(cell) for cell in plan.cells()}
+        assert found["popri"]["num-rounds"] == 3
+        assert "seed" not in found["popri"]
+        assert found["random-public"] == {"public-text": "public.jsonl", "max-tokens": 32}
+        # What all of them are measured by is nobody's own.
+        other = plan_of(data, settings=[*settings, "popri.max-tokens=16"])
+        assert other.common_values()["max-tokens"] == plan.common_values()["max-tokens"] == 32
 
     def test_an_unknown_method_is_named(self, data: str) -> None:
         with pytest.raises(ConfigError, match=r"no method 'gpt'; .* has public-only, expand-only"):

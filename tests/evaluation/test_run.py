@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,31 @@ class TestCompare:
         assert (found.frechet.synthetic_texts, found.frechet.private_texts) == (25, 25)
         assert found.held_out_copies.synthetic_texts == 60
 
+    def test_held_out_texts_are_the_same_whatever_they_are_compared_with(self) -> None:
+        embedded: list[list[str]] = []
+
+        class Listening(HashEmbedder):
+            def embed(self, texts: Sequence[str], **how: Any) -> Any:
+                embedded.append(list(texts))
+                return super().embed(texts, **how)
+
+        held_out = [f"held out {i}" for i in range(60)]
+        for size in (20, 70):
+            compare_texts(
+                [f"synthetic {i}" for i in range(size)],
+                held_out,
+                embedder=Listening(),
+                embedding_model="h",
+                max_texts=25,
+            )
+        assert [len(texts) for texts in embedded] == [20, 25, 25, 25]
+        assert embedded[1] == embedded[3]
+
     def test_too_few(self) -> None:
+        with pytest.raises(ConfigError, match="max_texts must be a whole number of at least 10"):
+            compare_texts(
+                ["a"] * 20, ["a"] * 20, embedder=HashEmbedder(), embedding_model="h", max_texts=-5
+            )
         with pytest.raises(DataError, match="9 held-out texts are too few"):
             compare_texts(["a"] * 20, ["a"] * 9, embedder=HashEmbedder(), embedding_model="h")
 

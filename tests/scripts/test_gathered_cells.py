@@ -60,7 +60,10 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def test_pieces_make_one_table(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "cells.jsonl"
-    floor, ceiling = cell("public-only", 0), cell("finetune-private", 0, costs=None, wall_seconds=None)
+    floor, ceiling = (
+        cell("public-only", 0),
+        cell("finetune-private", 0, costs=None, wall_seconds=None),
+    )
     one = piece(tmp_path, "one", cell("dp-ftrl", 0), floor, cell("dp-ftrl", 5, status="failed"))
     two = piece(tmp_path, "two", cell("dp-ftrl", 1), copy.deepcopy(floor))
     alone = piece(tmp_path, "alone", ceiling)
@@ -127,7 +130,10 @@ def test_seeds_of_other_settings_are_no_seeds_of_one_method(tmp_path: Path, caps
     assert main([str(file), str(other), "--data", DATA]) == 2
     assert "downstream is 'privsyn-tiny' and 'gpt2'" in capsys.readouterr().err
     # Lines of a version that did not say it are taken as they are.
-    old = [{k: v for k, v in line.items() if k not in ("own_settings", "fixed")} for line in lines(file)]
+    old = [
+        {k: v for k, v in line.items() if k not in ("own_settings", "fixed")}
+        for line in lines(file)
+    ]
     file.write_text("".join(json.dumps(line) + "\n" for line in old), encoding="utf-8")
     assert main([str(file), str(more), "--data", DATA]) == 0
 

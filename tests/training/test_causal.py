@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flower_privsyn.errors import ConfigError, ModelError, TrainingError
-from flower_privsyn.training import causal
+from flower_privsyn.training import causal, storage
 from flower_privsyn.training.causal import (
     CausalTraining,
     fine_tune,
@@ -275,8 +275,19 @@ class TestResume:
     ) -> None:
         options: dict[str, Any] = {"settings": quick(), "output": tmp_path / "a", "seed": 0}
         first = fine_tune(gpt2, texts[:9], **options)
+        left = tmp_path / "a.partial"  # of a kill right after the end
+        storage.last_checkpoint(left, {"of": "it"})
+        (left / "teacher").mkdir()
         monkeypatch.setattr(causal, "_train", lambda *args, **kwargs: pytest.fail("trained"))
         assert fine_tune(gpt2, texts[:9], **options) == first
+        assert not left.exists()
+
+    def test_a_folder_in_a_model_s_is_kept(self, tmp_path: Path) -> None:
+        templates = tmp_path / "built" / "additional_chat_templates"
+        templates.mkdir(parents=True)
+        (templates / "short.jinja").write_text("{{ messages }}", encoding="utf-8")
+        storage.install(tmp_path / "built", tmp_path / "a", fingerprint={}, report={})
+        assert [one.name for one in (tmp_path / "a").rglob("*.jinja")] == ["short.jinja"]
 
     @pytest.mark.parametrize("change", ["texts", "settings", "seed", "resume"])
     def test_anything_else_starts_anew(
