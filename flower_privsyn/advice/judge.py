@@ -16,7 +16,6 @@ from flower_privsyn.advice.measured import MeasuredCell, MeasuredTable
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.strategies.catalogue import compared
 
-
 #: More users than there are people; a number beyond it is a slip.
 _EVERYBODY: Final = 10**10
 

@@ -38,7 +38,7 @@ class MeasuredCell:
         seeds: finished repetitions, >= 1.
         accuracy: mean next-token accuracy on held-out users, in [0, 1].
         accuracy_error: its standard error over seeds; None of one seed.
-        bits_per_byte: mean, on the same users; None where the model's tokens are no bytes of theirs.
+        bits_per_byte: mean, on the same users; None where a text has unknown tokens.
         floor: accuracy of the public model on them.
         ceiling: accuracy after fine-tuning on the private text itself; None where it was not run.
         bytes_up: one user sends in the whole run.

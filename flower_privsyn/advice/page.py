@@ -35,7 +35,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     if not advice.best:
         yield "  nothing that was measured nearby sends so little."
     elif not any(one.ranked and one.ranked[0].pays for one in advice.judgements):
-        yield "  nothing: the public model as it is predicts better than all that was measured there."
+        yield "  nothing: the public model as it is predicts better than all of them."
     elif not compared_on:
         yield f"  {' or '.join(advice.best)} alone was measured nearby, and compared with nothing."
     elif len(advice.best) == 1:
@@ -48,7 +48,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     if advice.unmeasured:
         yield ""
         yield f"Not measured in these places: {', '.join(advice.unmeasured)}."
-    yield "Another model, or other public text, may change the order: `privsyn compare` on your own."
+    yield "Another model or public text may change the order: `privsyn compare` on your own."
 
 
 def _judgement_lines(judgement: Judgement) -> Iterator[str]:

@@ -148,7 +148,7 @@ class ComparisonFacts:
         Args:
             failed: those that failed, with their reason; else the others, with their status.
         """
-        found = [
+        found: list[Row] = [
             (
                 *self._place(cell),
                 str(cell.get("error") or "failed without a sentence")
@@ -504,7 +504,7 @@ class ComparisonFacts:
         """Every cell with its figures."""
         rows: list[Row] = []
         for cell in self.cells:
-            quality, costs = mapping(cell.get("quality")), mapping(cell.get("costs"))
+            quality = mapping(cell.get("quality"))
             names = ("next_token_accuracy", "user_next_token_accuracy", "cross_entropy")
             spent = [finite(cell.get(f"epsilon_{n}")) for n in ("release", "known_cohorts")]
             rows.append(
