@@ -15,7 +15,7 @@ from flower_privsyn.checks import PositiveFloat, PositiveInt, Settings
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.evaluation.classification import Classifier
 from flower_privsyn.models.library import quiet_transformers, shorten
-from flower_privsyn.models.pretrained import model_folder
+from flower_privsyn.models.pretrained import context_of, model_folder
 from flower_privsyn.models.sizes import refuse_absurd_sizes
 
 IntArray = npt.NDArray[np.int64]
@@ -140,8 +140,8 @@ def _load(model: str | Path, folder: str | Path, num_classes: int) -> tuple[Any,
 
 def _longest(network: Any, wanted: int) -> int:
     """Tokens that a text may have; some models keep two positions for padding."""
-    positions = getattr(network.config, "max_position_embeddings", None)
-    return wanted if not isinstance(positions, int) else max(4, min(wanted, positions - 2))
+    positions = context_of(network)
+    return wanted if positions is None else max(4, min(wanted, positions - 2))
 
 
 def _inputs(tokenizer: Any, texts: list[str], longest: int) -> Any:

@@ -31,7 +31,8 @@ from flower_privsyn.models.adapters import AdapterSwitch
 from flower_privsyn.models.pretrained import (
     Precision,
     accepted_arguments,
-    first_token,
+    context_of,
+    decoder_start_token,
     is_encoder_decoder,
     load_pretrained,
 )
@@ -226,10 +227,9 @@ class TransformersGenerator:
 
     def _tokenize(self, prompts: Sequence[str], sampling: SamplingParameters) -> list[list[int]]:
         """Turn prompts into tokens, cut at the beginning to what the model can still continue."""
-        config = self._model.config.get_text_config()
-        positions = getattr(config, "max_position_embeddings", None)
+        positions = context_of(self._model)
         room = None
-        if isinstance(positions, int) and positions > 0:
+        if positions is not None:
             room = positions - sampling.max_new_tokens
             if room < 1:
                 raise GenerationError(
@@ -389,7 +389,7 @@ class TransformersGenerator:
         read = self._model.get_encoder()(input_ids=tokens, attention_mask=attention)
         states = read.last_hidden_state.repeat_interleave(num_samples, dim=0)
         attention = attention.repeat_interleave(num_samples, dim=0)
-        first = first_token(self._model, self._tokenizer)
+        first = decoder_start_token(self._model, self._tokenizer)
         drawn = torch.full((len(uniforms),), first, dtype=torch.long, device=tokens.device)
         held = self._no_tokens_held(len(uniforms), sampling)  # (b, v) bool
         written: list[list[int]] = [[] for _ in range(len(uniforms))]

@@ -16,7 +16,7 @@ from flower_privsyn.checks import check_choice, check_number, check_whole
 from flower_privsyn.errors import GenerationError, ModelError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import ProgressCallback, check_texts
-from flower_privsyn.models.pretrained import Precision, load_pretrained
+from flower_privsyn.models.pretrained import Precision, context_of, load_pretrained
 from flower_privsyn.models.threads import is_small, side_by_side
 
 if TYPE_CHECKING:
@@ -407,9 +407,9 @@ class MaskFill:
 
     def _fit_to_model(self, max_tokens: int, model: str) -> int:
         special = self._tokenizer.num_special_tokens_to_add()
-        positions = getattr(self._model.config, "max_position_embeddings", None)
+        positions = context_of(self._model)
         limit = self._tokenizer.model_max_length
-        if isinstance(positions, int) and positions > 0:
+        if positions is not None:
             # RoBERTa's first positions are never used: they follow the padding token's number.
             padding = self._model.config.pad_token_id or 0
             offset = padding + 1 if _counts_positions_from_padding(self._model) else 0

@@ -157,7 +157,13 @@ def holds_encoder_decoder(folder: Path) -> bool:
     return isinstance(config, dict) and bool(config.get("is_encoder_decoder"))
 
 
-def first_token(model: Any, tokenizer: Any) -> int:
+def context_of(model: Any) -> int | None:
+    """How many tokens a model reads at once, as its configuration says; None where it does not."""
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def decoder_start_token(model: Any, tokenizer: Any) -> int:
     """The token that the decoder of an encoder-decoder begins every text with.
 
     The token that texts begin with, where the tokenizer has one, as the released code of CTCL has

@@ -108,7 +108,7 @@ class Paraphraser:
         max_new_tokens: int = 64,
         batch_size: int = 32,
     ) -> None:
-        from flower_privsyn.models.pretrained import load_pretrained
+        from flower_privsyn.models.pretrained import context_of, load_pretrained
 
         check_template(template)
         self.name = model
@@ -126,8 +126,8 @@ class Paraphraser:
         self._head += self._tokenizer(before, add_special_tokens=False)["input_ids"]
         self._tail: list[int] = self._tokenizer(after, add_special_tokens=False)["input_ids"]
         self._width = len(self._head) + max_document_tokens + len(self._tail)
-        positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        if isinstance(positions, int) and 0 < positions < self._width + max_new_tokens:
+        positions = context_of(self._model)
+        if positions is not None and positions < self._width + max_new_tokens:
             raise ConfigError(
                 f"max-document-tokens = {max_document_tokens}, max-new-tokens = {max_new_tokens} "
                 f"and the template's {self._width - max_document_tokens} tokens are more than the "

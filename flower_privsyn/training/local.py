@@ -30,7 +30,12 @@ import torch
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.library import quiet_transformers, shorten
-from flower_privsyn.models.pretrained import first_token, is_encoder_decoder, load_pretrained
+from flower_privsyn.models.pretrained import (
+    context_of,
+    decoder_start_token,
+    is_encoder_decoder,
+    load_pretrained,
+)
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.cross_entropy import mean_cross_entropy
 from flower_privsyn.training.output_layer import base_model, is_last, passed_over
@@ -74,9 +79,10 @@ class LocalModel:
             model.name, kind="causal or encoder-decoder", dtype="float32", device=device
         )
         self.encoder_decoder = is_encoder_decoder(self._model)
-        self._first = first_token(self._model, self.tokenizer) if self.encoder_decoder else None
+        self._first = (
+            decoder_start_token(self._model, self.tokenizer) if self.encoder_decoder else None
+        )
         _disable_dropout(self._model)
-        config = self._model.config.get_text_config()
         if model.trainable == "lora":
             self._model = _with_adapters(self._model, model)
         named = _choose(self._model, model)
@@ -111,8 +117,7 @@ class LocalModel:
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         self._begin: list[int] = [] if begin is None else [int(begin)]
         self._end: list[int] = [] if end is None else [int(end)]
-        positions = getattr(config, "max_position_embeddings", None)
-        self._positions = positions if isinstance(positions, int) and positions > 0 else None
+        self._positions = context_of(self._model)
 
     def _output_layer(self) -> Any:
         """What makes logits of the last hidden states; None where more is done to them, or less."""

@@ -36,6 +36,7 @@ from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import (
     choose_device,
     choose_dtype,
+    context_of,
     load_pretrained,
     model_folder,
 )
@@ -199,14 +200,14 @@ def _train(task: _Task) -> TrainingReport:
         max_new_tokens=settings.max_new_tokens,
         chosen_only=settings.loss == "sft",
     )
-    limit = min(settings.max_tokens, _positions(base) or settings.max_tokens)
+    limit = min(settings.max_tokens, context_of(base) or settings.max_tokens)
     kept = [pair for pair in encoded if pair.longest <= limit]
     too_long = tuple(pair.index for pair in encoded if pair.longest > limit)
     if too_long:
         if not kept:
             raise ConfigError(
                 f"training setting max_tokens is {settings.max_tokens} and model {str(model)!r} "
-                f"takes {_positions(base)}: none of the {len(encoded)} preference pairs fits, the "
+                f"takes {context_of(base)}: none of the {len(encoded)} preference pairs fits, the "
                 f"shortest has {min(pair.longest for pair in encoded)} tokens"
             )
         logger.warning(
@@ -357,11 +358,6 @@ def _trainers() -> Any:
             f"preference training needs PyTorch, Transformers, PEFT and TRL ({shorten(error)}): "
             "pip install 'flower-privsyn[training]'"
         ) from error
-
-
-def _positions(model: Any) -> int | None:
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return positions if isinstance(positions, int) and positions > 0 else None
 
 
 def _public_name(model: str | Path) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import ConfigError, ModelError
+from flower_privsyn.models.pretrained import context_of
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +33,8 @@ def first_token(tokenizer: Any) -> int:
 
 def text_window(network: Any, max_tokens: int) -> int:
     """`max_tokens`, or what the model's context holds besides the first token."""
-    config = network.config.get_text_config()
-    context = getattr(config, "max_position_embeddings", None)
-    bounded = isinstance(context, int) and context > 1
-    return min(max_tokens, context - 1) if bounded else max_tokens  # type: ignore[operator]
+    context = context_of(network)
+    return max_tokens if context is None or context == 1 else min(max_tokens, context - 1)
 
 
 def check_window(network: Any, needed: int, *, called: str, max_tokens: int) -> None:

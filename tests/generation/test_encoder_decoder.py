@@ -11,7 +11,11 @@ import torch
 
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
-from flower_privsyn.models.pretrained import first_token, holds_encoder_decoder, load_pretrained
+from flower_privsyn.models.pretrained import (
+    decoder_start_token,
+    holds_encoder_decoder,
+    load_pretrained,
+)
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.training.local import LocalModel
@@ -50,7 +54,7 @@ class TestTraining:
         for row, count in zip(rows, given, strict=True):
             read, labels = torch.tensor([[*row[:count], 2]]), torch.tensor([row[count:]])
             assert labels[0, -1] == 2  # the token that ends a text is learnt as well
-            before = torch.tensor([[first_token(network, tokenizer), *row[count:-1]]])
+            before = torch.tensor([[decoder_start_token(network, tokenizer), *row[count:-1]]])
             with torch.no_grad():
                 loss = network(input_ids=read, decoder_input_ids=before, labels=labels).loss
             total, tokens = total + float(loss) * labels.shape[1], tokens + labels.shape[1]
@@ -93,7 +97,7 @@ class TestTraining:
 class TestWriting:
     def test_greedy_texts_equal_the_librarys(self, folder: Path) -> None:
         network, tokenizer = library(folder)
-        first, found = first_token(network, tokenizer), []
+        first, found = decoder_start_token(network, tokenizer), []
         other = [number for number in tokenizer.added_tokens_decoder if number != 2]
         for prompt in CONDITIONS:
             begin = [] if tokenizer.bos_token_id is None else [1]
