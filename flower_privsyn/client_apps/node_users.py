@@ -8,11 +8,12 @@ import logging
 import os
 import sys
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from flwr.app import Context
 
@@ -57,6 +58,8 @@ EmbedderLoader = Callable[[str, str], Embedder]
 
 #: Memory of one process for users kept between messages, so that a round costs only the vote.
 _KEPT_BYTES = 4 * 2**30
+_MOST_ARRIVED = 4
+"""ClientApps of other processes whose users are kept: a process of a simulation meets one."""
 _ID_BYTES = 57  # of a text object and its place in a tuple, beside its characters
 
 
@@ -113,6 +116,9 @@ class Prepared:
 class NodeUsers:
     """Reads the users of the nodes that one process answers for, and keeps their records.
 
+    Copies of one that reach another process are one there: Flower's simulation sends its ClientApp
+    with every message, and what a process has read once it reads no second time.
+
     Args:
         load: from a node's context to its users.
         load_embedder: from a model name and a precision to an embedder.
@@ -132,6 +138,7 @@ class NodeUsers:
         self._load_embedder = load_embedder
         self._cache_directory = cache_directory
         self._trainer = trainer
+        self._name = uuid.uuid4().hex
         self._embedders: dict[tuple[str, str], Embedder] = {}
         self._kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self._records: RecordStore | None = None
@@ -140,7 +147,8 @@ class NodeUsers:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travel to another process without locks, models or private records."""
-        return _rebuild, (self._load, self._load_embedder, self._cache_directory, self._trainer)
+        given = (self._load, self._load_embedder, self._cache_directory, self._trainer)
+        return _arrived, (self._name, *given)
 
     @property
     def cache_directory(self) -> Path:
@@ -362,15 +370,28 @@ def _importable(function: Callable[..., object]) -> str | None:
     return f"{module}:{name}"
 
 
-def _rebuild(
+#: What has come from other processes, the latest last.
+_ARRIVED: Final[OrderedDict[str, NodeUsers]] = OrderedDict()
+_ARRIVING: Final = threading.Lock()
+
+
+def _arrived(
+    name: str,
     load: UserLoader,
     load_embedder: EmbedderLoader,
     cache_directory: Path | None,
     trainer: Trainer | None,
 ) -> NodeUsers:
-    return NodeUsers(
-        load=load,
-        load_embedder=load_embedder,
-        cache_directory=cache_directory,
-        trainer=trainer,
-    )
+    """What came with an earlier message, or else a new one."""
+    with _ARRIVING:
+        found = _ARRIVED.pop(name, None) or NodeUsers(
+            load=load,
+            load_embedder=load_embedder,
+            cache_directory=cache_directory,
+            trainer=trainer,
+        )
+        found._name = name  # that of its first process, should it travel on
+        _ARRIVED[name] = found
+        while len(_ARRIVED) > _MOST_ARRIVED:
+            _ARRIVED.popitem(last=False)
+    return found

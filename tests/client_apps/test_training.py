@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from ray import cloudpickle
 
 from flower_privsyn.client_apps import training
 from flower_privsyn.client_apps.training import LocalTraining, create_training_app
@@ -260,6 +262,42 @@ class TestOneModel:
             for number in (1, 2):
                 ask(app, data, public, round_number=number, node=node)
         assert len(loaded) == 1
+
+    def test_an_app_that_comes_with_every_message_reads_and_loads_once(
+        self,
+        data: wire.DataRequest,
+        model: TrainableModel,
+        texts: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """As an actor of Flower's simulation gets it."""
+        loaded: list[TrainableModel] = []
+        encoded: list[int] = []
+
+        class Counting(LocalModel):
+            def __init__(self, spec: TrainableModel, **options: Any) -> None:
+                loaded.append(spec)
+                super().__init__(spec, **options)
+
+            def encode(self, given: Sequence[str]) -> list[list[int]]:
+                encoded.append(len(given))
+                return super().encode(given)
+
+        users = Users.from_rows([("a", texts[0]), ("b", texts[1])])
+        monkeypatch.setattr(training, "LocalModel", Counting)
+        public = LocalModel(model).parameters
+        sent = cloudpickle.dumps(app_of(users))
+        prepare(cloudpickle.loads(sent), data, 1)
+        first, again = (
+            total(ask(cloudpickle.loads(sent), data, public, round_number=1, node=1))
+            for _ in range(2)
+        )
+        np.testing.assert_array_equal(first, again)
+        assert len(loaded) == 1
+        assert encoded.count(2) == 1  # but for a public sample, once
+        # Another app keeps what is its own.
+        prepare(cloudpickle.loads(cloudpickle.dumps(app_of(users))), data, 1)
+        assert len(loaded) == 2
 
     def test_stays_behind_when_the_app_travels(self, model: TrainableModel) -> None:
         trainer = LocalTraining(device="cpu")
