@@ -93,18 +93,19 @@ def run(
 
 
 def _check_users(app: App, values: Mapping[str, Any]) -> None:
-    """Read the users before anything is spent; those of an app's own recipe only for their classes.
+    """Read the users before anything is spent, as `privsyn check` does, with an app's own recipe.
 
-    Where no text is of any class every vote is noise alone, and a node tells nobody.
+    Where nobody has any text, or none of any class, every answer is noise alone, and a node tells
+    nobody.
     """
     from flower_privsyn.data import Cut
     from flower_privsyn.dry_run.people import read_people
     from flower_privsyn.host.app import check_data, strategies_of
 
-    labelled = [settings for settings, _ in strategies_of(app, values) if settings.class_names]
-    if not labelled:
+    every = [settings for settings, _ in strategies_of(app, values)]
+    if not every:
         check_data(app, values)
-    for settings in labelled:
+    for settings in every:
         read_people(
             app,
             values,

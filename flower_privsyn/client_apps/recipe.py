@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +23,22 @@ DRAWN_RUN_IDS: Final = 2**32
 
 #: Documents that a process of a simulation keeps while it prepares its nodes: 512 MiB.
 _KEPT_BYTES: Final = 2**29
+
+_strict: Final = contextvars.ContextVar("strict", default=False)
+
+
+@contextlib.contextmanager
+def strictly() -> Iterator[None]:
+    """In this block what `users_of_node` would leave out in silence is named.
+
+    For whoever holds the data of a simulation and is about to begin it.
+    """
+    token = _strict.set(True)
+    try:
+        yield
+    finally:
+        _strict.reset(token)
+
 
 #: What is read where nobody says so; the column of ids, or a partition, is the unit of privacy.
 _DEFAULTS: Final = {
@@ -64,6 +82,8 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
         return load_configured(own, labels=labels)
     if sample is not None and run.get("data") == "sample":
         run = {**run, "data": str(sample)}
+    if _strict.get():
+        load_configured(own, run, labels=labels, strict=True)
     if "data" in own or "num-partitions" not in own:
         return load_configured(own, run, labels=labels)
     return dealt.read(context.run_id, own, run, labels=labels)

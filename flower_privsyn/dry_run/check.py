@@ -208,9 +208,7 @@ def _read(
         held = f"; {people.held_out:,} more are held out" if people.held_out else ""
         said = f"{people.users:,} users{of} take part with {people.documents:,} texts{held}"
         report.say("data", said)
-        if not people.documents:
-            report.say("data", "nobody has any text", level="stops")
-        elif people.all_read and people.users < max(settings.num_users, settings.min_users or 0):
+        if people.all_read and people.users < max(settings.num_users, settings.min_users or 0):
             planned = max(settings.num_users, settings.min_users or 0)
             said = f"{people.users:,} users take part, {planned:,} were planned (num-users)"
             report.say("data", said, level="stops")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import secrets
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps.handlers import recipe_of
 from flower_privsyn.client_apps.node_users import UserLoader
-from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS
+from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, strictly
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
@@ -75,7 +75,8 @@ def read_people(
         The users; None where the app reads them without this package.
 
     Raises:
-        PrivsynError: `data` is empty or unreadable, or the app's own code fails.
+        PrivsynError: `data` is empty or unreadable, nobody has any text, or the app's own code
+            fails.
     """
     everybody = check_data(app, values)
     if everybody is not None:
@@ -93,7 +94,12 @@ def read_people(
             f"{most_nodes}: give every node users of its own, or set max-nodes-per-user, for more "
             "noise"
         )
-    return _people(parts, cut=cut, nodes_read=len(parts), nodes=nodes)
+    people = _people(parts, cut=cut, nodes_read=len(parts), nodes=nodes)
+    if people.all_read and not people.documents:
+        raise DataError(
+            f"nobody who takes part has any text, on {nodes} nodes: every answer would be noise"
+        )
+    return people
 
 
 def _by_node(
@@ -109,7 +115,7 @@ def _by_node(
     said of all nodes alone.
     """
     parts: list[Users] = []
-    missing = bool(classes)
+    missing = bool(classes)  # a document of one of them
     run_id = DRAWN_RUN_IDS + secrets.randbits(62)
     begun = time.monotonic()
     for node in range(nodes):
@@ -121,7 +127,8 @@ def _by_node(
             run_config=dict(values),
         )
         try:
-            with simulated():
+            # The file is everybody's: what is wrong with it, the first node finds.
+            with simulated(), contextlib.nullcontext() if node else strictly():
                 parts.append(recipe(context))
         except PrivsynError as error:
             if values.get("data") == "":  # and there is no sample of the app's own
@@ -173,7 +180,7 @@ def _joined(parts: list[Users]) -> Users:
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _imported(app: App) -> Iterator[ClientApp]:
     """The ClientApp of an app, its modules known only as long as it is needed."""
     module, _, name = app.client.partition(":")

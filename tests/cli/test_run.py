@@ -122,6 +122,31 @@ def test_what_a_run_leaves_out_of_its_data_is_counted(
     assert "already holds a run" in said[1]
 
 
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b'{"client_id": "a", "body": "x"}\n{"client_id": "b", "body": "y"}\n', "no column 'text'"),
+        (b"client_id,text\na,caf\xe9\nb,x\n", "UTF-8"),
+        (b'{"client_id": "a", "text": ""}\n{"client_id": "b", "text": " "}\n', "no usable text"),
+    ],
+)
+@pytest.mark.parametrize("app", ["examples/ask-once", "baselines/joint-sketch"])
+def test_data_of_an_app_with_a_recipe_of_its_own_are_looked_at_before_anything_is_spent(
+    app: str,
+    content: bytes,
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "users.csv").write_bytes(content)
+    words = ["run", str(EXAMPLES.parent / app), "--run-dir", "r", "--set", "data=users.csv"]
+    assert main(words) == 2
+    assert named in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
 def test_labels_of_no_class_stop_an_app_with_a_recipe_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
