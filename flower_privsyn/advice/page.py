@@ -41,7 +41,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     elif len(advice.best) == 1:
         yield f"  {advice.best[0]}: first where it had rivals, on {', '.join(compared_on)}."
     else:
-        yield f"  {' or '.join(advice.best)}: which one depends on the text."
+        yield from (_first_line(method, advice) for method in advice.best)
     for judgement in advice.judgements:
         yield ""
         yield from _judgement_lines(judgement)
@@ -49,6 +49,19 @@ def advice_lines(advice: Advice) -> Iterator[str]:
         yield ""
         yield f"Not measured in these places: {', '.join(advice.unmeasured)}."
     yield "Another model or public text may change the order: `privsyn compare` on your own."
+
+
+def _first_line(method: str, advice: Advice) -> str:
+    """Of one of several methods that are first: where it is, and where it has no cell."""
+    every = advice.judgements
+    first = [one.data for one in every if one.ranked and one.ranked[0].method == method]
+    never = [
+        one.data
+        for one in every
+        if all(cell.method != method for cell in (*one.ranked, *one.too_large))
+    ]
+    missing = f"; not measured on {', '.join(never)}" if never else ""
+    return f"  {method}: first on {', '.join(first)}{missing}."
 
 
 def _judgement_lines(judgement: Judgement) -> Iterator[str]:

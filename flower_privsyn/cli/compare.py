@@ -218,8 +218,14 @@ def _follow(
         sys.stderr.write(
             f"Comparing {len(plan.methods)} methods in {len(plan.cells())} cells, "
             f"{len(plan.private):,} users and {len(plan.held_out):,} held out, in "
-            f"{comparison.folder}\n"
+            f"{comparison.folder}; about {comparison.expected_seconds() / 60:,.0f} min, to a "
+            "factor of two or three (--budget-minutes runs the cheap ones)\n"
         )
+        if plan.left_alone:
+            sys.stderr.write(
+                f"{plan.left_alone:,} more users are sealed, for a last table, and on neither side "
+                "(--open-sealed)\n"
+            )
     try:
         with ended_by_signals():
             found = run(
@@ -241,6 +247,7 @@ def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     show(document)
     if comparison.page_file.is_file():
         print(f"Report: {comparison.page_file}")
+    print(f"Table: {comparison.folder / 'comparison.md'}")
     print(f"All figures: {comparison.document_file}")
     cells = document["cells"]
     untaught = without_student(document)

@@ -28,10 +28,11 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         for one that is at work or done), changes (what resumed runs changed, oldest first),
         created, rounds_finished, rounds_lost, rounds_open (begun, and neither charged nor
         discarded), releases, users, delta, epsilon_release, epsilon_known_cohorts, epsilon_budget,
-        stamp, synthetic_texts, samples, files (name to bytes). The epsilons are cumulative, from
-        the ledger; None before the first release and for a run that is not private. The stamp is a
-        sentence that says that the epsilons do not cover the result; None where they do. The status
-        is that of `RunDirectory.standing`.
+        stamp, synthetic_texts (how many), texts_are (what they are, in words), samples, trust (how
+        far a sketch was trusted, None where there is none), files (name to bytes). The epsilons are
+        cumulative, from the ledger; None before the first release and for a run that is not
+        private. The stamp is a sentence that says that the epsilons do not cover the result; None
+        where they do. The status is that of `RunDirectory.standing`.
 
     Raises:
         LedgerError: The ledger is damaged, or lacks a line that another file states.
@@ -41,6 +42,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     from flower_privsyn.host.launch import how_to_go_on
     from flower_privsyn.privacy.ledger_chain import open_rounds
     from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+    from flower_privsyn.runs.sketch_file import SELECTED, trust_of
 
     run = RunDirectory.open(path)
     lines = run.ledger_lines()
@@ -48,9 +50,11 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     releases = [line for line in lines if line.get("event") == "release"]
     last: dict[str, Any] = releases[-1] if releases else {}
     samples: list[str] = []
-    count = 0
+    count, chosen = 0, False
     for record in read_json_lines(run.synthetic_jsonl):
         count += 1
+        # A sketch that nobody writes after gives real public documents, which have their owners.
+        chosen = chosen or record.get("source") == SELECTED
         if len(samples) < _SAMPLES:
             samples.append(str(record.get("text", "")))
     launch = run.document.get("launch") or {}
@@ -74,6 +78,8 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "epsilon_budget": opened.get("epsilon_budget"),
         "stamp": RESEARCH_STAMP if run.config.get("research") else None,
         "synthetic_texts": count,
+        "texts_are": "public texts that were chosen" if chosen else "synthetic texts",
+        "trust": trust_of(run.path),
         "samples": samples,
         "files": {
             str(file.relative_to(run.path)): file.stat().st_size
@@ -132,7 +138,9 @@ def _show(facts: Mapping[str, Any]) -> None:
     if facts["rounds_open"] and facts["continue"]:
         begun = ", ".join(map(str, facts["rounds_open"]))
         row("", f"round {begun} was begun and is lost: charged as soon as the run goes on")
-    row("synthetic texts", facts["synthetic_texts"])
+    row(facts["texts_are"], facts["synthetic_texts"])
+    if facts["trust"] is not None:
+        row("trust", f"{facts['trust']:.2f} of 1 in the sketch that was released")
     for place, sample in enumerate(facts["samples"], start=1):
         row(f"sample {place}", plain_line(sample))
     for name, size in facts["files"].items():

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict
 
 import typer
 
@@ -19,6 +19,9 @@ from flower_privsyn.cli.output import FAILED, REFUSED, complain, plain_line
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
+
+#: Below it a sketch says so little that the end of a run tells.
+_LITTLE_TRUST: Final = 0.2
 
 if TYPE_CHECKING:
     from flower_privsyn.host.app import App
@@ -187,6 +190,7 @@ def _following(path: Path) -> Iterator[Any]:
 
 def show_outcome(outcome: Outcome) -> int:
     """Say how a run ended, what it spent and where its files are; return the exit status."""
+    from flower_privsyn.messages.wire import NODE_LOG
     from flower_privsyn.runs.owner import OwnerFolder
     from flower_privsyn.runs.rounds import TRAINED_MODEL
 
@@ -195,7 +199,9 @@ def show_outcome(outcome: Outcome) -> int:
         if outcome.path.is_dir():  # nothing is left of a run that has not begun
             sys.stderr.write(f"Run directory: {outcome.path}\n")
         if outcome.says_all:
-            return complain(outcome.error, REFUSED)
+            # A node's reasons are in its own log, which is this one here.
+            here = f"\nThe nodes' log is {log}" if NODE_LOG in outcome.error else ""
+            return complain(outcome.error + here, REFUSED)
         return complain(f"{outcome.error}\nThe log is {log}", FAILED)
     if not (outcome.path / "config.json").is_file():
         # An app that keeps no run directory: there is only Flower's word and its log.
@@ -207,20 +213,29 @@ def show_outcome(outcome: Outcome) -> int:
         print(epsilons(facts))
     for name in ("synthetic.jsonl", "synthetic.parquet"):
         if name in facts["files"]:
-            print(f"Synthetic texts: {outcome.path / name} ({facts['synthetic_texts']:,})")
+            title = str(facts["texts_are"]).capitalize()
+            print(f"{title}: {outcome.path / name} ({facts['synthetic_texts']:,})")
     if (trained := outcome.path / TRAINED_MODEL).is_dir():
         print(f"Trained model: {trained}")
     for place, sample in enumerate(facts["samples"], start=1):
         print(f"  {place}. {plain_line(sample)}")
-    print(f"Next: {_next_command(outcome.path, texts=bool(facts['samples']))}")
+    trust = facts["trust"]
+    if trust is not None and trust < _LITTLE_TRUST:
+        print(
+            f"The sketch that was released says little (trust {trust:.2f} of 1): more users, or "
+            "more epsilon, would say more."
+        )
+    print(f"Next: {_next_command(outcome.path, facts)}")
     return 0
 
 
-def _next_command(run_path: Path, *, texts: bool) -> str:
+def _next_command(run_path: Path, facts: Mapping[str, Any]) -> str:
     """What somebody who has just seen a run end may want to type."""
     from flower_privsyn.runs import RunDirectory
 
     place = shlex.quote(str(run_path))
-    if texts and RunDirectory.open(run_path).config.get("generator"):
+    if facts["trust"] is not None and facts["texts_are"] != "synthetic texts":
+        return f"privsyn sketch show {place} (what was released)"
+    if facts["samples"] and RunDirectory.open(run_path).config.get("generator"):
         return f"privsyn expand {place} --samples 2000 (more text, at no privacy cost)"
     return f"privsyn inspect {place}"

@@ -31,6 +31,7 @@ class People:
         apart: of another file, who are held out; None to hold out some of `every`.
         aside: how many of `every` are.
         sealed: those that are held out in place of others; None to leave them alone.
+        left_alone: sealed users of the data that are on neither side.
     """
 
     source: str
@@ -39,6 +40,7 @@ class People:
     apart: Users | None
     aside: int
     sealed: Users | None
+    left_alone: int = 0
 
     @classmethod
     def read(
@@ -86,7 +88,8 @@ class People:
                     "--sealed-users"
                 )
             closed = _select(closed, _order(closed)[: sealed_users or len(closed)])
-        every = without_sealed(every, what="--data")
+        everybody, every = len(every), without_sealed(every, what="--data")
+        opened = 0 if closed is None or apart is not None else len(closed)
         if apart is not None:
             apart = apart if open_sealed else without_sealed(apart, what="--held-out")
             if both := set(apart.user_ids) & set(every.user_ids):
@@ -103,6 +106,7 @@ class People:
             apart=apart,
             aside=held_out_users,
             sealed=closed,
+            left_alone=everybody - len(every) - opened,
         )
 
     def groups(self, users: int) -> tuple[Users, Users]:

@@ -106,6 +106,7 @@ class Plan:
         newer_than: only text dated after this day takes part, or "".
         opened: whether the held-out users are sealed ones.
         distil: whether a second student learns from every text, taught by its writer as well.
+        left_alone: sealed users of the data, who are on neither side.
     """
 
     app: App
@@ -124,6 +125,7 @@ class Plan:
     newer_than: str = ""
     opened: bool = False
     distil: bool = False
+    left_alone: int = 0
 
     @property
     def stamp(self) -> str:
@@ -486,6 +488,7 @@ def make_plans(
             newer_than=people.newer_than,
             opened=people.sealed is not None,
             distil=distil,
+            left_alone=people.left_alone,
         )
         plan.check(shelf)
         plans.append(plan)
@@ -508,8 +511,10 @@ def _chosen(app: App, configs: Sequence[str], names: Sequence[str]) -> tuple[Com
     known = methods_of(app, *configs)
     for name in names:
         if name not in known:
+            folders = sorted(file.parent.name for file in app.path.glob(f"conf/*/{name}.toml"))
+            where = f": --config {' '.join([*configs, folders[0]])} has it" if folders else ""
             raise ConfigError(
-                f"there is no method {name!r}; {app.name} with the settings "
+                f"there is no method {name!r}{where}; {app.name} with the settings "
                 f"{' '.join(configs)} has {', '.join(known)}"
             )
     wanted = set(names) or {name for name, one in known.items() if one.by_default}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import time
@@ -192,6 +193,15 @@ class Comparison:
                 self._left_out[cell] = sentence
                 say(f"left out: {self._called(cell)}: {sentence}")
             return self._write(cells, running=None)
+
+    def expected_seconds(self) -> float:
+        """How long the cells that are left will take, of those of which that can be said.
+
+        Right to a factor of two or three, until some have finished here.
+        """
+        expected = Expected(self.plan, self._result)
+        left = (cell for cell in self.plan.cells() if not self._is_finished(cell))
+        return sum(seconds for cell in left if math.isfinite(seconds := expected.seconds(cell)))
 
     def _is_finished(self, cell: Cell) -> bool:
         """Whether nothing is left to do; a student that is to be taught may be asked for later."""

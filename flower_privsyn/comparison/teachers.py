@@ -12,7 +12,7 @@ from flower_privsyn.files import located, read_json_lines
 from flower_privsyn.models.adapters import merge_adapter
 from flower_privsyn.models.pretrained import holds_encoder_decoder, load_pretrained, model_folder
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.rounds import TRAINED_MODEL, TRAINED_WRITER, WRITER
+from flower_privsyn.runs.rounds import TRAINED_MODEL, writer_in
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
@@ -72,10 +72,9 @@ def writer_of(run: RunDirectory, *, student: str, folder: Path) -> str | Path:
         encoder.
     """
     # What a joint sketch ends with is its student, beside the generator that wrote.
-    own = (WRITER, TRAINED_WRITER) if "synthesis" in run.config else (TRAINED_MODEL,)
-    for made in (run.path / name for name in own):
-        if (made / "config.json").is_file():
-            return able(made, student)
+    made = writer_in(run.path) if "synthesis" in run.config else run.path / TRAINED_MODEL
+    if made is not None and (made / "config.json").is_file():
+        return able(made, student)
     generator, adapter = able(str(run.config.get("generator", "")), student), _adapter(run)
     if not generator or adapter is None:
         return generator

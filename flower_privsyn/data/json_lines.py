@@ -145,7 +145,7 @@ def _client(row: dict[str, Any], place: str, columns: Columns) -> str:
     """Whose a row is."""
     name = columns.client
     if name not in row:
-        known = f", which has {_keys(row)}" if columns.strict else ""
+        known = f"; it has {_keys(row)}, and client-column says which key" if columns.strict else ""
         raise DataError(f"{place}: the key {name!r} is missing{known}.")
     client = row[name]
     if isinstance(client, bool) or not isinstance(client, str | int):

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -85,11 +85,14 @@ class ClientErrorCode(IntEnum):
     PROTOCOL = 1007
 
 
+#: Where a node says more than it sends.
+NODE_LOG: Final = "its own log says why"
+
 #: The fixed sentence of each code: the only error text that leaves a client.
 CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
-    ClientErrorCode.INTERNAL: "the client app failed; its own log says why",
+    ClientErrorCode.INTERNAL: f"the client app failed; {NODE_LOG}",
     ClientErrorCode.BAD_REQUEST: "the client app does not understand the request",
-    ClientErrorCode.DATA_UNAVAILABLE: "the node's text could not be loaded; its own log says why",
+    ClientErrorCode.DATA_UNAVAILABLE: f"the node's text could not be loaded; {NODE_LOG}",
     ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's model could not be loaded",
     ClientErrorCode.UNKNOWN_QUERY: "the client app does not answer every question of the run",
     ClientErrorCode.NOT_ALLOWED: "the node's owner does not allow this question",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -23,6 +24,9 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 logger = logging.getLogger("flwr.privsyn")
 
 _POLL_SECONDS = 0.5
+
+#: Nodes of a simulation are there sooner; whoever waits longer is told for what.
+_QUIET_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +150,9 @@ class Meeting:
         settings = self.settings
         nodes = self._wait_for_nodes()
         roster, problems = dict.fromkeys(nodes, -1), Counter[str]()
-        with self.progress.stage("Nodes read their text", len(nodes) * len(self.sources)) as stage:
+        times = len(self.sources)
+        often = f" for {times} kinds of questions" if times > 1 else ""
+        with self.progress.stage(f"Nodes read their text{often}", len(nodes) * times) as stage:
             for source in self.sources:
                 ready = self._ask_to_prepare(list(roster), source, announcement, problems, stage)
                 # Whoever cannot make one kind of records takes no part in the others, either.
@@ -206,18 +212,26 @@ class Meeting:
         Simulations start the server before their nodes are registered; going ahead with those
         that happen to be there would change the sampling that the accountant is told of.
         """
-        wanted = self.settings.num_nodes
-        deadline = time.monotonic() + self.settings.node_timeout
-        while True:
-            nodes = sorted(self.grid.get_node_ids())
-            if len(nodes) >= wanted:
-                return nodes
-            if time.monotonic() >= deadline:
-                raise FederationError(
-                    f"{len(nodes)} nodes are connected after {self.settings.node_timeout:g} s, "
-                    f"{wanted} were planned (num-nodes); {self.nothing_spent}"
-                )
-            time.sleep(_POLL_SECONDS)
+        wanted, begun = self.settings.num_nodes, time.monotonic()
+        with contextlib.ExitStack() as shown:
+            stage: Stage | None = None
+            while True:
+                nodes = sorted(self.grid.get_node_ids())
+                if len(nodes) >= wanted:
+                    return nodes
+                waited = time.monotonic() - begun
+                if waited >= self.settings.node_timeout:
+                    raise FederationError(
+                        f"{len(nodes)} nodes are connected after {self.settings.node_timeout:g} s, "
+                        f"{wanted} were planned (num-nodes); {self.nothing_spent}"
+                    )
+                if stage is None and waited >= _QUIET_SECONDS:
+                    stage = shown.enter_context(
+                        self.progress.stage("Wait for nodes to connect", wanted)
+                    )
+                if stage is not None:
+                    stage.update(len(nodes) - stage.done)
+                time.sleep(_POLL_SECONDS)
 
     def _roster_of(
         self,

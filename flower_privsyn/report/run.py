@@ -43,7 +43,7 @@ from flower_privsyn.report.rounds import (
     spread_over,
 )
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
-from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_in
+from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_of
 from flower_privsyn.runs.surroundings import PLACES
 
 _PANELS = 3
@@ -173,8 +173,7 @@ class RunFacts:
     @property
     def trust(self) -> str:
         """How far a joint sketch was trusted; "" where the run has none, or does not say."""
-        file = self.run.path / SKETCH_FILE
-        trust = trust_in(file) if file.is_file() else None
+        trust = trust_of(self.run.path)
         return "" if trust is None else number(trust, 2)
 
     @property
@@ -262,7 +261,11 @@ class RunFacts:
             return []
         if lines[0] == lines[1]:
             return [("both ε", lines[0])]
-        return [(n, line) for n, line in zip(("ε release", "ε server"), lines, strict=True) if line]
+        return [
+            (n, line)
+            for n, line in zip(("ε release", "ε known cohorts"), lines, strict=True)
+            if line
+        ]
 
     @property
     def spending(self) -> Chart:

@@ -160,7 +160,8 @@ class OpenedRun:
         """
         table = self.candidates
         if "survived" not in table:
-            return table.iloc[0:0]
+            columns = dict.fromkeys([*table.columns, "round", "text", "survived"])
+            return table.iloc[0:0].reindex(columns=list(columns))
         released = self.run.rounds_with_outcome("released")
         kept = table["survived"].fillna(0).astype(int) > 0
         return table[kept & table["round"].isin(released)].reset_index(drop=True)

@@ -30,6 +30,16 @@ TRAINED_WRITER: Final = "models/generator"
 """The generator that learnt from public text which was chosen, of such a run; without the bias."""
 
 
+def writer_in(run: Path) -> Path | None:
+    """The generator that a run has made beside its student; None where it made none.
+
+    Args:
+        run: its directory.
+    """
+    made = (run / name for name in (WRITER, TRAINED_WRITER))
+    return next((folder for folder in made if (folder / "config.json").is_file()), None)
+
+
 @dataclass(frozen=True)
 class RoundFiles:
     """Where the files of one round are, whether they exist or not.

@@ -15,11 +15,20 @@ from flower_privsyn.errors import RunDirectoryError
 #: public text.
 SKETCH_FILE: Final = "sketch.parquet"
 
+#: `source` of the texts of a run that chose public text by a sketch, and wrote none.
+SELECTED: Final = "selected"
+
 #: Its columns, in their order.
 COLUMNS: Final = ("kind", "token", "text", "public", "rate", "log_ratio", "standard_error")
 
 #: In its metadata: how far the release is trusted, a number in [0, 1] as text.
 TRUST_KEY: Final = b"trust"
+
+
+def trust_of(run: Path) -> float | None:
+    """How far a run trusts its sketch, as `trust_in`; None of a run without one."""
+    file = run / SKETCH_FILE
+    return trust_in(file) if file.is_file() else None
 
 
 def trust_in(file: Path) -> float | None:

@@ -28,6 +28,7 @@ from flower_privsyn.private_path.method import Outline, Question, RecordSource, 
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.queries import Query
 from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER
+from flower_privsyn.runs.sketch_file import SELECTED
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
@@ -202,7 +203,7 @@ class AskedOnce(AskedAgain):
         count = min(config.synthetic_samples, len(texts))
         chosen = student.selection.indices[:count].tolist()
         records = [
-            {"text": text, "round": 1, "parent": [f"public:{index}"], "source": "selected"}
+            {"text": text, "round": 1, "parent": [f"public:{index}"], "source": SELECTED}
             for text, index in zip(texts, chosen, strict=False)
         ]
         return {"synthetic": self.run.write_synthetic(records)}

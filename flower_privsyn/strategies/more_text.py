@@ -22,7 +22,7 @@ from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.runs.locks import lock_file
-from flower_privsyn.runs.rounds import TRAINED_MODEL
+from flower_privsyn.runs.rounds import TRAINED_MODEL, writer_in
 from flower_privsyn.strategies.parts.population import survivors, votes_by_class
 from flower_privsyn.strategies.parts.topic_texts import TopicsOfRun, TopicWriter
 
@@ -72,6 +72,8 @@ class MoreText(Settings):
         }
         if TopicsOfRun.read(run) is not None:
             values["generator"] = _trained(run)  # the run's own, which it has made
+        elif (own_writer := writer_in(run.path)) is not None:
+            values["generator"] = str(own_writer)
         values |= {name: value for name, value in changed.items() if value is not None}
         if not values.get("generator"):
             raise ConfigError(

@@ -161,9 +161,9 @@ def test_both_epsilons_where_they_differ(empty: RunDirectory) -> None:
     second = {**RELEASE, "round": 2, "epsilon_release": 0.75, "epsilon_known_cohorts": 3.5}
     digest = write_chain(empty.ledger_file, OPENED, RELEASE, second)
     page = check(write_run_page(empty).read_text())
-    assert large(page)["ε server"] == "3.5"
+    assert large(page)["ε known cohorts"] == "3.5"
     figure = page.all("figure")[0]
-    assert {"ε release", "ε server", "budget"} <= {n.text for n in figure.all("text")}
+    assert {"ε release", "ε known cohorts", "budget"} <= {n.text for n in figure.all("text")}
     assert sorted(set(tips(figure))) == ["budget: 2.000", "round 2: 0.7500", "round 2: 3.500"]
     assert rows(figure, "ε by round") == [["1", "0.5000", "2.250"], ["2", "0.7500", "3.500"]]
     assert "poisson, rate 0.250" in page.text

@@ -463,12 +463,12 @@ BAD = [
             (
                 "u.jsonl",
                 content(_GOOD_LINES, "u.jsonl"),
-                " is missing, which has 'client_id', 'text', 'date'",
+                " is missing; it has 'client_id', 'text', 'date', and client-column says which key",
             ),
             (
                 "u.json",
                 content(_PRETTY, "u.json"),
-                " is missing, which has 'client_id', 'text', 'date'",
+                " is missing; it has 'client_id', 'text', 'date', and client-column says which key",
             ),
             ("u.csv", content(_GOOD_CSV, "u.csv"), " (did you mean 'client_id'?)"),
             ("u.tsv", content(delimited(ROWS, "\t"), "u.tsv"), " (did you mean 'client_id'?)"),
