@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.cli.run import show_outcome
 from flower_privsyn.host import launch
+from flower_privsyn.messages.wire import CLIENT_ERROR_TEXT, ClientErrorCode
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
 from tests.support.flower_app import write_app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -47,6 +51,37 @@ def test_the_end_of_a_run_with_a_generator_names_the_command_for_more(
     assert text.startswith("  1. one text [31m aaa")
     assert len(text) < 420
     assert following.startswith(f"Next: privsyn expand '{run.path}' --samples 2000")
+
+
+@pytest.mark.parametrize(("trust", "told"), [(0.11, True), (0.9, False)])
+def test_the_end_of_a_sketch_says_what_its_texts_are_and_how_little_it_heard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trust: float, told: bool
+) -> None:
+    run = RunDirectory.create(tmp_path / "a", config={"generator": "x"}, strategy="JointSketch")
+    run.write_synthetic(
+        [{"text": "Call me Ishmael.", "round": 1, "parent": [], "source": SELECTED}]
+    )
+    table = pa.table({"token": [1]}).replace_schema_metadata({TRUST_KEY: repr(trust)})
+    pq.write_table(table, run.path / SKETCH_FILE)
+    run.mark_running()
+    run.mark_finished()
+    run.unlock()
+    assert show_outcome(launch.Outcome(path=run.path, error=None)) == 0
+    shown = capsys.readouterr().out
+    assert f"Public texts that were chosen: {run.synthetic_jsonl} (1)" in shown
+    assert "Synthetic" not in shown
+    assert ("says little (trust 0.11 of 1)" in shown) == told
+    assert shown.splitlines()[-1] == f"Next: privsyn sketch show {run.path} (what was released)"
+    assert main(["inspect", str(run.path)]) == 0
+    assert "public texts that were chosen" in capsys.readouterr().out
+
+
+def test_a_node_s_reasons_are_in_the_log_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = f"0 users are ready (2 x {CLIENT_ERROR_TEXT[ClientErrorCode.DATA_UNAVAILABLE]})"
+    assert show_outcome(launch.Outcome(path=tmp_path / "r", error=error)) == 2
+    assert f"The nodes' log is {tmp_path / 'r.owner' / 'flower.log'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,7 @@ class TestSealedUsers:
         assert not self.SEALED & {*plan.private.user_ids, *plan.held_out.user_ids}
         assert len(plan.private) + len(plan.held_out) == 36
         assert plan.stamp == STAMP
+        assert plan.left_alone == 4
         other = tmp_path / "others.jsonl"
         rows = [{"client_id": f"other-{i}", "text": "a text"} for i in range(40)]
         other.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -277,6 +278,7 @@ class TestSealedUsers:
         assert plan.private.user_ids == closed.private.user_ids
         assert plan.fingerprint() != closed.fingerprint()
         assert plan.stamp == f"{STAMP}; sealed users opened"
+        assert plan.left_alone == 0
         document = document_of(
             plan,
             [],
@@ -437,6 +439,8 @@ class TestSettings:
     def test_an_unknown_method_is_named(self, data: str) -> None:
         with pytest.raises(ConfigError, match=r"no method 'gpt'; .* has public-only, expand-only"):
             plan_of(data, methods=["gpt"])
+        with pytest.raises(ConfigError, match="'without-pairs': --config cpu ask-once has it; "):
+            plan_of(data, methods=["without-pairs"])
 
 
 class TestCheckedBeforeTheFirstCell:

@@ -84,6 +84,7 @@ def test_a_run_at_work_a_killed_one_and_a_failed_one(tmp_path: Path) -> None:
     assert opened.status == "running"
     assert opened.metrics.to_dict("records") == [{"round": 1, "released": True}]
     assert opened.ledger["event"].tolist() == ["opened", "started"]
+    assert opened.survivors.groupby("round").size().empty  # as the page has it, of any method
     for empty in (opened.texts, opened.releases, opened.candidates, opened.survivors):
         assert len(empty) == 0
     assert opened.models == {}

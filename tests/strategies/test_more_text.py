@@ -148,6 +148,15 @@ def test_a_run_without_survivors_gives_its_synthetic_texts(finished: RunDirector
         write(finished, seed=2)
 
 
+def test_a_generator_that_the_run_has_made_is_the_run_s(finished: RunDirectory) -> None:
+    assert MoreText.of(finished, {}).generator == "privsyn-lm"
+    for name in ("models/generator", "models/writer"):  # learnt, and with a bias as well
+        (finished.path / name).mkdir(parents=True)
+        (finished.path / name / "config.json").write_text("{}")
+        assert MoreText.of(finished, {}).generator == str(finished.path / name)
+    assert MoreText.of(finished, {"generator": "privsyn-tiny"}).generator == "privsyn-tiny"
+
+
 def test_what_is_not_finished_or_names_no_generator_is_refused(
     finished: RunDirectory, tmp_path: Path
 ) -> None:
