@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import threading
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -144,11 +146,11 @@ class _Updates:
 
     def read(self, samples: Samples, user_ids: Sequence[str]) -> _Tokens:
         found = quarantine.salvage(samples.texts, self.model.encode, probe=quarantine.PROBE)
-        tokens: list[list[int]] = []
+        tokens: list[array[int]] = []
         for owner, row in zip(samples.owners.tolist(), found, strict=True):
             if row is None:
                 quarantine.note([user_ids[owner]], records=1)
-            tokens.append(row or [])
+            tokens.append(array("i", row or []))
         bounds = np.searchsorted(samples.owners, np.arange(len(user_ids) + 1))
         return _Tokens(
             source=self,
@@ -185,7 +187,7 @@ class _ConditionedUpdates(_Updates):
             users = np.unique(samples.owners[~usable]).tolist()
             quarantine.note((user_ids[user] for user in users), records=int((~usable).sum()))
         bounds = np.searchsorted(samples.owners, np.arange(len(user_ids) + 1))
-        kept: list[tuple[list[int], ...]] = []
+        kept: list[tuple[array[int], ...]] = []
         for own, (first, last) in zip(found.samples, itertools.pairwise(bounds), strict=True):
             there = usable[first:last].tolist()
             kept.append(tuple(itertools.compress(own, there)))
@@ -204,22 +206,22 @@ class _Tokens:
 
     Attributes:
         source: what trains on them.
-        samples: for each user, their samples' tokens.
+        samples: for each user, their samples' tokens, in four bytes each: they are kept.
         user_ids: for each user, who they are: the order of training is theirs alone.
         embeddings: for each user, (n, d) float32 of their samples, which find the conditions that
             they are trained on after; None where they have none.
     """
 
     source: _Updates
-    samples: tuple[tuple[list[int], ...], ...]
+    samples: tuple[tuple[array[int], ...], ...]
     user_ids: tuple[str, ...]
     embeddings: tuple[npt.NDArray[np.float32], ...] | None = None
 
     @property
     def nbytes(self) -> int:
-        """About 36 bytes per token: a pointer and a small integer; and the embeddings."""
-        tokens = sum(len(sample) for own in self.samples for sample in own)
-        return 36 * tokens + sum(rows.nbytes for rows in self.embeddings or ())
+        """Of the tokens and the embeddings."""
+        tokens = sum(sys.getsizeof(sample) for own in self.samples for sample in own)
+        return tokens + sum(rows.nbytes for rows in self.embeddings or ())
 
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
         """Train the chosen users one after another; each is a cohort of one.
@@ -258,13 +260,14 @@ class _Tokens:
 
     def _rows(self, user: int, ask: wire.Ask, conditions: Sequence[list[int]]) -> _Rows:
         """What a user trains on: their samples, after the conditions of their topics if any."""
+        samples = [sample.tolist() for sample in self.samples[user]]
         if self.embeddings is None:
-            return _Rows(self.samples[user])
+            return _Rows(samples)
         topics = nearest_candidates(self.embeddings[user], ask.broadcast["centres"])
         before = [conditions[topic] for topic in topics.tolist()]
         after = self.source.model.after_condition
         return _Rows(
-            [after(row, own) for row, own in zip(before, self.samples[user], strict=True)],
+            [after(row, own) for row, own in zip(before, samples, strict=True)],
             [len(row) for row in before],
         )
 
