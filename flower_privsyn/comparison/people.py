@@ -88,7 +88,8 @@ class People:
                     "--sealed-users"
                 )
             closed = _select(closed, _order(closed)[: sealed_users or len(closed)])
-        everybody, every = len(every), without_sealed(every, what="--data")
+        everybody = len(every)
+        every = without_sealed(every, what="--data")
         opened = 0 if closed is None or apart is not None else len(closed)
         if apart is not None:
             apart = apart if open_sealed else without_sealed(apart, what="--held-out")

@@ -120,11 +120,10 @@ def fine_tune(
     resolved = _checked(model, texts, output=output, seed=seed)
     fingerprint = _fingerprint(resolved, texts, settings, seed, distillation)
     partial = output.with_name(output.name + ".partial")
-    if not resume and partial.exists():
-        shutil.rmtree(partial)
     known = storage.finished_model(output, fingerprint) if resume else None
+    if known is not None or not resume:
+        storage.discard(partial)  # a crash right after the end leaves it, too
     if known is not None:
-        storage.discard(partial)  # what a crash right after the end left
         report = FineTuning(**{**known, "losses": tuple(known["losses"])})
         if progress is not None:
             progress(report.steps, report.steps)
