@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Annotated, Any
 
-from flower_privsyn.cli.options import Json, PlainCommand, RunDir, option, plain_group
+import typer
+
+from flower_privsyn.cli.options import (
+    Json,
+    PlainCommand,
+    RunDir,
+    option,
+    plain_group,
+)
+from flower_privsyn.cli.output import REFUSED
 from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,9 +26,37 @@ if TYPE_CHECKING:
 sketch = plain_group("What the release of a joint sketch says of its users' text.")
 
 
-@sketch.callback()
-def _sketch() -> None:
-    """Keep `show` a command of its own beside those to come."""
+@sketch.command(
+    cls=PlainCommand, short_help="make text and student of a finished run's release once more"
+)
+def again(
+    run_dir: RunDir,
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", hidden=True)],
+    settings: Annotated[
+        list[str] | None,
+        option("KEY=VALUE", "one setting; may be given several times", "--set"),
+    ] = None,
+) -> int:
+    """Make all of a finished joint sketch's result anew, with other settings, from its release.
+
+    DIR is the run directory, OUTPUT the new one, with the same ledger: nobody is asked and nothing
+    is spent. What may be set is how public text is chosen, how student and teacher learn, and what
+    is written; all else is the run's.
+    """
+    from flower_privsyn.cli.run import resume
+    from flower_privsyn.files import expanded
+    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.runs.again import copy_released
+
+    copied = copy_released(RunDirectory.open(run_dir), expanded(output).absolute())
+    status = REFUSED
+    try:
+        status = resume(str(copied.path), settings)
+    finally:
+        if status == REFUSED and not (copied.path / "models").exists():  # nothing has begun
+            shutil.rmtree(copied.path)
+            shutil.rmtree(copied.owner.path)
+    return status
 
 
 @sketch.command(

@@ -71,6 +71,9 @@ RUN_BY = {
         "tests/strategies/test_more_text.py::"
         "test_the_command_says_what_it_used_and_that_nothing_was_spent"
     ),
+    r"privsyn sketch again .*": (
+        "tests/examples/test_ask_once.py::test_the_student_is_better_after_one_upload"
+    ),
     r"privsyn sketch show .*": (
         "tests/strategies/test_joint_sketch.py::test_asks_once_and_makes_the_rest_of_the_release"
     ),

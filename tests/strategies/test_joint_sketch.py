@@ -23,6 +23,8 @@ from flower_privsyn.evaluation.language_model import score_texts
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.node import NodeGuard, NodePolicy
+from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
+from flower_privsyn.runs.again import copy_released
 from flower_privsyn.runs.rounds import TRAINED_WRITER, WRITER
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
@@ -140,6 +142,67 @@ class TestARun:
         said = " ".join(capsys.readouterr().out.split())
         assert "more often than public" in said
         assert f"(epsilon none: no privacy, trust {trust:.2f})" in said
+
+    def test_is_read_again_with_other_settings_and_nobody_is_asked(
+        self, finished: JointSketch, config: Builder, federation: Builder, tmp_path: Path
+    ) -> None:
+        run, output = finished.run, tmp_path / "again"
+        with pytest.raises(ConfigError, match="was not started by `privsyn run`"):
+            copy_released(run, output)
+        launch = run.path / LAUNCH_FILE
+        launch.parent.mkdir(exist_ok=True)
+        launch.write_text("{}", encoding="utf-8")
+        copied = copy_released(run, output)
+        assert not (output / "models").exists()
+        assert not (output / "synthetic.jsonl").exists()
+        gone = federation(num_nodes=1)
+        settings = config(
+            noise_multiplier=0.0,
+            run_dir=str(output),
+            resume=True,
+            student_steps=2,
+            select_share=0.1,
+        )
+        strategy = JointSketch(settings)
+        strategy.start(gone)
+        assert gone.requests == []
+        assert copied.status == "finished"
+        assert copied.ledger_file.read_bytes() == run.ledger_file.read_bytes()
+        assert np.array_equal(release(output, 1), release(run.path, 1))
+        before, after = (one.state["summary"] for one in (run, RunDirectory.open(output)))
+        assert (before["student_steps"], after["student_steps"]) == (1, 2)
+        assert after["selected_rows"] < before["selected_rows"]
+        # What a release depends on is not for it to change.
+        other = copy_released(run, tmp_path / "other")
+        with pytest.raises(ConfigError, match="num-bigrams"):
+            JointSketch(
+                config(noise_multiplier=0.0, run_dir=str(other.path), resume=True, num_bigrams=300)
+            ).start(gone)
+        assert gone.requests == []
+
+    def test_what_cannot_be_read_again_is_named(
+        self, finished: JointSketch, tmp_path: Path
+    ) -> None:
+        run = finished.run
+        (run.path / LAUNCH_FILE).parent.mkdir(exist_ok=True)
+        (run.path / LAUNCH_FILE).write_text("{}", encoding="utf-8")
+        (tmp_path / "there").mkdir()
+        with pytest.raises(ConfigError, match="there exists: name a folder that does not"):
+            copy_released(run, tmp_path / "there")
+        document = run.document
+        ended = {**document, "changes": [{"settings": {"num-rounds": {"from": 3, "to": 1}}}]}
+        run.config_file.write_text(json.dumps(ended), encoding="utf-8")
+        with pytest.raises(ConfigError, match="ended early"):  # it could ask again
+            copy_released(RunDirectory.open(run.path), tmp_path / "new")
+        other = {**document, "strategy": "DPFTRL"}
+        run.config_file.write_text(json.dumps(other), encoding="utf-8")
+        with pytest.raises(ConfigError, match="is a run of DPFTRL; .* a run of JointSketch"):
+            copy_released(RunDirectory.open(run.path), tmp_path / "new")
+        run.config_file.write_text(json.dumps(document), encoding="utf-8")
+        run.state_file.write_text(json.dumps({**run.state, "status": "failed"}), encoding="utf-8")
+        with pytest.raises(ConfigError, match="has not finished"):
+            copy_released(RunDirectory.open(run.path), tmp_path / "new")
+        assert not (tmp_path / "new").exists()
 
     def test_student_is_the_plain_one_with_the_release_in_its_logits(
         self, finished: JointSketch
