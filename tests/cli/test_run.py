@@ -119,13 +119,19 @@ def test_bad_input_is_one_sentence_and_status_2(
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (None, "missing.jsonl"),
-        ('{"client_id": "a", "text": "x"}\n{"client_id": "b", "text": \n', "line 2"),
-        ('{"client_id": "a"}\n', "text"),
+        (None, "users.jsonl"),
+        (b'{"client_id": "a", "text": "x"}\n{"client_id": "b", "text": \n', "line 2"),
+        (b'{"client_id": "a", "body": "x"}\n{"client_id": "b", "body": "y"}\n', "no column 'text'"),
+        (b"client_id,text\na,caf\xe9\nb,x\n", "UTF-8"),
+        (b'{"client_id": "a", "text": ""}\n{"client_id": "b", "text": " "}\n', "no usable text"),
     ],
 )
+@pytest.mark.parametrize(
+    "app", ["examples/own-data", "examples/ask-once", "baselines/joint-sketch"]
+)  # the last two have a recipe of their own
 def test_bad_data_is_named_before_flower_starts(
-    content: str | None,
+    app: str,
+    content: bytes | None,
     named: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -133,10 +139,9 @@ def test_bad_data_is_named_before_flower_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if content is not None:
-        (tmp_path / "users.jsonl").write_text(content)
-    data = "missing.jsonl" if content is None else "users.jsonl"
-    app = EXAMPLES / "own-data"
-    assert main(["run", str(app), "--run-dir", "r", "--set", f"data={data}"]) == 2
+        (tmp_path / "users.jsonl").write_bytes(content)
+    words = ["run", str(EXAMPLES.parent / app), "--run-dir", "r", "--set", "data=users.jsonl"]
+    assert main(words) == 2
     assert named in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
@@ -155,31 +160,6 @@ def test_what_a_run_leaves_out_of_its_data_is_counted(
     counted = "1 records of 1 users are left out as unusable"
     assert said[0] == f"privsyn: warning: {counted} (counted in private text, for its owner)"
     assert "already holds a run" in said[1]
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (b'{"client_id": "a", "body": "x"}\n{"client_id": "b", "body": "y"}\n', "no column 'text'"),
-        (b"client_id,text\na,caf\xe9\nb,x\n", "UTF-8"),
-        (b'{"client_id": "a", "text": ""}\n{"client_id": "b", "text": " "}\n', "no usable text"),
-    ],
-)
-@pytest.mark.parametrize("app", ["examples/ask-once", "baselines/joint-sketch"])
-def test_data_of_an_app_with_a_recipe_of_its_own_are_looked_at_before_anything_is_spent(
-    app: str,
-    content: bytes,
-    named: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "users.csv").write_bytes(content)
-    words = ["run", str(EXAMPLES.parent / app), "--run-dir", "r", "--set", "data=users.csv"]
-    assert main(words) == 2
-    assert named in capsys.readouterr().err
-    assert not (tmp_path / "r").exists()
 
 
 def test_labels_of_no_class_stop_an_app_with_a_recipe_of_its_own(

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -239,52 +239,56 @@ class TestRefusals:
         assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
 
 
+class Counted(NamedTuple):
+    """Models that were loaded, and how many texts each call encoded."""
+
+    loaded: list[TrainableModel]
+    encoded: list[int]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """What nodes load and encode from here on."""
+    found = Counted([], [])
+
+    class Counting(LocalModel):
+        def __init__(self, spec: TrainableModel, **parts: Any) -> None:
+            found.loaded.append(spec)
+            super().__init__(spec, **parts)
+
+        def encode(self, given: Sequence[str]) -> list[list[int]]:
+            found.encoded.append(len(given))
+            return super().encode(given)
+
+    monkeypatch.setattr(training, "LocalModel", Counting)
+    return found
+
+
 class TestOneModel:
     def test_serves_all_nodes_and_rounds_of_a_process(
         self,
         data: wire.DataRequest,
         model: TrainableModel,
         texts: list[str],
-        monkeypatch: pytest.MonkeyPatch,
+        counted: Counted,
     ) -> None:
-        loaded: list[TrainableModel] = []
-
-        class Counting(LocalModel):
-            def __init__(self, spec: TrainableModel, **parts: Any) -> None:
-                loaded.append(spec)
-                super().__init__(spec, **parts)
-
-        monkeypatch.setattr(training, "LocalModel", Counting)
         public = LocalModel(model).parameters
         app = app_of(Users.from_rows([("a", texts[0])]))
         for node in (1, 2):
             prepare(app, data, node)
             for number in (1, 2):
                 ask(app, data, public, round_number=number, node=node)
-        assert len(loaded) == 1
+        assert len(counted.loaded) == 1
 
     def test_an_app_that_comes_with_every_message_reads_and_loads_once(
         self,
         data: wire.DataRequest,
         model: TrainableModel,
         texts: list[str],
-        monkeypatch: pytest.MonkeyPatch,
+        counted: Counted,
     ) -> None:
         """As an actor of Flower's simulation gets it."""
-        loaded: list[TrainableModel] = []
-        encoded: list[int] = []
-
-        class Counting(LocalModel):
-            def __init__(self, spec: TrainableModel, **options: Any) -> None:
-                loaded.append(spec)
-                super().__init__(spec, **options)
-
-            def encode(self, given: Sequence[str]) -> list[list[int]]:
-                encoded.append(len(given))
-                return super().encode(given)
-
         users = Users.from_rows([("a", texts[0]), ("b", texts[1])])
-        monkeypatch.setattr(training, "LocalModel", Counting)
         public = LocalModel(model).parameters
         sent = cloudpickle.dumps(app_of(users))
         prepare(cloudpickle.loads(sent), data, 1)
@@ -293,11 +297,11 @@ class TestOneModel:
             for _ in range(2)
         )
         np.testing.assert_array_equal(first, again)
-        assert len(loaded) == 1
-        assert encoded.count(2) == 1  # but for a public sample, once
+        assert len(counted.loaded) == 1
+        assert counted.encoded.count(2) == 1  # but for a public sample, once
         # Another app keeps what is its own.
         prepare(cloudpickle.loads(cloudpickle.dumps(app_of(users))), data, 1)
-        assert len(loaded) == 2
+        assert len(counted.loaded) == 2
 
     def test_stays_behind_when_the_app_travels(self, model: TrainableModel) -> None:
         trainer = LocalTraining(device="cpu")
