@@ -122,7 +122,7 @@ def test_bad_input_is_one_sentence_and_status_2(
         (None, "users.jsonl"),
         (b'{"client_id": "a", "text": "x"}\n{"client_id": "b", "text": \n', "line 2"),
         (b'{"client_id": "a", "body": "x"}\n{"client_id": "b", "body": "y"}\n', "no column 'text'"),
-        (b"client_id,text\na,caf\xe9\nb,x\n", "UTF-8"),
+        (b'{"client_id": "a", "text": "caf\xe9"}\n{"client_id": "b", "text": "x"}\n', "UTF-8"),
         (b'{"client_id": "a", "text": ""}\n{"client_id": "b", "text": " "}\n', "no usable text"),
     ],
 )
