@@ -84,11 +84,13 @@ def refuse_unlike(sources: list[str]) -> None:
         sources: as on the command line.
 
     Raises:
-        ConfigError: two of them differ.
+        ConfigError: two of them differ, or one is not there.
     """
     first: tuple[str, Any] | None = None
     for source in sources:
         name, _, file = source.rpartition("=")
+        if not Path(file).is_file():
+            raise ConfigError(f"there is no file {file}")
         if not name:
             continue
         fixed = json.loads(Path(file).read_text(encoding="utf-8"))["fixed"]

@@ -80,7 +80,7 @@ def read_people(
     """
     everybody = check_data(app, values)
     if everybody is not None:
-        return _people([everybody], cut=cut, nodes_read=nodes, nodes=nodes)
+        return _with_text(_people([everybody], cut=cut, nodes_read=nodes, nodes=nodes))
     with _imported(app) as client:
         recipe = recipe_of(client)
         if recipe is None:
@@ -94,11 +94,13 @@ def read_people(
             f"{most_nodes}: give every node users of its own, or set max-nodes-per-user, for more "
             "noise"
         )
-    people = _people(parts, cut=cut, nodes_read=len(parts), nodes=nodes)
+    return _with_text(_people(parts, cut=cut, nodes_read=len(parts), nodes=nodes))
+
+
+def _with_text(people: People) -> People:
+    """Refuse people of whom every answer would be noise."""
     if people.all_read and not people.documents:
-        raise DataError(
-            f"nobody who takes part has any text, on {nodes} nodes: every answer would be noise"
-        )
+        raise DataError("nobody who takes part has any text: every answer would be noise")
     return people
 
 

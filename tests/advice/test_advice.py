@@ -311,6 +311,9 @@ class TestThePage:
         monkeypatch.setattr("sys.argv", ["measured_cells", *sources])
         assert measured_cells.main() == 2
         assert "are of other downstream models" in capsys.readouterr().err
+        monkeypatch.setattr("sys.argv", ["measured_cells", str(tmp_path / "cells.jsonl")])
+        assert measured_cells.main() == 2
+        assert "there is no file" in capsys.readouterr().err
 
 
 class TestPicture:

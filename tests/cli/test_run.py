@@ -10,6 +10,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.cli.run import show_outcome
+from flower_privsyn.data import Cut, Users
 from flower_privsyn.host import launch
 from flower_privsyn.messages.wire import CLIENT_ERROR_TEXT, ClientErrorCode
 from flower_privsyn.runs import RunDirectory
@@ -144,6 +145,27 @@ def test_bad_data_is_named_before_flower_starts(
     assert main(words) == 2
     assert named in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("app", ["examples/own-data", "examples/ask-once"])
+def test_people_who_take_part_without_any_text_are_named_before_flower_starts(
+    app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    held_out = next(
+        f"u{n}" for n in range(99) if not len(Cut(held_out_fraction=0.15).asked(person(f"u{n}")))
+    )
+    rows = [f'{{"client_id": "{held_out}", "text": "x"}}']
+    rows += [f'{{"client_id": "v{n}", "text": ""}}' for n in range(9)]
+    (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
+    words = ["run", str(EXAMPLES.parent / app), "--run-dir", "r", "--set", "data=users.jsonl"]
+    assert main([*words, "--set", "held-out-fraction=0.15", "--set", "seed=0"]) == 2
+    assert "nobody who takes part has any text" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def person(name: str) -> Users:
+    return Users.from_rows([(name, "x")])
 
 
 def test_what_a_run_leaves_out_of_its_data_is_counted(
