@@ -22,7 +22,7 @@ from flower_privsyn.evaluation.copies import copy_rates
 from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
 from flower_privsyn.evaluation.labels import classify_run
 from flower_privsyn.evaluation.language_model import evaluate_language_model
-from flower_privsyn.evaluation.run import TextComparison, compare_texts, run_samples
+from flower_privsyn.evaluation.run import LEAST_TEXTS, TextComparison, compare_texts, run_samples
 from flower_privsyn.files import located, read_json, write_json
 from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.runs import RunDirectory
@@ -219,7 +219,7 @@ class Measures:
     def _compared(self, job: Job, texts: Sequence[str]) -> dict[str, Any] | None:
         held_out = self.samples(self._plan.held_out).texts
         self._texts_per_user = len(held_out) / len(self._plan.held_out)
-        if min(len(texts), len(held_out)) < 10:
+        if min(len(texts), len(held_out)) < LEAST_TEXTS:
             return None  # too few for a distance between distributions
         private = self.samples(self._plan.private).texts
         found = compare_texts(

@@ -187,8 +187,7 @@ class Comparison:
                     continue
                 say(f"[{number}/{len(cells)}] {self._called(cell)}")
                 self._write(cells, running=cell)
-                for line in self._attempt(cell, data, follower):
-                    say(f"    {line}")
+                say(f"    {self._attempt(cell, data, follower)}")
             for cell, sentence in () if budget is None else budget.left_out:
                 self._left_out[cell] = sentence
                 say(f"left out: {self._called(cell)}: {sentence}")
@@ -253,16 +252,15 @@ class Comparison:
                     "folder to run the cell anew"
                 )
 
-    def _attempt(self, cell: Cell, data: Path, follower: Follower) -> Iterator[str]:
+    def _attempt(self, cell: Cell, data: Path, follower: Follower) -> str:
         """Run and measure a cell, or teach its second student; a failure is a result as well.
 
-        Yields:
-            What was found, in a sentence each.
+        Returns:
+            What was found, in a sentence.
         """
         record = self._result(cell)
         if record.get("status") == "finished":
-            yield from self._teach(cell, record, data, follower)
-            return
+            return self._teach(cell, record, data, follower)
         folder, first = self._cell_folder(cell), not record
         folder.mkdir(parents=True, exist_ok=True)
         values = self.plan.values(cell, data)
@@ -287,23 +285,19 @@ class Comparison:
                     record["costs"][key] = None
         write_json(folder / "cell.json", record)
         if error is not None:
-            yield f"failed: {error}"
-            return
+            return f"failed: {error}"
         accuracy = record["quality"]["next_token_accuracy"]
-        yield f"next-token accuracy {accuracy:.4f} on held-out users ({self.plan.stamp})"
+        return f"next-token accuracy {accuracy:.4f} on held-out users ({self.plan.stamp})"
 
-    def _teach(
-        self, cell: Cell, record: Mapping[str, Any], data: Path, follower: Follower
-    ) -> Iterator[str]:
+    def _teach(self, cell: Cell, record: Mapping[str, Any], data: Path, follower: Follower) -> str:
         """Teach the second student of a finished cell, whose other figures stay as they are."""
         found, error = self._tried(cell, data, follower, figures=False)
         taught = {"distilled": found.get("distilled"), "distilled_error": error}
         write_json(self._cell_folder(cell) / "cell.json", {**record, **taught})
         if error is not None:
-            yield f"its second student failed: {error}"
-            return
+            return f"its second student failed: {error}"
         accuracy = found["distilled"]["next_token_accuracy"]
-        yield f"next-token accuracy {accuracy:.4f} of its second student ({self.plan.stamp})"
+        return f"next-token accuracy {accuracy:.4f} of its second student ({self.plan.stamp})"
 
     def _tried(
         self, cell: Cell, data: Path, follower: Follower, *, figures: bool = True
