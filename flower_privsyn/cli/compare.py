@@ -242,7 +242,7 @@ def _follow(
 def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     """Show what a comparison found; 0, or the status of one of whose cells some failed."""
     from flower_privsyn.comparison.summary import LEFT_OUT
-    from flower_privsyn.comparison.table import show, without_student
+    from flower_privsyn.comparison.table import of_status, show, untaught
 
     show(document)
     if comparison.page_file.is_file():
@@ -250,16 +250,15 @@ def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     print(f"Table: {comparison.folder / 'comparison.md'}")
     print(f"All figures: {comparison.document_file}")
     cells = document["cells"]
-    untaught = without_student(document)
-    late = [one for one in untaught if one["distilled_error"].startswith(LEFT_OUT)]
-    left_out = len(late) + sum(cell["status"] == LEFT_OUT for cell in cells)
+    late = untaught(document, key="distilled_left_out")
+    left_out = len(late) + len(of_status(document, LEFT_OUT))
     if left_out:
         print(
             f"{left_out} of {len(cells)} cells were left out for want of time; "
             f"{comparison.folder / 'comparison.md'} lists them, and the same command goes on",
             file=sys.stderr,
         )
-    failed = len(untaught) - len(late) + sum(cell["status"] == "failed" for cell in cells)
+    failed = len(untaught(document)) + len(of_status(document, "failed"))
     if failed:
         return complain(
             f"{failed} of {len(cells)} cells failed; {comparison.folder / 'comparison.md'} "

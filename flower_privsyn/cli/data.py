@@ -75,7 +75,7 @@ def describe(
         source=source,
         format_=kind_of(source),
         cut=Cut(max_tokens=max_tokens, max_samples=max_samples or None),
-        left_out=tally.records,
+        no_text=tally.records,
         tokenizer=tokenizer,
         tokenizer_name=embedding_model,
     )
@@ -125,13 +125,11 @@ def _rows(found: DataDescription) -> list[tuple[str, str]]:
     """The figures with their names, in words."""
     from flower_privsyn.data.scripts import in_words
 
-    texts = f"{found.texts:,}"
-    if found.left_out:
-        texts += f"; {found.left_out:,} rows left out as unusable or beyond the limits of one user"
     rows = [
         ("data", f"{found.source}, {found.format}"),
         ("users", f"{found.users:,}, {found.users_without_text:,} of them without text"),
-        ("texts", texts),
+        ("texts", f"{found.texts:,}"),
+        *((("left out", left_out),) if (left_out := _left_out(found)) else ()),
         (
             "duplicates",
             f"{found.repeated:,} texts are equal to one before; {found.shared:,} distinct texts "
@@ -160,6 +158,22 @@ def _rows(found: DataDescription) -> list[tuple[str, str]]:
             f"{left:,} of {tokens.users_cut:,} users",
         ),
     ]
+
+
+def _left_out(found: DataDescription) -> str:
+    """What counts for nothing, and why; empty where everything counts."""
+    from flower_privsyn.data.limits import MAX_CHARACTERS, MAX_DOCUMENT_CHARACTERS, MAX_DOCUMENTS
+
+    reasons = (
+        (found.no_text, "rows without text (nothing there, no string, or a NUL character in it)"),
+        (found.unusable, f"texts of more than {MAX_DOCUMENT_CHARACTERS:,} characters"),
+        (
+            found.beyond_limits,
+            f"texts of users with more than {MAX_DOCUMENTS:,} texts or {MAX_CHARACTERS:,} "
+            "characters, of which a part drawn at random counts",
+        ),
+    )
+    return "; ".join(f"{count:,} {why}" for count, why in reasons if count)
 
 
 def _dates(found: DataDescription) -> str:

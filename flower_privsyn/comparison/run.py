@@ -408,7 +408,7 @@ class Comparison:
             left_out = self._left_out.get(cell)
             if record["status"] == "finished":  # at most its second student is missing
                 if left_out is not None:
-                    record["distilled_error"] = f"{LEFT_OUT}: {left_out}"
+                    record |= {"distilled_error": None, "distilled_left_out": left_out}
             elif cell == running:
                 record |= {"status": "running", "error": None}
             elif left_out is not None:

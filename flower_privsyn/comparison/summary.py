@@ -46,6 +46,7 @@ _CELL = (
     "quality",
     "distilled",
     "distilled_error",
+    "distilled_left_out",
     "labels",
     "texts",
     "costs",

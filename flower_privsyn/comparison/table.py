@@ -107,9 +107,14 @@ def markdown(document: Mapping[str, Any]) -> str:
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
     lines += ["", caption(document), ""]
     for heading, key, found in (
-        ("Failed:", "error", _of_status(document, "failed")),
-        ("Not run, for want of time:", "error", _of_status(document, LEFT_OUT)),
-        ("Without a second student:", "distilled_error", without_student(document)),
+        ("Failed:", "error", of_status(document, "failed")),
+        ("Not run, for want of time:", "error", of_status(document, LEFT_OUT)),
+        ("Without a second student:", "distilled_error", untaught(document)),
+        (
+            "Without a second student, for want of time:",
+            "distilled_left_out",
+            untaught(document, key="distilled_left_out"),
+        ),
     ):
         lines += [heading, ""] if found else []
         for cell in found:
@@ -122,12 +127,21 @@ def markdown(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def without_student(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Finished cells whose second student failed, or was left out for want of time."""
-    return [cell for cell in _of_status(document, "finished") if cell.get("distilled_error")]
+def untaught(
+    document: Mapping[str, Any], *, key: str = "distilled_error"
+) -> list[Mapping[str, Any]]:
+    """Finished cells without a second student.
+
+    Args:
+        document: of `compare.json`.
+        key: under which a cell says why: `distilled_error` where it failed, `distilled_left_out`
+            where there was no time for it.
+    """
+    return [cell for cell in of_status(document, "finished") if cell.get(key)]
 
 
-def _of_status(document: Mapping[str, Any], status: str) -> list[Mapping[str, Any]]:
+def of_status(document: Mapping[str, Any], status: str) -> list[Mapping[str, Any]]:
+    """The cells that have a status."""
     return [cell for cell in document["cells"] if cell["status"] == status]
 
 

@@ -127,11 +127,17 @@ class Cut(Settings):
             DataError: If `newer_than` is set and the source has no column of dates, or `classes`
                 and it has no column of labels.
         """
+        return within_limits(self.selected(users), seed=self.seed)
+
+    def selected(self, users: Users) -> Users:
+        """The same users with the documents that are new and of a class, however much that is.
+
+        Raises:
+            DataError: As `documents`.
+        """
         if self.newer_than:
             users = users.newer_than(self.newer_than)
-        if self.classes:
-            users = users.of_classes(self.classes)
-        return within_limits(users, seed=self.seed)
+        return users.of_classes(self.classes) if self.classes else users
 
     def asked(self, users: Users) -> Users:
         """The users whom a run asks, with the documents that count.

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.cut import token_ids
+from flower_privsyn.data.limits import within_limits
 from flower_privsyn.data.scripts import scripts_of
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.privacy import quarantine
@@ -93,7 +94,9 @@ class DataDescription(NotPrivate):
         users: all of them.
         users_without_text: those without a document.
         texts: documents that count.
-        left_out: rows that are none: unusable, or beyond the limits of one user.
+        no_text: rows without text in their column.
+        unusable: texts that no tokenizer should be given, as a rule for their length.
+        beyond_limits: texts beyond the limits of one user.
         repeated: texts that are equal to one before them.
         shared: distinct texts that more than one user has.
         texts_per_user: number of documents.
@@ -111,7 +114,9 @@ class DataDescription(NotPrivate):
     users: int
     users_without_text: int
     texts: int
-    left_out: int
+    no_text: int
+    unusable: int
+    beyond_limits: int
     repeated: int
     shared: int
     texts_per_user: Spread
@@ -129,7 +134,7 @@ def describe(
     source: str,
     format_: str,
     cut: Cut,
-    left_out: int = 0,
+    no_text: int = 0,
     tokenizer: Any = None,
     tokenizer_name: str = "",
 ) -> DataDescription:
@@ -140,12 +145,13 @@ def describe(
         source: where they were read.
         format_: what that is, in words.
         cut: of the run that is planned, whose limits count.
-        left_out: rows that were unusable while they were read.
+        no_text: rows in which no text was found while they were read.
         tokenizer: a `tokenizers.Tokenizer`; None to count no tokens.
         tokenizer_name: the model it belongs to.
     """
+    selected = cut.selected(users)
     with quarantine.counting() as tally:
-        users = cut.documents(users)
+        users = within_limits(selected, seed=cut.seed)
     owners = users.owners
     texts = np.bincount(owners, minlength=len(users))
     lengths = np.array([len(text) for text in users.texts], dtype=np.int64)
@@ -161,7 +167,9 @@ def describe(
         users=len(users),
         users_without_text=int((texts == 0).sum()),
         texts=len(users.texts),
-        left_out=left_out + tally.records,
+        no_text=no_text,
+        unusable=tally.records,
+        beyond_limits=len(selected.texts) - tally.records - len(users.texts),
         repeated=len(users.texts) - len(seen),
         shared=len(shared),
         texts_per_user=Spread.of(texts),

@@ -158,12 +158,12 @@ class ComparisonFacts:
             for cell in self.cells
             if cell.get("status") != "finished" and (cell.get("status") == "failed") is failed
         ]
-        if failed:
-            found += [
-                (*self._place(cell), f"without a second student: {cell['distilled_error']}")
-                for cell in self.cells
-                if cell.get("status") == "finished" and cell.get("distilled_error")
-            ]
+        why = "distilled_error" if failed else "distilled_left_out"
+        found += [
+            (*self._place(cell), f"without a second student: {cell[why]}")
+            for cell in self.cells
+            if cell.get("status") == "finished" and cell.get(why)
+        ]
         return found
 
     @property

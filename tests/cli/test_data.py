@@ -82,7 +82,7 @@ def test_what_is_shown(
     for said in (
         "u.jsonl, JSON lines",
         "users 3, 1 of them without text",
-        "texts 10; 1 rows left out as unusable",
+        "texts 10 left out 1 rows without text (nothing there, no string, or a NUL character",
         "scripts Latin 98.8%, Chinese characters 1.2%",
         "dates 2025-03-18 to 2025-03-18; 1 texts without",
         "max-samples = 4 (4 of each user) takes 5 and leaves 5 of 1 users",

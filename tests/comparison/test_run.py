@@ -239,10 +239,11 @@ class TestFolder:
         monkeypatch.setattr(Expected, "seconds", lambda *_: 1e6)
         left = comparison.run(**QUIET, budget_minutes=1.0)
         (cell,) = left["cells"]
-        assert cell["distilled_error"].startswith("left out: it takes about")
+        assert cell["distilled_left_out"].startswith("it takes about")
+        assert cell["distilled_error"] is None
         assert cell["quality"] == QUALITY
         assert left["summary"][0]["seeds"] == 1
-        assert "Without a second student:" in (out / "comparison.md").read_text()
+        assert "Without a second student, for want of time:" in (out / "comparison.md").read_text()
         assert _show(comparison, left) == 0
         assert "1 of 1 cells were left out for want of time" in capsys.readouterr().err
 

@@ -7,6 +7,7 @@ from datetime import date
 import numpy as np
 
 from flower_privsyn.data import Cut, Users
+from flower_privsyn.data.limits import MAX_DOCUMENTS
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.evaluation.description import Spread, describe
 from flower_privsyn.evaluation.result import STAMP
@@ -30,12 +31,12 @@ def test_users_texts_and_tokens_are_counted() -> None:
         source="u.csv",
         format_="CSV",
         cut=Cut(max_tokens=100, max_samples=4),
-        left_out=2,
+        no_text=2,
         tokenizer=tokenizer,
         tokenizer_name="all-MiniLM-L6-v2",
     )
     assert (found.users, found.users_without_text, found.texts) == (3, 1, 12)
-    assert (found.repeated, found.shared, found.left_out) == (2, 1, 2)
+    assert (found.repeated, found.shared, found.no_text) == (2, 1, 2)
     assert (found.first_date, found.last_date, found.undated) == ("2025-01-01", "2025-01-11", 1)
     assert (found.texts_per_user.least, found.texts_per_user.most) == (0, 10)
     assert found.texts_per_user.mean == 4
@@ -58,8 +59,19 @@ def test_what_counts_is_what_a_run_would_count() -> None:
         dates=[date(2025, 1, 1)] * 3 + [date(2024, 1, 1)],
     )
     found = describe(users, source="u", format_="", cut=Cut(newer_than="2024-06-01"))
-    assert (found.texts, found.left_out) == (2, 1)
+    assert (found.texts, found.no_text, found.unusable, found.beyond_limits) == (2, 0, 1, 0)
     assert found.tokens is None
+
+
+def test_what_is_beyond_the_limits_of_one_user_is_counted() -> None:
+    texts = [f"text {n}" for n in range(MAX_DOCUMENTS + 3)]
+    users = Users(
+        user_ids=("a", "b"),
+        texts=[*texts, "another"],
+        owners=np.array([0] * len(texts) + [1]),
+    )
+    found = describe(users, source="u", format_="", cut=Cut())
+    assert (found.texts, found.unusable, found.beyond_limits) == (MAX_DOCUMENTS + 1, 0, 3)
 
 
 def test_text_of_another_script_is_unknown_to_the_tokenizer() -> None:

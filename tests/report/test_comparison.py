@@ -117,6 +117,19 @@ def test_failed_and_pending_cells_are_named(page: Node) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "heading"),
+    [("distilled_error", "1 failed cell"), ("distilled_left_out", "Cells without a result")],
+)
+def test_a_second_student_that_is_missing_is_named(key: str, heading: str) -> None:
+    document = small()
+    del document["cells"][-1]
+    document["cells"][-1][key] = "why"
+    missing = part(check(comparison_page(document)), "What is missing")
+    ((*_, said),) = rows(missing, heading)
+    assert said == "without a second student: why"
+
+
+@pytest.mark.parametrize(
     "change",
     [
         lambda d: d.update(summary=[], cells=[]),
