@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,8 +23,6 @@ logger = logging.getLogger("flower_privsyn.client")
 
 #: The node's own log of what was left out, in its cache directory.
 QUARANTINE_LOG = "quarantine.log"
-
-_NOBODY = -1
 
 
 def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
@@ -57,9 +54,19 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
 def sum_of(
     ask: wire.Ask, records: Records, chosen: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
-    """The sum of what the chosen users answer, in numbers of the grid."""
+    """The sum of what the chosen users answer, in numbers of the grid.
+
+    Formal guarantee:
+        Whether this raises, and what, depends on the question alone, but for what ends the process.
+
+    Raises:
+        BaseException: what the query, or the training that it asks for, raises about nobody.
+    """
     # Contributions lie on a grid, so that the sum does not depend on how it is put together.
     total = np.zeros(ask.query.answer_length(ask.broadcast), dtype=np.float64)
+    # A question that cannot be answered fails here, whoever was drawn and whatever they wrote: from
+    # here on nothing is raised, so that no error says that there was something to fail on.
+    ask.query.add_answer(records.nobody, ask.broadcast, np.zeros_like(total))
     for cohort in records.cohorts(ask, chosen):
         add_answer(ask.query, cohort, ask.broadcast, total)
     total *= GRID
@@ -77,14 +84,10 @@ def add_answer(
         records: the same to the bit as if they had written nothing.
 
     Args:
-        query: the question.
+        query: the question, which answers where there are no records: so what fails is a user's.
         cohort: the users who take part.
         broadcast: public; has passed `query.check`.
         total: (answer_length,) the sum, in whole steps of the grid; changed in place.
-
-    Raises:
-        BaseException: whatever the query raises about a user without records: that is the
-            question's fault and not a user's.
     """
     try:
         query.add_answer(cohort, broadcast, total)
@@ -96,21 +99,22 @@ def add_answer(
         return
 
     def contribute(users: Sequence[int]) -> list[bool]:
-        none = np.zeros(cohort.num_users, dtype=np.bool_)
-        if users[0] == _NOBODY:
-            asked = replace(cohort.rows(slice(0)), num_users=1)
-        else:
-            none[users] = True
-            asked = cohort.select(none)
-        query.add_answer(asked, broadcast, np.zeros_like(total))
+        chosen = np.zeros(cohort.num_users, dtype=np.bool_)
+        chosen[users] = True
+        query.add_answer(cohort.select(chosen), broadcast, np.zeros_like(total))
         return [True] * len(users)
 
-    found = quarantine.salvage(range(cohort.num_users), contribute, probe=_NOBODY)
+    def add(users: Sequence[Cohort]) -> list[bool]:
+        for some in users:
+            query.add_answer(some, broadcast, total)
+        return [True] * len(users)
+
+    found = quarantine.spare(range(cohort.num_users), contribute)
     failing = np.array([one is None for one in found], dtype=np.bool_)
+    (added,) = quarantine.spare([cohort.rows(~failing[cohort.owners])], add)
+    if added is None:  # each is well alone, and not all together
+        failing[:] = True
     quarantine.note((object() for _ in range(int(failing.sum()))), records=0)
-    kept = ~failing[cohort.owners]
-    rest = cohort.rows(kept)
-    query.add_answer(rest, broadcast, total)
 
 
 def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:

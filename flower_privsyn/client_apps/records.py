@@ -48,6 +48,10 @@ class Records(Protocol):
     def nbytes(self) -> int:
         """How much memory they take."""
 
+    @property
+    def nobody(self) -> Cohort:
+        """One user without records: what a question is tried on before anybody is asked."""
+
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
         """The records of the users who take part, whole users at a time.
 
@@ -57,6 +61,9 @@ class Records(Protocol):
 
         Yields:
             Cohorts; a user who is in none of them contributes nothing.
+
+        Raises:
+            BaseException: what it raises, it raises before it looks at anybody's records.
         """
 
 
@@ -111,6 +118,11 @@ class FixedRecords:
         if self.cohort.records.dtype == np.object_:
             own += sum(map(sys.getsizeof, self.cohort.records))
         return own
+
+    @property
+    def nobody(self) -> Cohort:
+        """One user without records."""
+        return replace(self.cohort.rows(slice(0)), num_users=1)
 
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
         """The records of the users who take part; what is mapped, a part at a time.

@@ -114,6 +114,8 @@ class SecureRounds:
             deviation = noise_steps(ask)
             key = store.key() or _key(context)
             ready = receive(state, active=mail.active, letters=mail.letters)
+            # A question that fails is not put again, nor another in its place.
+            store.begin_step()
             # Nobody else knows the coins: who was drawn stays on this node.
             drawn = replace(ask, sampling_key=os.urandom(32))
             total = self._answer(drawn, message, context)[0].total

@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -223,11 +223,18 @@ class _Tokens:
         tokens = sum(sys.getsizeof(sample) for own in self.samples for sample in own)
         return tokens + sum(rows.nbytes for rows in self.embeddings or ())
 
+    @property
+    def nobody(self) -> Cohort:
+        """One user without an update."""
+        none = np.zeros((0, self.source.dimension), dtype=np.float32)
+        return Cohort(none, np.zeros(0, dtype=np.int64), 1)
+
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
         """Train the chosen users one after another; each is a cohort of one.
 
         A cohort's update holds until the next one is asked for. A user whose training fails, or
-        diverges, is in no cohort and so answers zero.
+        diverges, is in no cohort and so answers zero. Public text is trained on before anybody's,
+        whoever was chosen and whatever they wrote: training that fails fails there.
         """
         query, model = ask.query, self.source.model
         if not isinstance(query, ModelDelta):
@@ -247,11 +254,14 @@ class _Tokens:
             model.start_from(ask.broadcast["parameters"])
             # One array for the updates of all users: each is added up before the next is made.
             moved = np.empty(model.dimension, dtype=np.float32)
+            self._update(ask, query, _Rows(self.source.probe), "", moved)
             for user in np.flatnonzero(chosen).tolist():
-                (update,) = quarantine.salvage(
-                    [(self._rows(user, ask, conditions), self.user_ids[user])],
-                    lambda users: [self._update(ask, query, *own, moved) for own in users],
-                    probe=(_Rows(self.source.probe), ""),
+                (update,) = quarantine.spare(
+                    [(user, self.user_ids[user])],
+                    lambda users: [
+                        self._update(ask, query, self._rows(place, ask, conditions), name, moved)
+                        for place, name in users
+                    ],
                 )
                 if update is None or not is_finite(update):
                     quarantine.note([self.user_ids[user]], records=0)
@@ -295,10 +305,14 @@ class _Tokens:
             epochs=query.epochs,
             batch_size=query.batch_size,
             max_steps=query.max_steps,
-            seed=[ask.data.seed, ask.round_number, *user_id.encode()],
+            seed=[ask.data.seed % _SEEDS, ask.round_number, *user_id.encode()],
             into=moved,
         )
         return np.empty(0, dtype=np.float32) if update is None else update
+
+
+#: A seed may be negative (`Cut`), the entropy of a generator may not.
+_SEEDS: Final = 2**128
 
 
 def is_finite(update: npt.NDArray[np.float32]) -> bool:

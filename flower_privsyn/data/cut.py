@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Self
 
@@ -225,15 +225,15 @@ class Cut(Settings):
         at_sentences: bool = False,
     ) -> Iterator[list[str] | None]:
         """The pieces of each text; None where the tokenizer fails."""
+        cut: Callable[[Sequence[str]], Iterable[list[str]]] = _whole
+        if self.max_tokens is not None:
+            cut = functools.partial(
+                _cut, tokenizer, max_tokens=self.max_tokens, at_sentences=at_sentences
+            )
+        quarantine.check(cut, probe=quarantine.PROBE)
         for start in range(0, len(texts), _BATCH):
             part = texts[start : start + _BATCH]
-            if self.max_tokens is None:
-                yield from ([text] for text in part)
-            else:
-                cut = functools.partial(
-                    _cut, tokenizer, max_tokens=self.max_tokens, at_sentences=at_sentences
-                )
-                yield from quarantine.salvage(part, cut, probe=quarantine.PROBE)
+            yield from quarantine.spare(part, cut)
             if progress is not None:
                 progress(len(part))
 
@@ -286,6 +286,11 @@ def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
         ConfigError: If the tokenizer is not a fast one.
     """
     return [list(encoding.ids) for encoding in _encode(tokenizer, list(texts))]
+
+
+def _whole(documents: Sequence[str]) -> list[list[str]]:
+    """Each document as it is."""
+    return [[document] for document in documents]
 
 
 def _cut(

@@ -323,9 +323,12 @@ def cached_embed(
         rows_of.setdefault(texts[row], []).append(int(row))
     # Longest first over all blocks: a block then holds few different lengths.
     missing = sorted(rows_of, key=len, reverse=True)
+    if missing or not texts:
+        # Before it is known whether there is a text: a model that fails must not tell.
+        embed_each(embedder, [])
     for start in range(0, len(missing), _BLOCK):
         block = missing[start : start + _BLOCK]
-        computed = embed_each(embedder, block, progress)
+        computed = embed_each(embedder, block, progress, checked=True)
         repeats = 0
         for text, vector in zip(block, computed, strict=True):
             vectors[rows_of[text]] = vector

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,15 +17,19 @@ def embed_each(
     embedder: Embedder,
     texts: Sequence[str],
     progress: Callable[[int], None] | None = None,
+    *,
+    checked: bool = False,
 ) -> NDArray[np.float32]:
     """Embed texts; a text that the model fails on gets a row of NaN, and the others theirs.
 
-    All at once, and in ever smaller parts only where that fails.
+    Public text first, which says whether the model can embed at all; then all at once, and in ever
+    smaller parts only where that fails.
 
     Args:
         embedder: The model.
         texts: The n texts.
         progress: Called with the number of texts done since the last call; n in total.
+        checked: Whether it has embedded public text just before.
 
     Returns:
         float32 (n, d), in order.
@@ -44,8 +49,10 @@ def embed_each(
         if progress is not None and steps > 0:
             progress(steps)
 
-    def embed(part: Sequence[str]) -> NDArray[np.float32]:
-        vectors = np.asarray(embedder.embed(part, progress=count), dtype=np.float32)
+    def embed(
+        part: Sequence[str], progress: Callable[[int], None] | None = count
+    ) -> NDArray[np.float32]:
+        vectors = np.asarray(embedder.embed(part, progress=progress), dtype=np.float32)
         if vectors.shape != (len(part), embedder.dimension):
             raise DataError(
                 f"The embedder must return shape ({len(part)}, {embedder.dimension}), got "
@@ -53,7 +60,9 @@ def embed_each(
             )
         return vectors
 
-    rows = quarantine.salvage(list(texts), embed, probe=quarantine.PROBE)
+    if not checked:
+        quarantine.check(functools.partial(embed, progress=None), probe=quarantine.PROBE)
+    rows = quarantine.spare(list(texts), embed)
     result = np.full((len(texts), embedder.dimension), np.nan, dtype=np.float32)
     for place, row in enumerate(rows):
         if row is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -114,6 +115,7 @@ def data_request(record: ConfigRecord) -> DataRequest:
         )
     try:
         trains = json.loads(str(record["trains"]))
+        check_names(record["embedding-model"], record["embedding-precision"], trains)
         reads = str(record["reads"])
         if reads not in READS or (trains is not None and reads != "tokens"):
             raise WireError("the request does not say what is read")
@@ -141,6 +143,24 @@ def data_request(record: ConfigRecord) -> DataRequest:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise WireError("the request's data settings cannot be read") from error
+
+
+def check_names(*found: object) -> None:
+    """Refuse names that could write lines of their own into the log of a node.
+
+    Args:
+        found: texts, or lists and tables of them; what is neither is let through.
+
+    Raises:
+        WireError: one of them is not printable.
+    """
+    for one in found:
+        if isinstance(one, Mapping):
+            check_names(*one.values())
+        elif isinstance(one, list):
+            check_names(*one)
+        elif isinstance(one, str) and not one.isprintable():
+            raise WireError("the request holds a name that is not printable")
 
 
 def _classes(found: object) -> tuple[str, ...]:

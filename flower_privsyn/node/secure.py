@@ -194,6 +194,10 @@ class RoundStore:
         values = self._read()
         self._write({"last": values["last"]}, state, self.key())
 
+    def begin_step(self) -> None:
+        """Keep the node's key alone while a step is taken that may fail: it is taken once."""
+        self._write({"last": self._read().get("last", 0)}, None, self.key())
+
     def forget(self) -> None:
         """Keep nothing but which round this node has come to."""
         self._write({"last": self._read().get("last", 0)}, None, None)

@@ -1,8 +1,9 @@
 """What one record or one user breaks costs that record or that user, and nobody else.
 
 A computation over many records is done at once, and piece by piece only where it fails: in halves,
-down to what fails on its own. Whether it is the records that are at fault is asked of a *probe*, a
-public item: what fails on that fails whatever the users wrote, and is raised.
+down to what fails on its own. Whether it can be done at all is asked of a *probe*, a public item,
+before any record is looked at and though there be none: what fails on that is raised, and
+afterwards nothing is. So no error of a node tells whether there was a record, or what it is.
 
 What is left out is counted (`counting`, `note`). The counts depend on private text: they belong
 into the node's own log and nowhere else.
@@ -35,11 +36,16 @@ def salvage(
 ) -> list[R | None]:
     """Compute something of many items; None for those on which it fails.
 
+    Formal guarantee:
+        Whether this raises, and what, depends on `compute` and the probe alone, but for what ends
+        the process.
+
     Args:
         items: The n items.
         compute: From k items to k results, in order. The result of an item must not depend on the
             others.
-        probe: A public item on which only a fault of the computation itself makes it fail.
+        probe: A public item on which only a fault of the computation itself makes it fail. It comes
+            first, also where there are no items.
 
     Returns:
         n results, in order.
@@ -47,12 +53,38 @@ def salvage(
     Raises:
         BaseException: Whatever `compute` raises about the probe.
     """
+    check(compute, probe=probe)
+    return spare(items, compute)
+
+
+def check(compute: Callable[[Sequence[T]], Iterable[R]], *, probe: T) -> None:
+    """Raise what a computation raises about a public item.
+
+    Args:
+        compute: As for `salvage`.
+        probe: As for `salvage`.
+    """
+    _counted([probe], compute)
+
+
+def spare(items: Sequence[T], compute: Callable[[Sequence[T]], Iterable[R]]) -> list[R | None]:
+    """`salvage`, once `check` has been passed: many calls need one probe.
+
+    Args:
+        items: The n items.
+        compute: As for `salvage`.
+
+    Returns:
+        n results, in order.
+    """
+    if not items:
+        return []
     try:
         return _counted(items, compute)
     except ENDING:
         raise
-    except BaseException:
-        _counted([probe], compute)
+    except BaseException:  # the items' own fault, for the probe has passed
+        pass
     results: list[R | None] = []
     # Depth first and from the left: the results come in order.
     stack = [items[len(items) // 2 :], items[: len(items) // 2]] if len(items) > 1 else []

@@ -39,7 +39,7 @@ _CACHED = 2**15
 #: Rows whose pairwise distances the median heuristic looks at.
 _MEDIAN_ROWS = 2000
 
-NumFeatures = Annotated[int, Ge(2), MultipleOf(2)]
+NumFeatures = Annotated[int, Ge(2), Le(2**18), MultipleOf(2)]
 Bandwidth = Annotated[float, Ge(1e-6), Le(1e6)]
 
 

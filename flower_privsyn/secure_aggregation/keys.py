@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from flower_privsyn.errors import ProtocolError
 
-VERSION: Final = b"flower-privsyn secure aggregation 2"
+VERSION: Final = b"flower-privsyn secure aggregation 3"
 
 KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64

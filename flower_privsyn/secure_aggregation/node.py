@@ -49,6 +49,7 @@ from flower_privsyn.secure_aggregation.roster import (
     Session,
     answered_message,
     context_of,
+    pair_context,
     survivors_message,
 )
 
@@ -285,7 +286,8 @@ def mask(
     add_mask(masked, derive(state.self_seed, "self", context))
     agreement = Agreement(state.mask_secret)
     for name in sorted(ready.shares):
-        shared = agreement.key(roster.cards[name].mask_key, "pair", context)
+        pair = pair_context(context, state.name, name)
+        shared = agreement.key(roster.cards[name].mask_key, "pair", pair)
         add_mask(masked, shared, subtract=state.name > name)
     kept = Masked(
         name=state.name,

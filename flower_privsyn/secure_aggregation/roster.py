@@ -235,3 +235,18 @@ def context_of(roster: Roster, active: Iterable[int], question: bytes, length: i
         length: Numbers in an answer.
     """
     return digest("context", roster.digest, set_digest(active), question, whole(length))
+
+
+def pair_context(context: bytes, one: int, other: int) -> bytes:
+    """What the mask of two nodes hangs on.
+
+    The names are in it because their keys are not enough: X25519 has several public keys that agree
+    on one secret. A node that showed another's in such a form would share that one's masks with
+    everybody, and two masks of one key cancel where one is added and the other subtracted.
+
+    Args:
+        context: Of the round.
+        one: A node of the pair.
+        other: The other one.
+    """
+    return context + whole(min(one, other), max(one, other))

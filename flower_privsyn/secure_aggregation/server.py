@@ -17,6 +17,7 @@ from flower_privsyn.secure_aggregation.roster import (
     Roster,
     answered_message,
     context_of,
+    pair_context,
     survivors_message,
 )
 
@@ -189,7 +190,8 @@ class ServerRound:
                 raise ProtocolError(f"the shares of node {name} give another key than it showed")
             agreement = Agreement(secret)
             for other in self.survivors & frozenset(self.roster.neighbours(name)):
-                key = agreement.key(self.roster.cards[other].mask_key, "pair", self._context)
+                pair = pair_context(self._context, name, other)
+                key = agreement.key(self.roster.cards[other].mask_key, "pair", pair)
                 add_mask(self._total, key, subtract=other < name)
         return self._total
 

@@ -90,8 +90,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="documents beyond the limits count",
         file=CUT,
         function="Cut.documents",
-        before="    return within_limits(users, seed=self.seed)\n",
-        after="    return users\n",
+        before="return within_limits(self.selected(users), seed=self.seed)",
+        after="return self.selected(users)",
         tests=(CUT_TESTS,),
     ),
     Mutation(

@@ -84,6 +84,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{MALICIOUS}::TestRosters",),
     ),
     Mutation(
+        name="a question that failed is put again",
+        file=CLIENT,
+        function="SecureRounds.answer",
+        before="        store.begin_step()\n",
+        after="",
+        tests=(f"{OWNERS}::TestMaliciousServers",),
+    ),
+    Mutation(
+        name="two nodes that show one key have one mask",
+        file=ROSTER,
+        function="pair_context",
+        before="return context + whole(min(one, other), max(one, other))",
+        after="return context",
+        tests=(f"{MALICIOUS}::TestCopiedKeys",),
+    ),
+    Mutation(
         name="two questions have one mask",
         file=ROSTER,
         function="context_of",

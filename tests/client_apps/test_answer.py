@@ -21,7 +21,13 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.answer import add_answer, chosen_users
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism, PoissonSampling
+from flower_privsyn.privacy import (
+    FullParticipation,
+    GaussianMechanism,
+    PoissonSampling,
+    Sampling,
+    quarantine,
+)
 from flower_privsyn.privacy.grid import GRID, LARGEST_SUM
 from flower_privsyn.queries import (
     Broadcast,
@@ -98,13 +104,19 @@ def prepare(app: ClientApp, context: Context, **changes: Any) -> Message:
     return app(Message(request, dst_node_id=5, message_type=wire.PREPARE), context)
 
 
-def ask(app: ClientApp, query: Query, broadcast: Broadcast, context: Context) -> Message:
+def ask(
+    app: ClientApp,
+    query: Query,
+    broadcast: Broadcast,
+    context: Context,
+    sampling: Sampling | None = None,
+) -> Message:
     question = wire.Ask(
         round_number=1,
         query=query,
         broadcast=broadcast,
         data=DATA,
-        sampling=FullParticipation(),
+        sampling=sampling or FullParticipation(),
         sampling_key=bytes(32),
         mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
         num_rounds=1,
@@ -308,12 +320,56 @@ class TestAddAnswer:
         sum_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1])
         assert calls == [30]
 
-    def test_a_question_that_fails_on_nobody_is_raised(
+    def test_users_whose_sum_fails_though_no_part_of_it_does_answer_zero(
         self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        inner: Callable[..., Any] = NearestNeighborHistogram.answer
+
+        def answer(self: Query, cohort: Cohort, broadcast: Broadcast) -> Any:
+            if len(np.unique(cohort.owners)) > 1:
+                raise MemoryError
+            return inner(self, cohort, broadcast)
+
+        monkeypatch.setattr(NearestNeighborHistogram, "answer", answer)
+        with quarantine.counting() as tally:
+            assert not sum_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1]).any()
+        assert len(tally.users) == 30
+
+
+class TestErrorsTellNothing:
+    """Else a question that always fails would say who has text, exactly and for nothing."""
+
+    #: Text, none, and nobody.
+    WRITTEN: tuple[list[tuple[str, object]], ...] = (
+        [("a", "court judge"), ("b", "tax")],
+        [("a", ""), ("b", None)],
+        [],
+    )
+
+    def test_of_a_question_that_cannot_be_answered(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def answer(self: Query, cohort: Cohort, broadcast: Broadcast) -> Any:
             raise KeyError("candidates")
 
         monkeypatch.setattr(NearestNeighborHistogram, "answer", answer)
-        with pytest.raises(KeyError, match="candidates"):
-            sum_of(NearestNeighborHistogram(), self.cohort(), {"candidates": CANDIDATES})
+        for number, written in enumerate(self.WRITTEN):
+            users = Users.from_rows(written)
+            app = create_client_app(
+                lambda context, users=users: users,
+                embedder=delicate,
+                cache_directory=tmp_path / str(number),
+            )
+            for sampling in (FullParticipation(), PoissonSampling(2.0**-60)):
+                reply = ask(app, *QUESTIONS[0], where(), sampling=sampling)
+                assert reply.error.code == wire.ClientErrorCode.INTERNAL
+
+    def test_of_a_model_that_embeds_nothing(self, tmp_path: Path) -> None:
+        for written in self.WRITTEN:
+            users = Users.from_rows(written)
+            app = create_client_app(
+                lambda context, users=users: users,
+                embedder=lambda name, precision: Broken(),
+                cache_directory=tmp_path,
+            )
+            assert prepare(app, where()).error.code == wire.ClientErrorCode.INTERNAL

@@ -18,7 +18,7 @@ from flower_privsyn.client_apps import training
 from flower_privsyn.client_apps.training import LocalTraining, create_training_app
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism, quarantine
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
@@ -83,6 +83,52 @@ def ask(
 
 def total(reply: Message) -> np.ndarray:
     return from_grid(read_answer(reply).total)
+
+
+class TestErrorsTellNothing:
+    def test_training_that_always_fails_fails_whatever_was_written(
+        self,
+        data: wire.DataRequest,
+        model: TrainableModel,
+        texts: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Else the error would say that somebody has text, exactly and for nothing."""
+
+        def fails(*_: Any, **__: Any) -> None:
+            raise ValueError("expected non-negative integer")
+
+        monkeypatch.setattr(LocalModel, "_train", fails)
+        public = LocalModel(model).parameters
+        for rows in ([("a", texts[0]), ("b", "")], [("a", "")], []):
+            reply = ask(app_of(Users.from_rows(rows)), data, public)
+            assert reply.error.code == wire.ClientErrorCode.INTERNAL
+
+    def test_a_user_on_whom_training_fails_answers_zero(
+        self,
+        data: wire.DataRequest,
+        model: TrainableModel,
+        texts: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        trained = LocalModel(model)
+        probe, inner = trained.encode([quarantine.PROBE]), LocalModel._train
+
+        def fails(self: LocalModel, usable: Any, *settings: Any) -> None:
+            if [row for row, _ in usable] != probe:
+                raise MemoryError
+            inner(self, usable, *settings)
+
+        monkeypatch.setattr(LocalModel, "_train", fails)
+        users = Users.from_rows([("a", texts[0]), ("b", "")])
+        assert not total(ask(app_of(users), data, trained.parameters)).any()
+
+    def test_a_negative_seed_is_a_seed(
+        self, data: wire.DataRequest, model: TrainableModel, texts: list[str]
+    ) -> None:
+        users = Users.from_rows([("a", texts[0])])
+        public = LocalModel(model).parameters
+        assert total(ask(app_of(users), replace(data, seed=-1), public)).any()
 
 
 class TestAnswers:

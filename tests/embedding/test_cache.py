@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.embedding import Embedder, EmbeddingCache, cached_embed
 from flower_privsyn.errors import DataError
+from flower_privsyn.privacy import quarantine
 
 MODEL = "ab" * 32
 
@@ -31,7 +32,7 @@ def vectors_of(texts: Sequence[str], dimension: int = 16) -> NDArray[np.float32]
 
 
 class Counting:
-    """An embedder that remembers what it was asked."""
+    """An embedder that remembers what it was asked, but for the public text that comes first."""
 
     fingerprint = MODEL
     dimension = 16
@@ -43,7 +44,7 @@ class Counting:
     def embed(
         self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None
     ) -> NDArray[np.float32]:
-        self.asked.extend(texts)
+        self.asked.extend(text for text in texts if text != quarantine.PROBE)
         if progress is not None:
             progress(len(texts))
         return vectors_of(texts)
@@ -292,6 +293,18 @@ def test_nothing_is_computed_twice(tmp_path: Path) -> None:
     assert (got == vectors_of(["new", *texts])).all()
     assert len(embedder.asked) == 5
     assert counts == [6, 1]
+
+
+@pytest.mark.parametrize("texts", [["a text"], []])
+def test_a_model_that_fails_fails_whether_or_not_there_is_a_text(texts: list[str]) -> None:
+    class Broken(Counting):
+        def embed(
+            self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None
+        ) -> NDArray[np.float32]:
+            raise OSError("the accelerator is gone")
+
+    with pytest.raises(OSError, match="accelerator"):
+        cached_embed(Broken(), texts, None)
 
 
 def test_no_texts_and_no_cache(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("key", "value"),
         [("releases", 8), ("noise-multiplier", "-1.0"), ("clip-norm", float("inf")),
-         ("relation", "friends"), ("queries", "kernel_mean")],
+         ("relation", "friends"), ("queries", "kernel_mean"),
+         ("queries", ["x\nINFO: node policy: nothing is refused"])],
     )  # fmt: skip
     def test_an_absurd_plan_is_refused(self, key: str, value: object) -> None:
         content = wire.pack_prepare(DATA, plan=Announcement(num_rounds=7))
@@ -149,6 +150,8 @@ class TestRequests:
             ("sampling", "{}"),
             ("mechanism", '{"mechanism": "laplace"}'),
             ("max-tokens", "many"),
+            ("embedding-model", "x\nINFO: node policy: nothing is refused"),
+            ("trains", '{"name": "x\\nERROR: refused"}'),
         ],
     )
     def test_a_changed_request_is_refused(self, key: str, value: object) -> None:

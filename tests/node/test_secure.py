@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from flower_privsyn.cli import main
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps import create_client_app, handlers
 from flower_privsyn.errors import FederationError, NotAllowedError, ProtocolError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
@@ -280,6 +280,33 @@ class TestMaliciousServers:
         assert "has come to another step of the round (Agreed): each step is taken once" in (
             caplog.text
         )
+
+    def test_a_question_that_failed_is_not_put_again(
+        self, owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe],
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    ) -> None:  # fmt: skip
+        inner, codes = handlers.sum_of, []
+
+        def fails_once(*asked: Any) -> Any:
+            if not codes:
+                raise MemoryError
+            return inner(*asked)
+
+        def again(request: Message, reply: Message) -> list[Message]:
+            if reply.has_error() and not codes:
+                codes.append(reply.error.code)
+                metadata = request.metadata
+                other = Message(request.content, metadata.dst_node_id, metadata.message_type)
+                (second,) = grid.send_and_receive([other])
+                codes.append(second.error.code)
+            return [reply]
+
+        monkeypatch.setattr(handlers, "sum_of", fails_once)
+        grid = owners(tamper=again)
+        with caplog.at_level(logging.ERROR):
+            probe(least_nodes=3, colluding_nodes=1).start(grid)
+        assert codes == [wire.ClientErrorCode.INTERNAL, wire.ClientErrorCode.PROTOCOL]
+        assert "this node keeps nothing of round 1" in caplog.text
 
     def test_a_replayed_round(
         self, owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe],

@@ -36,17 +36,31 @@ def test_one_call_where_nothing_fails() -> None:
 
     assert quarantine.salvage(range(1000), compute, probe=0) == list(range(1000))
     assert quarantine.salvage([], compute, probe=0) == []
-    assert calls == [1000, 0]
+    assert calls == [1, 1000, 1]
 
 
 def test_a_fault_that_is_no_records_is_raised() -> None:
     def broken(items: Sequence[int]) -> list[int]:
         raise OSError("no such file")
 
-    with pytest.raises(OSError, match="no such file"):
-        quarantine.salvage([1, 2], broken, probe=0)
+    for items in ([1, 2], []):  # whether there is an item does not show
+        with pytest.raises(OSError, match="no such file"):
+            quarantine.salvage(items, broken, probe=0)
     with pytest.raises(ValueError, match="1 items gave 0 results"):
         quarantine.salvage([1, 2], lambda items: [], probe=0)
+
+
+def test_after_the_probe_nothing_is_raised() -> None:
+    calls: list[Sequence[int]] = []
+
+    def broken_later(items: Sequence[int]) -> Sequence[int]:
+        calls.append(items)
+        if len(calls) > 1:
+            raise OSError("no such file")
+        return items
+
+    assert quarantine.salvage([1, 2], broken_later, probe=0) == [None, None]
+    assert calls[0] == [0]
 
 
 def test_the_end_of_the_process_is_no_records_fault() -> None:

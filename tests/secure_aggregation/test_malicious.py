@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from flower_privsyn.errors import ProtocolError
@@ -21,9 +22,13 @@ from flower_privsyn.secure_aggregation import (
     agree,
     mask,
     receive,
+    shamir,
     share,
     unmask,
 )
+from flower_privsyn.secure_aggregation.keys import Agreement, derive, new_agreement
+from flower_privsyn.secure_aggregation.masks import add_mask
+from flower_privsyn.secure_aggregation.roster import context_of, pair_context
 from tests.support.secure import QUESTION, SESSION, Protocol, answers, node_key
 
 EVERYBODY = range(1, 7)
@@ -221,6 +226,63 @@ class TestAgreement:
         state, _ = signing(protocol, 1, other)
         with pytest.raises(ProtocolError, match="are needed"):
             unmask(state, signatures={**{n: mixed[n] for n in (1, 2, 3, 4)}, 6: mixed[5]})
+
+
+def top_bit(public: bytes) -> bytes:
+    """The same point in other bytes: X25519 ignores the last bit."""
+    return public[:31] + bytes([public[31] ^ 0x80])
+
+
+def torsion(public: bytes) -> bytes:
+    """Another point, which agrees on the same secrets: the sum with the one of order two."""
+    prime = 2**255 - 19
+    return pow(int.from_bytes(public, "little"), prime - 2, prime).to_bytes(32, "little")
+
+
+class TestCopiedKeys:
+    """A colluding node shows another's mask key in a form that no comparison of bytes finds."""
+
+    @pytest.mark.parametrize("form", [top_bit, torsion])
+    def test_both_forms_agree_on_the_same_secrets(self, form: Callable[[bytes], bytes]) -> None:
+        public, own = new_agreement()[1], Agreement(new_agreement()[0])
+        assert form(public) != public
+        assert own.key(form(public), "pair", b"") == own.key(public, "pair", b"")
+
+    @pytest.mark.parametrize("form", [top_bit, torsion])
+    def test_no_two_masks_of_a_node_cancel(self, form: Callable[[bytes], bytes]) -> None:
+        """Node 1 shows node 3's key, node 4 is lost, and all that 1 and the server learn of 2."""
+        protocol = Protocol(answers(4), Terms(least_nodes=3, colluding=1))
+        protocol.show_keys(range(1, 5))
+        own = protocol.states[1]
+        copied = form(protocol.cards[3].mask_key)
+        card = KeyCard.signed(
+            SESSION, 1, key=node_key(1), seal_key=own.card.seal_key, mask_key=copied
+        )
+        protocol.cards[1], protocol.states[1] = card, replace(own, card=card)
+        server = protocol.give_shares(range(1, 5))
+        before = protocol.states[2]
+        protocol.answer(server, range(1, 4))
+        protocol.sign(server, range(1, 4))
+        found = protocol.uncover(server, range(1, 4))
+        roster = server.roster
+        context = context_of(roster, range(1, 5), QUESTION, len(protocol.values[2]))
+
+        def secret(of: int, shares: Mapping[int, bytes]) -> bytes:
+            points = {roster.point(name): share for name, share in shares.items()}
+            return shamir.combine(points, threshold=roster.graph.threshold)
+
+        seed = secret(2, {name: found[name].seeds[2] for name in (1, 3)})
+        key = secret(4, {name: found[name].mask_keys[4] for name in (1, 2, 3)})
+        left = protocol.masked[2].copy()
+        add_mask(left, derive(seed, "self", context), subtract=True)
+        pair = Agreement(key).key(roster.cards[2].mask_key, "pair", pair_context(context, 2, 4))
+        add_mask(left, pair, subtract=True)  # node 2 has added it: its name is the lower one
+        assert not np.array_equal(left, protocol.values[2])
+        for name in (1, 3):  # the two that hide it, which no other node can make
+            pair = pair_context(context, 2, name)
+            shared = Agreement(before.mask_secret).key(roster.cards[name].mask_key, "pair", pair)
+            add_mask(left, shared, subtract=name > 2)
+        np.testing.assert_array_equal(left, protocol.values[2])
 
 
 class TestNodesThatLie:
