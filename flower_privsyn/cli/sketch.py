@@ -45,8 +45,8 @@ def again(
     """
     from flower_privsyn.cli.run import resume
     from flower_privsyn.files import expanded
+    from flower_privsyn.private_path.again import copy_released
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.runs.again import copy_released
 
     copied = copy_released(RunDirectory.open(run_dir), expanded(output).absolute())
     status = REFUSED

@@ -38,6 +38,10 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
     sampling = ask.sampling
     if isinstance(sampling, FixedSizeSampling) and sampling.population < len(user_ids):
         raise wire.WireError("the request's population is smaller than this node's users alone")
+    if isinstance(sampling, FixedSizeSampling) and ask.drawn_of > len(user_ids):
+        raise wire.WireError(
+            "fewer users are on this node than when it was asked how many: begin another run"
+        )
     # Of everybody here, as the server asks before it begins: a refusal must not tell who was drawn.
     if ask.query.answer_bound(len(user_ids)) > LARGEST_SUM:
         raise wire.WireError("the clip norm lets sums leave the numbers that are exact")

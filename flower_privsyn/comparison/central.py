@@ -260,6 +260,11 @@ class CentralRun:
         begun = read_json(self._output / _BEGUN)
         if begun and begun["digest"] != digest_of_texts(documents):
             raise DataError(f"--output {self._output} was begun with other records")
+        if begun.get("trained") and not self._trained.exists():
+            raise DataError(
+                f"{self._trained} is gone: another model of these records would cost as much "
+                "again, and what is said of the first would be said of both; name another folder"
+            )
         return self.baseline.plan(len(documents))
 
     def run(self, documents: Sequence[str]) -> CentralResult:
@@ -281,20 +286,28 @@ class CentralRun:
             documents: the records, those without text included.
 
         Raises:
-            DataError: fewer than two have any text, or the folder was begun with others.
+            DataError: fewer than two have any text, or the folder was begun with others, or its
+                model is gone.
             ConfigError: no noise keeps the budget.
             RunDirectoryError: another process is at work in the folder.
             GenerationError: the model writes nothing that can be kept; what it wrote is.
         """
         plan = self.check(documents)
-        model = self._output / "model"
+        model = self._trained
         self._output.mkdir(parents=True, exist_ok=True)
         with lock_file(self._output / _LOCK, what=f"the folder {self._output}"):
             if not model.exists():
                 self._train(plan, documents)
+            begun = {**read_json(self._output / _BEGUN), "trained": True}
+            write_json(self._output / _BEGUN, begun, for_the_owner=True)
             texts = self._write(model)
         privacy = read_json(self._output / "privacy.json")
         return CentralResult(model=model, texts=tuple(texts), privacy=privacy)
+
+    @property
+    def _trained(self) -> Path:
+        """The model; once it is there, the records have been asked."""
+        return self._output / "model"
 
     def _train(self, plan: Plan, documents: Sequence[str]) -> None:
         """Say what it costs, then ask the records for each part once; the model comes last."""
@@ -323,7 +336,7 @@ class CentralRun:
                 random=self._random,
                 progress=stage.update,
             )
-        self._model.save(self._output / "model", self._model.parameters)
+        self._model.save(self._trained, self._model.parameters)
 
     def _said(self, plan: Plan, records: int) -> dict[str, Any]:
         epsilon = plan.epsilon()

@@ -135,6 +135,8 @@ class Ask:
         sampling: who takes part.
         sampling_key: fresh random key of the users' coins in this round.
         sample_count: users this node draws under fixed-size sampling; -1 otherwise.
+        drawn_of: of how many users, as the node had said; of fewer each would be likelier to be
+            drawn than was accounted for.
         secure: under secure aggregation, how many nodes must be in the sum; the node then adds its
             share of the noise. The key of the coins is its own.
         mechanism: the noise of the whole sum, which the node charges to its own account.
@@ -154,6 +156,7 @@ class Ask:
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
     correlation: Correlation | None = None
     sample_count: int = -1
+    drawn_of: int = -1
     secure: Terms | None = None
 
 
@@ -322,7 +325,7 @@ def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
     record["query"] = ask.query.name
     record["sampling"] = json.dumps(ask.sampling.to_dict())
     record["sampling-key"] = ask.sampling_key
-    record["sample-count"] = ask.sample_count
+    record["sample-count"], record["drawn-of"] = ask.sample_count, ask.drawn_of
     record["mechanism"] = json.dumps(ask.mechanism.to_dict())
     record["num-rounds"] = ask.num_rounds
     record["relation"] = ask.relation.value
@@ -356,6 +359,7 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
             sampling=Sampling.from_dict(json.loads(str(record["sampling"]))),
             sampling_key=bytes(record["sampling-key"]),  # type: ignore[arg-type]
             sample_count=int(record["sample-count"]),  # type: ignore[arg-type]
+            drawn_of=int(record["drawn-of"]),  # type: ignore[arg-type]
             mechanism=mechanism_from_dict(json.loads(str(record["mechanism"]))),
             num_rounds=int(record["num-rounds"]),  # type: ignore[arg-type]
             relation=NeighboringRelation(str(record["relation"])),
@@ -395,9 +399,9 @@ def _check_claim(ask: Ask) -> None:
         # Else one group of users could be asked in every round as if it were its turn.
         raise WireError("the request's sampling is for another round")
     if isinstance(sampling, FixedSizeSampling) and not (
-        0 <= ask.sample_count <= sampling.sample_size
+        0 <= ask.sample_count <= min(sampling.sample_size, ask.drawn_of)
     ):
-        raise WireError("the request draws more users than the whole cohort has")
+        raise WireError("the request draws more users than the whole cohort has, or the node")
     if ask.secure is not None and (
         ask.correlation is not None or isinstance(sampling, FixedSizeSampling)
     ):

@@ -196,7 +196,12 @@ class Query(Settings, ABC):
     unrounded: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a subclass that replaces the clipping, itself or by a base."""
+        """Refuse a subclass that replaces the clipping, itself or by a base.
+
+        One of another package sums by `Query.answer`, whatever its base has: the shortcuts of the
+        bundled questions are the sum of the contributions as these questions define them, and know
+        nothing of another `clip_norm` or `statistic`.
+        """
         super().__init_subclass__(**kwargs)
         for method in ("contribution", "sensitivity", "_clip", "_add_clipped"):
             owner = next(base for base in cls.__mro__ if method in base.__dict__)
@@ -205,13 +210,17 @@ class Query(Settings, ABC):
                     f"{cls.__name__} must not override {method}: the bound on what one user "
                     "contributes is the same code for every query"
                 )
-        for method in ("answer", "add_answer"):
+        for method, whole in (("answer", Query.answer), ("add_answer", Query.add_answer)):
             owner = next(base for base in cls.__mro__ if method in base.__dict__)
+            if owner.__dict__[method] is whole:
+                continue
             if owner.__module__.partition(".")[0] != _PACKAGE:
                 raise TypeError(
                     f"{cls.__name__} must not override {method}: nodes sum with it, and nothing "
                     "would clip what it says of a user; give `statistic`, and it is summed"
                 )
+            if cls.__module__.partition(".")[0] != _PACKAGE:
+                setattr(cls, method, whole)
 
     @property
     @abstractmethod

@@ -485,15 +485,22 @@ class ReleasedMoments(AskedAgain):
         return sketch.rank(sets, seed=self.config.seed)
 
     def _epsilon_of_a_record(self) -> dict[str, float | None]:
-        """What one record loses, where records and not users are what is counted."""
+        """What one record loses, where records and not users are what is counted.
+
+        A record is a sample of text. Its vector has length at most 1, but where its user has more
+        than `max_samples`, the next one takes the place of one that is gone: the sum moves by 2,
+        under every relation. Of a replaced one the accountant knows.
+        """
         config = self.config
         if config.unit == "user":
             return {}
+        relation = NeighboringRelation(config.relation)
+        moved = 1.0 if relation is NeighboringRelation.REPLACE_ONE else 2.0
         released = Counter(
             Release(
-                noise_multiplier=one.noise_std,  # over 1, what a record adds at most
+                noise_multiplier=one.noise_std / moved,
                 sampling=FullParticipation(),
-                relation=NeighboringRelation(config.relation),
+                relation=relation,
             )
             for one in self.releases()
         )

@@ -32,6 +32,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/queries/test_nearest_neighbor.py",),
     ),
     Mutation(
+        name="a question of another package sums by a bundled one's shortcut",
+        file="flower_privsyn/queries/query.py",
+        function="Query.__init_subclass__",
+        before="setattr(cls, method, whole)",
+        after="pass",
+        tests=("tests/queries/test_nearest_neighbor.py",),
+    ),
+    Mutation(
         name="a wide row is added unclipped",
         file="flower_privsyn/queries/query.py",
         function="Query._add_clipped",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,16 @@ class TestKilled:
         monkeypatch.setattr(CentralRun, "_histogram", None)
         assert len(run(baseline(method), tmp_path / "out").texts) == 12
         assert (histogram.read_bytes() if method == "ctcl" else b"") == counted
+
+    def test_no_second_model_is_trained_where_the_first_is_gone(
+        self, baseline: Any, tmp_path: Path
+    ) -> None:
+        """Its texts may be out: both models together cost more than is said of the one."""
+        run(baseline("vanilla"), tmp_path / "out")
+        shutil.rmtree(tmp_path / "out" / "model")
+        with pytest.raises(DataError, match="model is gone: another model of these records"):
+            run(baseline("vanilla"), tmp_path / "out")
+        assert not (tmp_path / "out" / "model").exists()
 
     def test_another_beginning_is_refused(self, baseline: Any, tmp_path: Path) -> None:
         run(baseline("downstream"), tmp_path / "out")

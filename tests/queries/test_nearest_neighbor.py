@@ -281,6 +281,32 @@ class TestClippingCannotBeOverridden:
         with pytest.raises(TypeError, match=method):
             type("Loose", (mixin, NearestNeighborHistogram), {})
 
+    def test_a_subclass_of_another_package_is_clipped_by_its_own_rule(self) -> None:
+        """Else its users would send what the bundled question bounds, under a smaller noise."""
+
+        class OneVote(NearestNeighborHistogram):
+            name = "one_vote"
+
+            @property
+            def clip_norm(self) -> float:
+                return 1.0
+
+        class NoVote(OneVote):
+            name = "no_vote"
+
+            def statistic(self, cohort: Cohort, broadcast: Broadcast) -> np.ndarray:
+                return np.zeros((cohort.num_users, self.answer_length(broadcast)))
+
+        broadcast = {"candidates": np.eye(4, dtype=np.float32)}
+        cohort = Cohort(np.eye(4, dtype=np.float32)[[0] * 8], np.zeros(8, dtype=np.int64), 1)
+        assert NearestNeighborHistogram().answer(cohort, broadcast).tolist() == [8, 0, 0, 0]
+        for query, answered in ((OneVote(), [1, 0, 0, 0]), (NoVote(), [0, 0, 0, 0])):
+            total = np.zeros(4)
+            query.add_answer(cohort, broadcast, total)
+            np.testing.assert_allclose(total * GRID, answered, atol=1e-8)
+            np.testing.assert_array_equal(total * GRID, query.answer(cohort, broadcast))
+            assert np.linalg.norm(total * GRID) <= query.sensitivity(NeighboringRelation.ZERO_OUT)
+
     def test_cohort_rejects_unsorted_owners(self) -> None:
         with pytest.raises(ValueError, match="owners"):
             Cohort(np.zeros((2, 1), np.float32), np.array([1, 0]), 2)

@@ -23,15 +23,15 @@ from flower_privsyn.evaluation.language_model import score_texts
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.node import NodeGuard, NodePolicy
+from flower_privsyn.private_path.again import copy_released
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
-from flower_privsyn.runs.again import copy_released
 from flower_privsyn.runs.rounds import TRAINED_WRITER, WRITER
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.strategies.parts.synthesis import biased_generator
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import save_biased, unlearnt
-from tests.support.federation import asked, make_users
+from tests.support.federation import asked, make_users, silent
 from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
 from tests.support.traffic import check_planned
@@ -192,7 +192,7 @@ class TestARun:
         document = run.document
         ended = {**document, "changes": [{"settings": {"num-rounds": {"from": 3, "to": 1}}}]}
         run.config_file.write_text(json.dumps(ended), encoding="utf-8")
-        with pytest.raises(ConfigError, match="ended early"):  # it could ask again
+        with pytest.raises(ConfigError, match="ended early"):
             copy_released(RunDirectory.open(run.path), tmp_path / "new")
         other = {**document, "strategy": "DPFTRL"}
         run.config_file.write_text(json.dumps(other), encoding="utf-8")
@@ -201,6 +201,21 @@ class TestARun:
         run.config_file.write_text(json.dumps(document), encoding="utf-8")
         run.state_file.write_text(json.dumps({**run.state, "status": "failed"}), encoding="utf-8")
         with pytest.raises(ConfigError, match="has not finished"):
+            copy_released(RunDirectory.open(run.path), tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+    def test_no_copy_is_made_of_a_run_with_a_round_that_could_be_asked_again(
+        self, config: Builder, federation: Builder, tmp_path: Path
+    ) -> None:
+        """Else every copy would ask the users, each at the price of the one round."""
+        settings = config(num_rounds=2, node_timeout=0.2)
+        strategy = JointSketch(settings)
+        strategy.start(federation(tamper=silent(2)))
+        run = strategy.run
+        assert (run.status, run.rounds_with_outcome("discarded")) == ("finished", [2])
+        (run.path / LAUNCH_FILE).parent.mkdir(exist_ok=True)
+        (run.path / LAUNCH_FILE).write_text("{}", encoding="utf-8")
+        with pytest.raises(ConfigError, match="has a round that would be asked again"):
             copy_released(RunDirectory.open(run.path), tmp_path / "new")
         assert not (tmp_path / "new").exists()
 

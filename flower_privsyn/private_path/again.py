@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.private_path.resume import all_released
 from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.run_format import LAUNCH_FILE
 
@@ -41,7 +42,8 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
 
     Raises:
         ConfigError: the run is another method's, has not finished, ended early or was not started
-            by `privsyn run`; or `output` exists.
+            by `privsyn run`, or its last round was left out and could be asked again; or
+            `output` exists.
     """
     strategy = str(run.document.get("strategy", ""))
     if strategy not in STRATEGIES:
@@ -55,6 +57,11 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
     # other copy.
     if "num-rounds" in run.changed_settings():
         raise ConfigError(f"{run.path} ended early, by another num-rounds than it was begun with")
+    if not all_released(run, num_rounds=int(run.document["config"]["num-rounds"])):
+        raise ConfigError(
+            f"{run.path} has a round that would be asked again, by every copy: its last one was "
+            "answered by too few"
+        )
     if not (run.path / LAUNCH_FILE).is_file():
         raise ConfigError(f"{run.path} was not started by `privsyn run`, which would go on with it")
     if output.exists():
