@@ -39,7 +39,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     elif not compared_on:
         yield f"  {' or '.join(advice.best)} alone was measured nearby, and compared with nothing."
     elif len(advice.best) == 1:
-        yield f"  {advice.best[0]}: first where it had rivals, on {', '.join(compared_on)}."
+        yield f"  {advice.best[0]}: first where it had rivals, on {_listed(compared_on)}."
     else:
         yield from (_first_line(method, advice) for method in advice.best)
     for judgement in advice.judgements:
@@ -52,16 +52,24 @@ def advice_lines(advice: Advice) -> Iterator[str]:
 
 
 def _first_line(method: str, advice: Advice) -> str:
-    """Of one of several methods that are first: where it is, and where it has no cell."""
+    """Of one of several methods that are first: where, where it had no rival, and no cell."""
     every = advice.judgements
-    first = [one.data for one in every if one.ranked and one.ranked[0].method == method]
+    ahead = [one for one in every if one.ranked and one.ranked[0].method == method]
+    first = [one.data for one in ahead if one.is_comparison]
+    alone = [one.data for one in ahead if not one.is_comparison]
     never = [
         one.data
         for one in every
         if all(cell.method != method for cell in (*one.ranked, *one.too_large))
     ]
-    missing = f"; not measured on {', '.join(never)}" if never else ""
-    return f"  {method}: first on {', '.join(first)}{missing}."
+    said = (("first on", first), ("alone on", alone), ("not measured on", never))
+    found = ", ".join(f"{what} {_listed(where)}" for what, where in said if where)
+    return f"  {method}: {found}."
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    """Names of texts, which hold commas."""
+    return " and ".join(f'"{one}"' for one in kinds)
 
 
 def _judgement_lines(judgement: Judgement) -> Iterator[str]:

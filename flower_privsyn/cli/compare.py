@@ -23,7 +23,10 @@ _Data = Annotated[list[str], option("FILE ...", "users; several files are joined
 _Epsilon = Annotated[list[float], option("E ...")]
 _Methods = Annotated[
     list[str] | None,
-    option("NAME ...", "which of the app's (default: all but public-mid-training and dp-prompt)"),
+    option(
+        "NAME ...",
+        "which of the app's (default: all but public-mid-training, dp-prompt and expand-private)",
+    ),
 ]
 _Seeds = Annotated[int, option("N", "repetitions of every cell")]
 _FirstSeed = Annotated[

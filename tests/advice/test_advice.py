@@ -156,10 +156,10 @@ class TestJudging:
         need = Need(users=9, epsilon=1.0, upload=9)
         said = "\n".join(advice_lines(advise(with_numbers, need)))
         # On letters nothing sends so little, and nothing is first.
-        assert "  popri: first where it had rivals, on numbers.\n" in said
+        assert '  popri: first where it had rivals, on "numbers".\n' in said
         both = "\n".join(advice_lines(advise(with_numbers, replace(need, upload=None))))
-        assert "  joint-sketch: first on letters; not measured on numbers.\n" in both
-        assert "  popri: first on numbers; not measured on letters.\n" in both
+        assert '  joint-sketch: first on "letters", not measured on "numbers".\n' in both
+        assert '  popri: first on "numbers", not measured on "letters".\n' in both
         nothing = advise(table, Need(users=10_000, epsilon=1.0, upload=9))
         assert nothing.best == ()
         assert "nothing that was measured nearby" in "\n".join(advice_lines(nothing))
