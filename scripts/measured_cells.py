@@ -36,6 +36,7 @@ _CHOICES = {
     "joint-sketch-written": "joint-sketch, text by the generator",
     "written-by-trained-generator": "joint-sketch, text by a trained generator",
     "written-from-8000-pairs": "joint-sketch, 8,000 pairs, text by a trained generator",
+    "hybrid-with-trained-teacher": "hybrid, its teacher trained",
     "dp-fedavg-distilled": "dp-fedavg, from a taught student",
     "dp-ftrl-distilled": "dp-ftrl, from a taught student",
 }
