@@ -245,7 +245,7 @@ def _follow(
 def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     """Show what a comparison found; 0, or the status of one of whose cells some failed."""
     from flower_privsyn.comparison.summary import LEFT_OUT
-    from flower_privsyn.comparison.table import of_status, show, untaught
+    from flower_privsyn.comparison.table import of_status, show, taught_later, untaught
 
     show(document)
     if comparison.page_file.is_file():
@@ -253,8 +253,7 @@ def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     print(f"Table: {comparison.folder / 'comparison.md'}")
     print(f"All figures: {comparison.document_file}")
     cells = document["cells"]
-    late = untaught(document, key="distilled_left_out")
-    left_out = len(late) + len(of_status(document, LEFT_OUT))
+    left_out = len(taught_later(document)) + len(of_status(document, LEFT_OUT))
     if left_out:
         print(
             f"{left_out} of {len(cells)} cells were left out for want of time; "

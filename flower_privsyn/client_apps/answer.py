@@ -36,12 +36,13 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
         WireError: the sampling cannot be true here, or the sum would not be exact.
     """
     sampling = ask.sampling
-    if isinstance(sampling, FixedSizeSampling) and sampling.population < len(user_ids):
-        raise wire.WireError("the request's population is smaller than this node's users alone")
-    if isinstance(sampling, FixedSizeSampling) and ask.drawn_of > len(user_ids):
-        raise wire.WireError(
-            "fewer users are on this node than when it was asked how many: begin another run"
-        )
+    if isinstance(sampling, FixedSizeSampling):
+        if sampling.population < len(user_ids):
+            raise wire.WireError("the request's population is smaller than this node's users alone")
+        if ask.drawn_of > len(user_ids):
+            raise wire.WireError(
+                "fewer users are on this node than when it was asked how many: begin another run"
+            )
     # Of everybody here, as the server asks before it begins: a refusal must not tell who was drawn.
     if ask.query.answer_bound(len(user_ids)) > LARGEST_SUM:
         raise wire.WireError("the clip norm lets sums leave the numbers that are exact")
@@ -61,16 +62,20 @@ def sum_of(
     """The sum of what the chosen users answer, in numbers of the grid.
 
     Formal guarantee:
-        Whether this raises, and what, depends on the question alone, but for what ends the process.
+        Whether this raises, and what, depends on the question and the machine, and not on what
+        anybody wrote or on who was drawn.
 
     Raises:
-        BaseException: what the query, or the training that it asks for, raises about nobody.
+        BaseException: what the query, or the training that it asks for, raises about public records
+            and about none.
     """
     # Contributions lie on a grid, so that the sum does not depend on how it is put together.
     total = np.zeros(ask.query.answer_length(ask.broadcast), dtype=np.float64)
-    # A question that cannot be answered fails here, whoever was drawn and whatever they wrote: from
-    # here on nothing is raised, so that no error says that there was something to fail on.
-    ask.query.add_answer(records.nobody, ask.broadcast, np.zeros_like(total))
+    # A question that cannot be answered, or not in the memory there is, fails here, whoever was
+    # drawn and whatever they wrote: no error must say that there was something to fail on.
+    for public in records.public_cohorts:
+        ask.query.add_answer(public, ask.broadcast, total)
+    total.fill(0.0)
     for cohort in records.cohorts(ask, chosen):
         add_answer(ask.query, cohort, ask.broadcast, total)
     total *= GRID
@@ -93,32 +98,38 @@ def add_answer(
         broadcast: public; has passed `query.check`.
         total: (answer_length,) the sum, in whole steps of the grid; changed in place.
     """
-    try:
-        query.add_answer(cohort, broadcast, total)
-    except quarantine.ENDING:
-        raise
-    except BaseException:  # whose fault it is, is found below
-        pass
-    else:
+    if _is_added(query, cohort, broadcast, total):
         return
 
     def contribute(users: Sequence[int]) -> list[bool]:
         chosen = np.zeros(cohort.num_users, dtype=np.bool_)
         chosen[users] = True
-        query.add_answer(cohort.select(chosen), broadcast, np.zeros_like(total))
-        return [True] * len(users)
-
-    def add(users: Sequence[Cohort]) -> list[bool]:
-        for some in users:
-            query.add_answer(some, broadcast, total)
+        query.add_answer(cohort.select(chosen), broadcast, np.zeros(len(total)))
         return [True] * len(users)
 
     found = quarantine.spare(range(cohort.num_users), contribute)
     failing = np.array([one is None for one in found], dtype=np.bool_)
-    (added,) = quarantine.spare([cohort.rows(~failing[cohort.owners])], add)
-    if added is None:  # each is well alone, and not all together
-        failing[:] = True
+    rest = cohort.rows(~failing[cohort.owners])
+    if not _is_added(query, rest, broadcast, total):
+        # Each is well alone, and not all together: nobody may take the others along.
+        for user, alone in enumerate(rest.blocks(1)):
+            if not _is_added(query, alone, broadcast, total):
+                failing[user] = True
+                _is_added(query, alone.rows(slice(0)), broadcast, total)
     quarantine.note((object() for _ in range(int(failing.sum()))), records=0)
+
+
+def _is_added(
+    query: Query, cohort: Cohort, broadcast: Broadcast, total: npt.NDArray[np.float64]
+) -> bool:
+    """Add a cohort's contributions; false, and the sum as it was, where that fails."""
+    try:
+        query.add_answer(cohort, broadcast, total)
+    except quarantine.ENDING:
+        raise
+    except BaseException:
+        return False
+    return True
 
 
 def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:

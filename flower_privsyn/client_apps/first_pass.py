@@ -24,6 +24,7 @@ from flower_privsyn.embedding import (
     Embedder,
     EmbeddingCache,
     RecordStore,
+    check_embeds,
     embed_each,
     require_company,
 )
@@ -180,6 +181,7 @@ def _embed_missing(
     missing.sort(key=len, reverse=True)
     if missing:
         require_company(embedder, directory)
+        check_embeds(embedder)
     blocks = [missing[start : start + _BLOCK] for start in range(0, len(missing), _BLOCK)]
     with progress.stage("Embed", len(missing)) as stage:
         if processes == 1 or len(blocks) < 2:
@@ -258,6 +260,7 @@ def _begin(
     _Worker.cache = EmbeddingCache(directory)
     if _Worker.embedder.fingerprint != fingerprint:
         raise ConfigError("The embedding model changed while it was in use.")
+    check_embeds(_Worker.embedder)
 
 
 def _embed(block: list[str]) -> int:

@@ -49,8 +49,12 @@ class Records(Protocol):
         """How much memory they take."""
 
     @property
-    def nobody(self) -> Cohort:
-        """One user without records: what a question is tried on before anybody is asked."""
+    def public_cohorts(self) -> tuple[Cohort, ...]:
+        """What a question is tried on before anybody is asked: nobody's records, and public ones.
+
+        One user without any, and where a record is not made anew for every question one user with a
+        public one.
+        """
 
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
         """The records of the users who take part, whole users at a time.
@@ -63,7 +67,7 @@ class Records(Protocol):
             Cohorts; a user who is in none of them contributes nothing.
 
         Raises:
-            BaseException: what it raises, it raises before it looks at anybody's records.
+            BaseException: before it looks at anybody's records, but for want of memory.
         """
 
 
@@ -98,10 +102,12 @@ class FixedRecords:
     Attributes:
         cohort: all users of the node.
         on_disk: where they are mapped from, in pages that all processes share; None for memory.
+        example: a public record, where a record is no embedding.
     """
 
     cohort: Cohort
     on_disk: StoredRecords | None = None
+    example: str | npt.NDArray[np.int64] | None = None
 
     @property
     def mapped(self) -> bool:
@@ -120,9 +126,17 @@ class FixedRecords:
         return own
 
     @property
-    def nobody(self) -> Cohort:
-        """One user without records."""
-        return replace(self.cohort.rows(slice(0)), num_users=1)
+    def public_cohorts(self) -> tuple[Cohort, ...]:
+        """One user without records, and one with a public one, of the first class if any."""
+        owners = np.zeros(1, dtype=np.int64)
+        labels = None if self.cohort.labels is None else owners
+        if self.example is None:
+            record = np.zeros((1, self.cohort.records.shape[1]), dtype=np.float32)
+            record[:, :1] = 1.0
+            one = Cohort(record, owners, 1, labels)
+        else:
+            one = Cohort.of([self.example], owners, 1, labels)
+        return replace(self.cohort.rows(slice(0)), num_users=1), one
 
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
         """The records of the users who take part; what is mapped, a part at a time.
@@ -290,7 +304,8 @@ class TextSource:
     def read(self, samples: Samples, user_ids: Sequence[str]) -> FixedRecords:
         """Keep the documents as they are."""
         users = len(user_ids)
-        return FixedRecords(Cohort.of(samples.texts, samples.owners, users, samples.labels))
+        cohort = Cohort.of(samples.texts, samples.owners, users, samples.labels)
+        return FixedRecords(cohort, example=quarantine.PROBE)
 
 
 @dataclass(frozen=True)
@@ -326,4 +341,8 @@ class TokenSource:
             np.array(ids[: self.max_tokens], dtype=np.int64) for ids in found if ids is not None
         ]
         labels = None if samples.labels is None else samples.labels[usable]
-        return FixedRecords(Cohort.of(tokens, samples.owners[usable], len(user_ids), labels))
+        (public,) = token_ids(self.tokenizer, [quarantine.PROBE])
+        return FixedRecords(
+            Cohort.of(tokens, samples.owners[usable], len(user_ids), labels),
+            example=np.array(public[: self.max_tokens], dtype=np.int64),
+        )

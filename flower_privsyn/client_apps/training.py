@@ -44,6 +44,9 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.training.local import LocalModel
 
+#: A seed may be negative (`Cut`), the entropy of a generator may not.
+_SEEDS: Final = 2**128
+
 
 def create_training_app(
     load: UserLoader | None = None,
@@ -224,10 +227,10 @@ class _Tokens:
         return tokens + sum(rows.nbytes for rows in self.embeddings or ())
 
     @property
-    def nobody(self) -> Cohort:
-        """One user without an update."""
+    def public_cohorts(self) -> tuple[Cohort, ...]:
+        """One user without an update; public text is trained on by `cohorts`."""
         none = np.zeros((0, self.source.dimension), dtype=np.float32)
-        return Cohort(none, np.zeros(0, dtype=np.int64), 1)
+        return (Cohort(none, np.zeros(0, dtype=np.int64), 1),)
 
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
         """Train the chosen users one after another; each is a cohort of one.
@@ -254,7 +257,7 @@ class _Tokens:
             model.start_from(ask.broadcast["parameters"])
             # One array for the updates of all users: each is added up before the next is made.
             moved = np.empty(model.dimension, dtype=np.float32)
-            self._update(ask, query, _Rows(self.source.probe), "", moved)
+            self._update(ask, query, self._public_rows(conditions), "", moved)
             for user in np.flatnonzero(chosen).tolist():
                 (update,) = quarantine.spare(
                     [(user, self.user_ids[user])],
@@ -267,6 +270,14 @@ class _Tokens:
                     quarantine.note([self.user_ids[user]], records=0)
                 elif len(update):
                     yield Cohort(update[None], alone, 1)
+
+    def _public_rows(self, conditions: Sequence[list[int]]) -> _Rows:
+        """Public text, after a condition where there are any."""
+        if not conditions:
+            return _Rows(self.source.probe)
+        after = self.source.model.after_condition
+        rows = [after(conditions[0], row) for row in self.source.probe]
+        return _Rows(rows, [len(conditions[0])] * len(rows))
 
     def _rows(self, user: int, ask: wire.Ask, conditions: Sequence[list[int]]) -> _Rows:
         """What a user trains on: their samples, after the conditions of their topics if any."""
@@ -309,10 +320,6 @@ class _Tokens:
             into=moved,
         )
         return np.empty(0, dtype=np.float32) if update is None else update
-
-
-#: A seed may be negative (`Cut`), the entropy of a generator may not.
-_SEEDS: Final = 2**128
 
 
 def is_finite(update: npt.NDArray[np.float32]) -> bool:

@@ -260,7 +260,7 @@ class CentralRun:
         begun = read_json(self._output / _BEGUN)
         if begun and begun["digest"] != digest_of_texts(documents):
             raise DataError(f"--output {self._output} was begun with other records")
-        if begun.get("trained") and not self._trained.exists():
+        if begun.get("trained") and not self._trained.exists() and not self._has_texts:
             raise DataError(
                 f"{self._trained} is gone: another model of these records would cost as much "
                 "again, and what is said of the first would be said of both; name another folder"
@@ -296,13 +296,18 @@ class CentralRun:
         model = self._trained
         self._output.mkdir(parents=True, exist_ok=True)
         with lock_file(self._output / _LOCK, what=f"the folder {self._output}"):
-            if not model.exists():
+            if not model.exists() and not self._has_texts:
                 self._train(plan, documents)
             begun = {**read_json(self._output / _BEGUN), "trained": True}
             write_json(self._output / _BEGUN, begun, for_the_owner=True)
             texts = self._write(model)
         privacy = read_json(self._output / "privacy.json")
         return CentralResult(model=model, texts=tuple(texts), privacy=privacy)
+
+    @property
+    def _has_texts(self) -> bool:
+        """Whether all texts are written, so that nothing needs the model any more."""
+        return not self._writes_nothing and (self._output / "synthetic.jsonl").exists()
 
     @property
     def _trained(self) -> Path:

@@ -113,7 +113,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         (
             "Without a second student, for want of time:",
             "distilled_left_out",
-            untaught(document, key="distilled_left_out"),
+            taught_later(document),
         ),
     ):
         lines += [heading, ""] if found else []
@@ -127,17 +127,14 @@ def markdown(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def untaught(
-    document: Mapping[str, Any], *, key: str = "distilled_error"
-) -> list[Mapping[str, Any]]:
-    """Finished cells without a second student.
+def untaught(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Finished cells whose second student failed."""
+    return [cell for cell in of_status(document, "finished") if cell.get("distilled_error")]
 
-    Args:
-        document: of `compare.json`.
-        key: under which a cell says why: `distilled_error` where it failed, `distilled_left_out`
-            where there was no time for it.
-    """
-    return [cell for cell in of_status(document, "finished") if cell.get(key)]
+
+def taught_later(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Finished cells for whose second student there was no time."""
+    return [cell for cell in of_status(document, "finished") if cell.get("distilled_left_out")]
 
 
 def of_status(document: Mapping[str, Any], status: str) -> list[Mapping[str, Any]]:

@@ -8,7 +8,7 @@ from flower_privsyn.embedding.embedder import (
     load_embedder,
 )
 from flower_privsyn.embedding.records import RecordStore, StoredRecords, content_key
-from flower_privsyn.embedding.salvage import embed_each
+from flower_privsyn.embedding.salvage import check_embeds, embed_each
 from flower_privsyn.embedding.tokens import load_tokenizer
 from flower_privsyn.files import default_cache_directory
 
@@ -20,6 +20,7 @@ __all__ = [
     "StoredRecords",
     "cached_embed",
     "check_company",
+    "check_embeds",
     "content_key",
     "default_cache_directory",
     "embed_each",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.embedding.embedder import Embedder
 from flower_privsyn.embedding.machine import device_of, machine_digest
-from flower_privsyn.embedding.salvage import embed_each
+from flower_privsyn.embedding.salvage import check_embeds, embed_each
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import expanded
 
@@ -309,13 +309,16 @@ def cached_embed(
     """
     texts = list(texts)
     dimension, device = embedder.dimension, device_of(embedder)
-    if cache is None:
-        vectors = np.zeros((len(texts), dimension), dtype=np.float32)
-        found = np.zeros(len(texts), dtype=np.bool_)
-    else:
-        vectors, found = cache.get_many(
-            embedder.fingerprint, texts, dimension=dimension, device=device
-        )
+    vectors = np.zeros((len(texts), dimension), dtype=np.float32)
+    found = np.zeros(len(texts), dtype=np.bool_)
+    if cache is not None:
+        try:
+            vectors, found = cache.get_many(
+                embedder.fingerprint, texts, dimension=dimension, device=device
+            )
+        except DataError as error:
+            logger.warning("%s Continuing without it.", error)
+            cache = None
     if progress is not None and found.any():
         progress(int(found.sum()))
     rows_of: dict[str, list[int]] = {}
@@ -324,11 +327,10 @@ def cached_embed(
     # Longest first over all blocks: a block then holds few different lengths.
     missing = sorted(rows_of, key=len, reverse=True)
     if missing or not texts:
-        # Before it is known whether there is a text: a model that fails must not tell.
-        embed_each(embedder, [])
+        check_embeds(embedder)
     for start in range(0, len(missing), _BLOCK):
         block = missing[start : start + _BLOCK]
-        computed = embed_each(embedder, block, progress, checked=True)
+        computed = embed_each(embedder, block, progress)
         repeats = 0
         for text, vector in zip(block, computed, strict=True):
             vectors[rows_of[text]] = vector

@@ -115,7 +115,7 @@ def data_request(record: ConfigRecord) -> DataRequest:
         )
     try:
         trains = json.loads(str(record["trains"]))
-        check_names(record["embedding-model"], record["embedding-precision"], trains)
+        check_printable(record["embedding-model"], record["embedding-precision"], trains)
         reads = str(record["reads"])
         if reads not in READS or (trains is not None and reads != "tokens"):
             raise WireError("the request does not say what is read")
@@ -145,7 +145,7 @@ def data_request(record: ConfigRecord) -> DataRequest:
         raise WireError("the request's data settings cannot be read") from error
 
 
-def check_names(*found: object) -> None:
+def check_printable(*found: object) -> None:
     """Refuse names that could write lines of their own into the log of a node.
 
     Args:
@@ -156,9 +156,9 @@ def check_names(*found: object) -> None:
     """
     for one in found:
         if isinstance(one, Mapping):
-            check_names(*one.values())
+            check_printable(*one.values())
         elif isinstance(one, list):
-            check_names(*one)
+            check_printable(*one)
         elif isinstance(one, str) and not one.isprintable():
             raise WireError("the request holds a name that is not printable")
 

@@ -25,7 +25,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from flower_privsyn.messages.data_request import DataRequest as DataRequest
 from flower_privsyn.messages.data_request import WireError as WireError
-from flower_privsyn.messages.data_request import check_names, data_request, request_record
+from flower_privsyn.messages.data_request import check_printable, data_request, request_record
 from flower_privsyn.messages.packed import (
     bytes_per_number,
     most_steps,
@@ -222,7 +222,7 @@ def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
     data, queries = data_request(record), record.get("queries")
     if not isinstance(queries, list) or not all(isinstance(name, str) for name in queries):
         raise WireError("the request does not name its questions")
-    check_names(queries)
+    check_printable(queries)
     try:
         multiplier = json.loads(str(record["noise-multiplier"]))
         sampling = json.loads(str(record["sampling"]))
@@ -338,8 +338,14 @@ def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
 
 
 def query_name(message: Message) -> str:
-    """The name of the question in a request."""
-    return str(_config(message, _REQUEST).get("query", ""))
+    """The name of the question in a request.
+
+    Raises:
+        WireError: it is not printable, or there is no request.
+    """
+    name = str(_config(message, _REQUEST).get("query", ""))
+    check_printable(name)
+    return name
 
 
 def unpack_ask(message: Message, query_class: type[Query]) -> Ask:

@@ -115,7 +115,8 @@ class RoundStore:
     Formal guarantee:
         No two rounds of a run have one number, and no step of a round is taken twice, also by two
         processes at once: what a step needs is replaced by what the next one needs, on the disk,
-        before anything leaves. After a round none of its secrets is left in the file, nor in those
+        before anything leaves; a question that fails ends the round for this node (`begin_step`).
+        After a round none of its secrets is left in the file, nor in those
         that killed processes left of it. What rounds left whose servers never came back is deleted
         after seven days, when the next round of any run begins; with it goes the number that its
         run had come to, so that a round begun again then is another round, with new secrets, and

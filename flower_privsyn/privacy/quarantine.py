@@ -24,8 +24,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 #: What ends the process, and is no record's fault. Everything else may be: a panic of a tokenizer
-#: written in Rust is no `Exception`.
-ENDING = (KeyboardInterrupt, SystemExit, GeneratorExit)
+#: written in Rust is no `Exception`, nor is what a library raises that means to exit.
+ENDING = (KeyboardInterrupt,)
 
 #: Public text that every model reads.
 PROBE = "The quick brown fox jumps over the lazy dog."

@@ -36,10 +36,13 @@ _BLOCK_ROWS = 1024
 #: Numbers whose cosines and sines are worked on at a time: 128 KiB of float32.
 _CACHED = 2**15
 
+#: Numbers of the features of the records that are looked at together: 32 MiB of float32.
+_BLOCK_NUMBERS = 2**23
+
 #: Rows whose pairwise distances the median heuristic looks at.
 _MEDIAN_ROWS = 2000
 
-NumFeatures = Annotated[int, Ge(2), Le(2**18), MultipleOf(2)]
+NumFeatures = Annotated[int, Ge(2), Le(2**16), MultipleOf(2)]
 Bandwidth = Annotated[float, Ge(1e-6), Le(1e6)]
 
 
@@ -123,10 +126,12 @@ class KernelMean(Query):
 
     def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Mean features of each user, (num_users, D')."""
+        width = self.answer_length(broadcast)
         return user_means(
             cohort,
             lambda records: features(records, query=self),
-            width=self.answer_length(broadcast),
+            width=width,
+            block_records=max(1, min(1024, _BLOCK_NUMBERS // width)),
         )
 
 

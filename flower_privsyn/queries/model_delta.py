@@ -243,6 +243,8 @@ class ModelDelta(Query):
 
         One user's update goes into the sum without an array of its own.
         """
+        if not len(cohort.records) and self._adds_pieces:
+            return  # and no array as large as the model is made
         alone = len(cohort.records) == cohort.num_users == 1
         if not alone or not self._adds_pieces or type(self).answer is not ModelDelta.answer:
             super().add_answer(cohort, broadcast, total)

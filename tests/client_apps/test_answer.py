@@ -20,6 +20,7 @@ from flwr.clientapp import ClientApp
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.answer import add_answer, chosen_users
 from flower_privsyn.data import Users
+from flower_privsyn.embedding.company import probe_texts
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     FullParticipation,
@@ -320,7 +321,27 @@ class TestAddAnswer:
         sum_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1])
         assert calls == [30]
 
-    def test_users_whose_sum_fails_though_no_part_of_it_does_answer_zero(
+    def test_one_more_user_moves_the_sum_by_that_users_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where it is one too many to be added up at once."""
+        inner: Callable[..., Any] = NearestNeighborHistogram.answer
+
+        def answer(self: Query, cohort: Cohort, broadcast: Broadcast) -> Any:
+            if len(np.unique(cohort.owners)) > most:
+                raise MemoryError
+            return inner(self, cohort, broadcast)
+
+        query, broadcast = QUESTIONS[0]
+        cohort = self.cohort()
+        most = len(np.unique(cohort.owners)) - 1  # of them with records; the last one has some
+        monkeypatch.setattr(NearestNeighborHistogram, "answer", answer)
+        moved = sum_of(query, cohort, broadcast) - sum_of(
+            query, cohort.select(np.arange(30) < 29), broadcast
+        )
+        assert 0 < np.linalg.norm(moved) <= query.clip_norm
+
+    def test_users_who_fail_together_and_not_alone_are_added_one_by_one(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         inner: Callable[..., Any] = NearestNeighborHistogram.answer
@@ -330,10 +351,12 @@ class TestAddAnswer:
                 raise MemoryError
             return inner(self, cohort, broadcast)
 
+        whole = sum_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1])
         monkeypatch.setattr(NearestNeighborHistogram, "answer", answer)
         with quarantine.counting() as tally:
-            assert not sum_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1]).any()
-        assert len(tally.users) == 30
+            found = sum_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1])
+        np.testing.assert_array_equal(found, whole)
+        assert not tally
 
 
 class TestErrorsTellNothing:
@@ -365,11 +388,41 @@ class TestErrorsTellNothing:
                 assert reply.error.code == wire.ClientErrorCode.INTERNAL
 
     def test_of_a_model_that_embeds_nothing(self, tmp_path: Path) -> None:
-        for written in self.WRITTEN:
+        class Later(HashEmbedder):
+            """Passes the questions about company, and fails on all else."""
+
+            def embed(self, texts: Sequence[str], **options: Any) -> Any:
+                if not set(texts) <= set(probe_texts()):
+                    raise OSError("the accelerator is gone")
+                return super().embed(texts, **options)
+
+        for number, written in enumerate(self.WRITTEN):
             users = Users.from_rows(written)
             app = create_client_app(
                 lambda context, users=users: users,
-                embedder=lambda name, precision: Broken(),
-                cache_directory=tmp_path,
+                embedder=lambda name, precision: Later(),
+                cache_directory=tmp_path / str(number),
             )
             assert prepare(app, where()).error.code == wire.ClientErrorCode.INTERNAL
+
+    def test_of_a_query_that_ends_the_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        inner: Callable[..., Any] = NearestNeighborHistogram.answer
+
+        def answer(self: Query, cohort: Cohort, broadcast: Broadcast) -> Any:
+            if len(cohort.records) > 1:  # what is public is one record
+                raise SystemExit
+            return inner(self, cohort, broadcast)
+
+        monkeypatch.setattr(NearestNeighborHistogram, "answer", answer)
+        answered = []
+        for number, written in enumerate(self.WRITTEN):
+            users = Users.from_rows(written)
+            app = create_client_app(
+                lambda context, users=users: users,
+                embedder=delicate,
+                cache_directory=tmp_path / str(number),
+            )
+            answered.append(not ask(app, *QUESTIONS[0], where()).has_error())
+        assert answered == [True] * 3

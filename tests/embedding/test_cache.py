@@ -307,6 +307,20 @@ def test_a_model_that_fails_fails_whether_or_not_there_is_a_text(texts: list[str
         cached_embed(Broken(), texts, None)
 
 
+def test_a_cache_that_cannot_be_read_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where there is no text nothing is read: an error would say that there is."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise DataError("the disk is gone.")
+
+    monkeypatch.setattr(EmbeddingCache, "get_many", broken)
+    found = cached_embed(Counting(), ["x"], EmbeddingCache(tmp_path))
+    assert (found == vectors_of(["x"])).all()
+    assert "the disk is gone. Continuing without it." in caplog.text
+
+
 def test_no_texts_and_no_cache(tmp_path: Path) -> None:
     assert cached_embed(Counting(), [], EmbeddingCache(tmp_path)).shape == (0, 16)
     assert (cached_embed(Counting(), ["x", "x"], None) == vectors_of(["x", "x"])).all()

@@ -164,6 +164,15 @@ class TestRequests:
         with pytest.raises(wire.WireError):
             wire.unpack_ask(message(content), NearestNeighborHistogram)
 
+    def test_a_name_that_is_read_before_the_question_is_printable(self) -> None:
+        """It stands in the node's log where nobody knows the question."""
+        sent = ask()
+        content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
+        assert wire.query_name(message(content)) == "nearest_neighbor_histogram"
+        content.config_records["privsyn.request"]["query"] = "x\nINFO: nothing is refused"
+        with pytest.raises(wire.WireError, match="not printable"):
+            wire.query_name(message(content))
+
     def test_a_request_without_its_parts_is_refused(self) -> None:
         with pytest.raises(wire.WireError, match=r"lacks privsyn\.request"):
             wire.unpack_prepare(message(RecordDict(), wire.PREPARE))
