@@ -263,6 +263,7 @@ class TestTheQuery:
             ({"num_features": 7}, "num-features must be an even whole number"),
             ({"num_features": 0}, "num-features"),
             ({"num_features": 8.0}, "num-features"),
+            ({"num_features": 2**16 + 2}, "num-features"),
             ({"bandwidth": 0.0}, "bandwidth"),
             ({"bandwidth": float("nan")}, "bandwidth"),
             ({"bandwidth": "1"}, "bandwidth"),

@@ -251,6 +251,18 @@ class TestUpdate:
         assert len(long) == 256
         assert model.tokenizer.decode(short[1:]) == "one river"
 
+    def test_a_token_that_the_model_has_no_row_for_is_left_out(self, llama: Path) -> None:
+        """On a GPU one user's would end the training of all."""
+        model = LocalModel(TrainableModel(name=str(llama)))
+        whole, other = model.encode(["one river", "one <added> river"])
+        model.tokenizer.add_tokens(["<added>"])
+        rows = model._known
+        assert len(model.tokenizer) > rows
+        assert model.encode(["one river"]) == [whole]
+        assert max(other) < rows
+        (found,) = model.encode(["one <added> river"])
+        assert max(found) < rows
+
 
 class TestWhatIsTrained:
     def test_adapters(self, llama: Path, texts: list[str]) -> None:
