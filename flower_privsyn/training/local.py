@@ -231,11 +231,6 @@ class LocalModel:
                 parameter.copy_(values[first:last].view(parameter.shape))
                 first = last
 
-    @functools.cached_property
-    def _known(self) -> int:
-        """How many tokens it can read."""
-        return int(base_model(self._model).get_input_embeddings().weight.shape[0])
-
     @property
     def predicted(self) -> int:
         """How many tokens its output has a number for; as many as there are, or more."""
@@ -278,13 +273,9 @@ class LocalModel:
             return_token_type_ids=False,
             verbose=False,
         )["input_ids"]
-        # A token that was added to the tokenizer and not to the model has no row there. On a GPU
-        # one user's would be the end of everybody's training.
-        known = self._known
-        return [
-            [*self._begin, *(token for token in row if token < known)][: self._positions]
-            for row in rows
-        ]
+        # A token that only the tokenizer knows has no row; on a GPU it would end all training.
+        known = len(base_model(self._model).get_input_embeddings().weight)
+        return [[*self._begin, *(t for t in row if t < known)][: self._positions] for row in rows]
 
     def after_condition(self, condition: Sequence[int], sample: Sequence[int]) -> list[int]:
         """A sample as it stands after a condition, and before the token that ends a text.

@@ -256,7 +256,7 @@ class TestUpdate:
         model = LocalModel(TrainableModel(name=str(llama)))
         whole, other = model.encode(["one river", "one <added> river"])
         model.tokenizer.add_tokens(["<added>"])
-        rows = model._known
+        rows = len(model._model.get_input_embeddings().weight)
         assert len(model.tokenizer) > rows
         assert model.encode(["one river"]) == [whole]
         assert max(other) < rows
