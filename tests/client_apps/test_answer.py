@@ -95,9 +95,13 @@ def where(**node: Any) -> Context:
     return Context(run_id=1, node_id=5, node_config=node, state=RecordDict(), run_config={})
 
 
-def app_of(bad: list[object], cache: Path, embedder: Any = delicate) -> ClientApp:
-    users = Users.from_rows(rows(bad))
+def app_for(written: list[tuple[str, object]], cache: Path, embedder: Any = delicate) -> ClientApp:
+    users = Users.from_rows(written)
     return create_client_app(lambda context: users, embedder=embedder, cache_directory=cache)
+
+
+def app_of(bad: list[object], cache: Path, embedder: Any = delicate) -> ClientApp:
+    return app_for(rows(bad), cache, embedder)
 
 
 def prepare(app: ClientApp, context: Context, **changes: Any) -> Message:
@@ -377,12 +381,7 @@ class TestErrorsTellNothing:
 
         monkeypatch.setattr(NearestNeighborHistogram, "answer", answer)
         for number, written in enumerate(self.WRITTEN):
-            users = Users.from_rows(written)
-            app = create_client_app(
-                lambda context, users=users: users,
-                embedder=delicate,
-                cache_directory=tmp_path / str(number),
-            )
+            app = app_for(written, tmp_path / str(number))
             for sampling in (FullParticipation(), PoissonSampling(2.0**-60)):
                 reply = ask(app, *QUESTIONS[0], where(), sampling=sampling)
                 assert reply.error.code == wire.ClientErrorCode.INTERNAL
@@ -397,12 +396,7 @@ class TestErrorsTellNothing:
                 return super().embed(texts, **options)
 
         for number, written in enumerate(self.WRITTEN):
-            users = Users.from_rows(written)
-            app = create_client_app(
-                lambda context, users=users: users,
-                embedder=lambda name, precision: Later(),
-                cache_directory=tmp_path / str(number),
-            )
+            app = app_for(written, tmp_path / str(number), lambda name, precision: Later())
             assert prepare(app, where()).error.code == wire.ClientErrorCode.INTERNAL
 
     def test_of_a_query_that_ends_the_process(
@@ -418,11 +412,6 @@ class TestErrorsTellNothing:
         monkeypatch.setattr(NearestNeighborHistogram, "answer", answer)
         answered = []
         for number, written in enumerate(self.WRITTEN):
-            users = Users.from_rows(written)
-            app = create_client_app(
-                lambda context, users=users: users,
-                embedder=delicate,
-                cache_directory=tmp_path / str(number),
-            )
+            app = app_for(written, tmp_path / str(number))
             answered.append(not ask(app, *QUESTIONS[0], where()).has_error())
         assert answered == [True] * 3
