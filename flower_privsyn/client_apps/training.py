@@ -275,9 +275,7 @@ class _Tokens:
         """Public text, after a condition where there are any."""
         if not conditions:
             return _Rows(self.source.probe)
-        after = self.source.model.after_condition
-        rows = [after(conditions[0], row) for row in self.source.probe]
-        return _Rows(rows, [len(conditions[0])] * len(rows))
+        return self._after([conditions[0]] * len(self.source.probe), self.source.probe)
 
     def _rows(self, user: int, ask: wire.Ask, conditions: Sequence[list[int]]) -> _Rows:
         """What a user trains on: their samples, after the conditions of their topics if any."""
@@ -285,7 +283,10 @@ class _Tokens:
         if self.embeddings is None:
             return _Rows(samples)
         topics = nearest_candidates(self.embeddings[user], ask.broadcast["centres"])
-        before = [conditions[topic] for topic in topics.tolist()]
+        return self._after([conditions[topic] for topic in topics.tolist()], samples)
+
+    def _after(self, before: Sequence[list[int]], samples: Sequence[list[int]]) -> _Rows:
+        """Each sample after its own condition."""
         after = self.source.model.after_condition
         return _Rows(
             [after(row, own) for row, own in zip(before, samples, strict=True)],

@@ -126,12 +126,11 @@ class KernelMean(Query):
 
     def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Mean features of each user, (num_users, D')."""
-        width = self.answer_length(broadcast)
         return user_means(
             cohort,
             lambda records: features(records, query=self),
-            width=width,
-            block_records=max(1, min(1024, _BLOCK_NUMBERS // width)),
+            width=self.answer_length(broadcast),
+            block_numbers=_BLOCK_NUMBERS,
         )
 
 

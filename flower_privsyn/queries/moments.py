@@ -188,12 +188,11 @@ class Moments(Query):
 
     def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """The vectors of all users, (num_users, answer_length)."""
-        width = self.answer_length(broadcast)
         means = user_means(
             cohort,
             lambda records: self._vectors(records, broadcast),
-            width=width,
-            block_records=max(1, min(1024, _BLOCK_NUMBERS // width)),
+            width=self.answer_length(broadcast),
+            block_numbers=_BLOCK_NUMBERS,
         )
         if self.unit == "record":
             means *= np.bincount(cohort.owners, minlength=cohort.num_users)[:, None]

@@ -20,7 +20,7 @@ def user_means(
     transform: Callable[[Float32Array], npt.NDArray[Any]],
     *,
     width: int,
-    block_records: int | None = None,
+    block_numbers: int | None = None,
 ) -> Float64Array:
     """Mean of `transform` over each user's records; zero for a user without records.
 
@@ -28,15 +28,18 @@ def user_means(
         cohort: the users.
         transform: maps (k, d) float32 records to (k, width) rows, row by row.
         width: of the transformed rows.
-        block_records: records transformed at a time, where the rows are wide; it must follow from
-            `width` alone. None for 1,024.
+        block_numbers: most numbers of the rows that are made at a time, where they are wide, but
+            for one row. None for 1,024 rows, which are the most in any case.
 
     Returns:
         (num_users, width) float64: each user's records added up one after another, so that a
         user's mean has the same bits whoever else is in the cohort.
     """
     means = np.zeros((cohort.num_users, width), dtype=np.float64)
-    for start, stop in _blocks(cohort.owners, block_records or _BLOCK_RECORDS):
+    most = _BLOCK_RECORDS
+    if block_numbers is not None:
+        most = max(1, min(most, block_numbers // width))
+    for start, stop in _blocks(cohort.owners, most):
         owners = cohort.owners[start:stop]
         rows = transform(cohort.records[start:stop])
         rows = rows.astype(np.float64, copy=False)

@@ -267,12 +267,12 @@ class TestCopiedKeys:
         roster = server.roster
         context = context_of(roster, range(1, 5), QUESTION, len(protocol.values[2]))
 
-        def secret(of: int, shares: Mapping[int, bytes]) -> bytes:
+        def secret(shares: Mapping[int, bytes]) -> bytes:
             points = {roster.point(name): share for name, share in shares.items()}
             return shamir.combine(points, threshold=roster.graph.threshold)
 
-        seed = secret(2, {name: found[name].seeds[2] for name in (1, 3)})
-        key = secret(4, {name: found[name].mask_keys[4] for name in (1, 2, 3)})
+        seed = secret({name: found[name].seeds[2] for name in (1, 3)})
+        key = secret({name: found[name].mask_keys[4] for name in (1, 2, 3)})
         left = protocol.masked[2].copy()
         add_mask(left, derive(seed, "self", context), subtract=True)
         pair = Agreement(key).key(roster.cards[2].mask_key, "pair", pair_context(context, 2, 4))
