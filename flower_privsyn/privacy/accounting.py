@@ -140,7 +140,7 @@ class Accountant(ABC):
                 bound for a release.
         """
         delta = check_number("delta", delta, gt=0, lt=1)
-        return max(self._epsilon_of_one(world, delta) for world in of_one_user(releases))
+        return self._epsilon_of_one(of_one_user(releases), delta)
 
     def _epsilon_of_one(self, releases: Releases, delta: float) -> float:
         """The epsilon of somebody who may be asked in all of these."""
@@ -168,7 +168,7 @@ class Accountant(ABC):
             ConfigError: As for `epsilon`.
         """
         epsilon = check_number("epsilon", epsilon, ge=0)
-        return max(self._delta_of_one(world, epsilon) for world in of_one_user(releases))
+        return self._delta_of_one(of_one_user(releases), epsilon)
 
     def _delta_of_one(self, releases: Releases, epsilon: float) -> float:
         """The delta of somebody who may be asked in all of these."""
@@ -388,30 +388,35 @@ def rough_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") 
 _accountant = accountant
 
 
-def of_one_user(releases: Releases) -> list[Counter[Release]]:
-    """What each user may be asked in, for all kinds of users: who is in one group is in no other.
+def of_one_user(releases: Releases) -> Counter[Release]:
+    """What the user who pays most may be asked in: of every deal the group that costs most.
 
-    Groups of one deal are disjoint. Those of two deals may have everybody in common.
+    Groups of one deal are disjoint. Those of two deals may have everybody in common, so the costs
+    of the deals add up. Releases of a group are unsampled Gaussians, which compose to one of
+    1 / z^2 = sum 1 / z_i^2: of two groups of a deal one costs at least as much as the other beside
+    whatever else there is, and no combination of groups has to be tried.
     """
-    counted = list(_counted(releases))
-    kinds: list[list[tuple[Release, int]]] = [
-        [one for one in counted if one[0].sampling.group is None]
-    ]
-    deals = sorted({r.sampling.group[:2] for r, _ in counted if r.sampling.group is not None})
-    for deal in deals:
-        of_deal: dict[int, list[tuple[Release, int]]] = {}
-        for release, count in counted:
-            group = release.sampling.group
-            if group is not None and group[:2] == deal:
-                of_deal.setdefault(group[2], []).append((release, count))
-        kinds = [[*kind, *own] for kind in kinds for own in of_deal.values()]
-    worlds: list[Counter[Release]] = []
-    for kind in kinds:
-        world = Counter[Release]()
-        for release, count in kind:
+    world = Counter[Release]()
+    of_deals: dict[tuple[str, int], dict[int, Counter[Release]]] = {}
+    for release, count in _counted(releases):
+        group = release.sampling.group
+        if group is None:
             world[release] += count
-        worlds.append(world)
-    return worlds
+        else:
+            own = of_deals.setdefault(group[:2], {}).setdefault(group[2], Counter())
+            own[release] += count
+    for of_groups in of_deals.values():
+        world.update(max(of_groups.values(), key=_gaussian_cost))
+    return world
+
+
+def _gaussian_cost(releases: Counter[Release]) -> float:
+    """The sum of 1 / z^2."""
+    return sum(
+        count / release.noise_multiplier**2 if release.noise_multiplier else math.inf
+        for release, count in releases.items()
+        if count
+    )
 
 
 def _with_known_cohort(release: Release) -> Release:

@@ -264,12 +264,9 @@ def announcement(
     least = min(release.noise_multiplier for release in told)
     # Gaussian releases of unequal noise cost as much as this many of the least noise; of disjoint
     # groups those of the one that pays most.
-    equal = max(
-        sum(
-            count * (least / release.noise_multiplier) ** 2 if least else count
-            for release, count in own.items()
-        )
-        for own in of_one_user(left)
+    equal = sum(
+        count * (least / release.noise_multiplier) ** 2 if least else count
+        for release, count in of_one_user(left).items()
     )
     asked: Sampling = FullParticipation()
     if len(left) == 1 and (sampling := next(iter(left)).sampling).group is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     Phase,
     Plan,
+    PoissonSampling,
     PrivacyLedger,
     Release,
     participation_of,
@@ -396,6 +398,44 @@ class TestGroups:
         assert release_epsilon(releases_of_two_deals, delta=DELTA) == cost(None, None)
         with pytest.raises(ConfigError, match='"replace-one": who takes a user'):
             cost(0, relation=NeighboringRelation.REPLACE_ONE)
+
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    def test_whoever_is_asked_most_in_every_deal_is_who_counts(self, accountant: str) -> None:
+        multipliers = (((6.0, 6.0), (4.0,)), ((3.0,), (9.0, 5.0, 5.0), ()), ((7.0,), (8.0,)))
+        coins = Release(noise_multiplier=2.0, sampling=PoissonSampling(0.1))
+        found = Counter({coins: 3})
+        for deal, groups in enumerate(multipliers):
+            for turn, of_group in enumerate(groups):
+                sampling = GroupSampling(groups=len(groups), turn=turn, salt=f"{deal:032x}")
+                found.update(Release(noise_multiplier=z, sampling=sampling) for z in of_group)
+
+        def cost(found: Counter[Release]) -> float:
+            return release_epsilon(found, delta=DELTA, accountant=accountant)
+
+        users = itertools.product(*multipliers)  # one of each combination of groups
+        most = max(
+            cost(
+                Counter({coins: 3})
+                + Counter(
+                    Release(noise_multiplier=z, sampling=FullParticipation())
+                    for z in itertools.chain(*of_user)
+                )
+            )
+            for of_user in users
+        )
+        assert cost(found) == pytest.approx(most, rel=1e-9)
+
+    def test_of_many_deals_are_counted_without_trying_all_combinations(self) -> None:
+        found = Counter(
+            Release(
+                noise_multiplier=30.0,
+                sampling=GroupSampling(groups=4, turn=turn, salt=f"{deal:032x}"),
+            )
+            for deal in range(200)
+            for turn in range(4)
+        )
+        asked = Release(noise_multiplier=30.0, sampling=FullParticipation())
+        assert release_epsilon(found, delta=DELTA) == release_epsilon({asked: 200}, delta=DELTA)
 
 
 class TestPlan:
