@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +33,7 @@ from flower_privsyn.privacy import (
     SecureRandom,
 )
 from flower_privsyn.privacy.grid import from_grid
+from flower_privsyn.private_path import flower_loop
 from flower_privsyn.private_path.aggregation import Aggregation, Central, Expected, Secure
 from flower_privsyn.private_path.asked import (
     AskedRound,
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 logger = logging.getLogger("flwr.privsyn")
-
 
 #: The memory of correlated noise, in the run directory while there are rounds to come. Secret: with
 #: the releases it gives sums away.
@@ -146,7 +146,7 @@ class PrivateSumStrategy(Strategy):
         timeout: float | None = None,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: flower_loop.Evaluate | None = None,
     ) -> Result:
         """Run the method from the first round, or from where an earlier run stopped.
 
@@ -157,11 +157,16 @@ class PrivateSumStrategy(Strategy):
             timeout: seconds per round; default `config.round_timeout`.
             train_config: must be None.
             evaluate_config: must be None: no evaluate phase is sent.
-            evaluate_fn: called by Flower with (round, broadcast) before the first round and
-                after each one.
+            evaluate_fn: called by Flower with (round, arrays): with 0 and what round 1 is asked of,
+                then after every round with what the next one is asked of. Where the nodes train,
+                that is the model so far, after the last round as well. A run that goes on begins
+                with the number of rounds that are over; there is no call for rounds after an early
+                end.
 
         Returns:
-            Flower's Result; `train_metrics_clientapp` holds the counts of each round.
+            Flower's Result, by the run's own rounds: in `train_metrics_clientapp` the counts of
+            this call's, in `arrays` what `evaluate_fn` gets last. What was made of it all is in the
+            run directory, `self.run.path`.
 
         Raises:
             PrivsynError: a setting, a file, the federation or the budget is at fault. The run
@@ -345,14 +350,8 @@ class PrivateSumStrategy(Strategy):
         rounds.settle()
         federation.attendance.check(consequence=self._after_silence(asked))
         return (
-            None if self._next is None else broadcast_of(self._next, self.config),
-            MetricRecord(
-                {
-                    key: value
-                    for key, value in metrics.items()
-                    if isinstance(value, int | float) and not isinstance(value, bool)
-                }
-            ),
+            flower_loop.arrays_after(asked.question, self._next, self.method, self.config),
+            flower_loop.numbers_of(metrics),
         )
 
     def configure_evaluate(
@@ -526,7 +525,7 @@ class PrivateSumStrategy(Strategy):
         *,
         resume: bool,
         timeout: float,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+        evaluate_fn: flower_loop.Evaluate | None,
     ) -> Result:
         """Ask every round that is left, in Flower's own loop."""
         rounds, federation = need(self._rounds), self._federation
@@ -536,19 +535,21 @@ class PrivateSumStrategy(Strategy):
         else:
             with self._timed("begin"):
                 following = rounds.begin()
-        self._behind, self._next = following.behind, following.question
+        behind = self._behind = following.behind
+        self._next = following.question
+        evaluate = evaluate_fn and flower_loop.evaluated_by(evaluate_fn, behind, self._last_asked)
         result = Result()
         if self._next is not None:
             result = super().start(
                 need(self._grid),
                 initial_arrays=broadcast_of(self._next, self.config),
-                num_rounds=self.config.num_rounds - self._behind,
+                num_rounds=self.config.num_rounds - behind,
                 timeout=timeout,
-                evaluate_fn=evaluate_fn,
+                evaluate_fn=evaluate,
             )
         self._forget_noise()
         rounds.refuse_to_end_empty_handed(ledger, go_on=self._go_on)
-        return result
+        return flower_loop.renumbered(result, behind)
 
     @contextlib.contextmanager
     def _timed(self, event: str) -> Iterator[None]:
@@ -561,6 +562,9 @@ class PrivateSumStrategy(Strategy):
         """What rounds that too few answered have cost, and how the run goes on."""
         makes_up = self.plan.at(asked.number).makes_up
         return asked.consequence_of_silence(makes_up=makes_up, go_on=self._go_on)
+
+    def _last_asked(self) -> int:
+        return self._asked.number if self._asked else 0
 
     @property
     def _go_on(self) -> str:

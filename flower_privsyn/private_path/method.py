@@ -188,6 +188,14 @@ class Method(ABC):
     def carry_over(self, round_number: int) -> None:
         """Keep what a round asked whose release was lost, so that the next one can ask it."""
 
+    def closing(self) -> Broadcast | None:
+        """What a round after the last would be asked of; None where that is made of nothing more.
+
+        For `evaluate_fn` and the arrays of Flower's `Result`, where the next question would say
+        what the last release has changed, as the parameters of a trained model.
+        """
+        return None
+
     def take_back(self, round_number: int) -> None:
         """Undo what `carry_over` did for a round that is asked again after all.
 

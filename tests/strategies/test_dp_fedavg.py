@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message, MetricRecord
 from safetensors.numpy import load_file
 
 from flower_privsyn.client_apps import create_client_app
@@ -447,6 +447,41 @@ class TestResume:
             prepare(strategy)
         strategy.start(training_nodes(people, tamper=tamper))
         return strategy
+
+    def test_flower_is_shown_the_model_of_every_round_by_the_runs_own_numbers(
+        self, config: Builder, people: Users
+    ) -> None:
+        seen: dict[int, np.ndarray] = {}
+
+        def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+            seen[number] = arrays["parameters"].numpy()
+            if number == 2 and not resumed:
+                raise Killed
+            return MetricRecord({"number": number})
+
+        resumed = False
+        with pytest.raises(Killed):
+            DPFedAvg(config(num_rounds=3, checkpoints="all")).start(
+                training_nodes(people), evaluate_fn=evaluate
+            )
+        assert list(seen) == [0, 1, 2]
+        before, resumed = dict(seen), True
+        seen.clear()
+        strategy = DPFedAvg(config(num_rounds=3, checkpoints="all", resume=True))
+        result = strategy.start(training_nodes(people), evaluate_fn=evaluate)
+        assert list(seen) == [2, 3]
+        assert np.array_equal(seen[2], before[2])
+        assert list(result.train_metrics_clientapp) == [3]
+        metrics = result.evaluate_metrics_serverapp
+        assert {number: record["number"] for number, record in metrics.items()} == {2: 2, 3: 3}
+        assert np.array_equal(result.arrays["parameters"].numpy(), seen[3])
+        for number, parameters in {**before, **seen}.items():
+            stored = load_file(strategy.run.round_path(number) / "model.safetensors")
+            model = strategy.method.model
+            assert np.array_equal(
+                parameters, np.concatenate([stored[name].ravel() for name in model.shapes])
+            )
+        assert not np.array_equal(seen[3], seen[2])
 
     @pytest.mark.parametrize("place", ["before the state", "after the state"])
     def test_killed_in_the_servers_step_it_ends_as_if_it_had_not_been(

@@ -181,8 +181,10 @@ class TestPatience:
         }
         grid = federation()
         strategy = popri(config(**values), trainer=learning_nothing)
-        strategy.start(grid)
+        seen: list[int] = []
+        strategy.start(grid, evaluate_fn=lambda number, _: seen.append(number))
         charged = releases(tmp_path / "run")
+        assert seen == list(range(len(charged) + 1))
         assert 3 <= len(charged) < 20
         assert charged[-1]["epsilon_release"] < 4.5
         assert strategy.run.status == "finished"

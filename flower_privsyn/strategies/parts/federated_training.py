@@ -39,7 +39,7 @@ from flower_privsyn.private_path.method import (
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
-from flower_privsyn.queries import ModelDelta, Query, TrainableModel
+from flower_privsyn.queries import Broadcast, ModelDelta, Query, TrainableModel
 from flower_privsyn.queries.model_delta import ClipNorm, LearningRate, LocalPrecision, Trainable
 from flower_privsyn.runs.rounds import TRAINED_MODEL, RoundFiles
 from flower_privsyn.strategies.parts.noise_alone import LONGEST, noise_alone
@@ -478,6 +478,10 @@ class FederatedTraining(Method):
         """A lost round changes nothing; what was before it stays, as it may be asked again."""
         self._write(self.next_start(self._read(round_number - 1), round_number), round_number)
 
+    def closing(self) -> Broadcast:
+        """The parameters after the last round, and what is not trained, if it moved."""
+        return {"parameters": self._last_state().parameters, **self.beside(self.config.num_rounds)}
+
     def _question(self, state: ServerState, number: int) -> Question:
         query = self.config.question(state.clip_norm)
         return Question(query, {"parameters": state.parameters, **self.beside(number)})
@@ -499,14 +503,7 @@ class FederatedTraining(Method):
 
     def finish(self) -> dict[str, Any]:
         """Write the trained model as a folder that Transformers loads."""
-        # A lost round leaves its state to the next one; a lost last round has none to leave it to.
-        state = self._read(
-            max(
-                n
-                for n in self.run.finished_rounds()
-                if RoundFiles(self.run.round_path(n)).model.exists()
-            )
-        )
+        state = self._last_state()
         model, parameters = self.trained(state)
         (self.run.path / "models").mkdir(exist_ok=True)
         return {
@@ -553,6 +550,16 @@ class FederatedTraining(Method):
         }
         with replacing(files.server_state) as temporary:
             save_file(rest, temporary)
+
+    def _last_state(self) -> ServerState:
+        # A lost round leaves its state to the next one; a lost last round has none to leave it to.
+        return self._read(
+            max(
+                n
+                for n in self.run.finished_rounds()
+                if RoundFiles(self.run.round_path(n)).model.exists()
+            )
+        )
 
     def _read(self, number: int) -> ServerState:
         from safetensors.numpy import load_file

@@ -1,0 +1,84 @@
+"""What a user of Flower gives its loop and gets of it, by the numbers of the run's own rounds.
+
+A run that goes on has rounds behind it that Flower's loop knows nothing of, and one that ends early
+has none where the loop goes on counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Result
+
+from flower_privsyn.private_path.method import Method, Question
+from flower_privsyn.private_path.outline import broadcast_of
+from flower_privsyn.private_path.settings import PrivateSumConfig
+
+#: From the number of a round and its arrays to metrics, as Flower has it.
+Evaluate: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+def evaluated_by(evaluate: Evaluate, behind: int, last: Callable[[], int]) -> Evaluate:
+    """The same, called with the numbers of the run's rounds, and not for rounds after its end.
+
+    Args:
+        evaluate: the user's.
+        behind: rounds that were over when the loop began.
+        last: gives the last round that was asked.
+    """
+
+    def called(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        number = behind + server_round
+        return None if number > max(behind, last()) else evaluate(number, arrays)
+
+    return called
+
+
+def renumbered(result: Result, behind: int) -> Result:
+    """Flower's result by the numbers of the run's rounds.
+
+    Args:
+        result: changed in place.
+        behind: rounds that were over when the loop began.
+    """
+    for by_round in (result.train_metrics_clientapp, result.evaluate_metrics_serverapp):
+        moved = {behind + number: record for number, record in by_round.items()}
+        by_round.clear()
+        by_round.update(moved)
+    return result
+
+
+def arrays_after(
+    asked: Question, following: Question | None, method: Method, settings: PrivateSumConfig
+) -> ArrayRecord | None:
+    """What the next round is asked of; after the last one what the method closes with.
+
+    Args:
+        asked: in the round that is over.
+        following: the next question; None after the last.
+        method: of the run.
+        settings: of the run.
+
+    Returns:
+        None where the last round was asked of the same.
+    """
+    if following is None:
+        closing = method.closing()
+        if closing is None:
+            return None
+        following = replace(asked, broadcast=closing)
+    return broadcast_of(following, settings)
+
+
+def numbers_of(metrics: Mapping[str, Any]) -> MetricRecord:
+    """What of a round's line is a number, as Flower keeps it."""
+    return MetricRecord(
+        {
+            key: value
+            for key, value in metrics.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+    )
