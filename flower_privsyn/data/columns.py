@@ -69,13 +69,16 @@ class Columns:
     ) -> None:
         self.texts = tuple(name.strip() for name in text.split(","))
         self.labels = tuple(name.strip() for name in label.split(",")) if label else ()
-        named = (("client-column", (client,)), ("text-column", self.texts))
-        for key, values in (*named, ("label-column", self.labels)):
+        for key, values, given in (
+            ("client-column", (client,), client),
+            ("text-column", self.texts, text),
+            ("label-column", self.labels, label),
+        ):
             if not all(values):
                 raise ConfigError(
                     f"{key} must be the name of a column, got an empty string."
                     if len(values) == 1
-                    else f"{key} must be names of columns with commas between them, got {text!r}."
+                    else f"{key} must be names of columns with commas between them, got {given!r}."
                 )
         if len(set(self.texts)) < len(self.texts):
             raise ConfigError(f"text-column names a column twice, got {text!r}.")

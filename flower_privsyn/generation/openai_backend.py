@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -115,6 +114,7 @@ class OpenAIGenerator:
         self._extra_parameters = dict(extra_parameters or {})
         self._loaded: set[str] = set()
         self._lock = threading.Lock()
+        self._thread = threading.local()  # `over`: set once nobody waits for its answer
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
@@ -237,20 +237,23 @@ class OpenAIGenerator:
         """Make one request for every prompt, many at once, each with a seed of its own."""
         seeds = streams.text_seeds(seed, prompts)
         results: dict[int, T] = {}
-        with ThreadPoolExecutor(self._max_concurrency) as pool:
+        over = threading.Event()
+        pool = ThreadPoolExecutor(
+            self._max_concurrency, initializer=setattr, initargs=(self._thread, "over", over)
+        )
+        try:
             futures = {
                 pool.submit(request, prompt, own): index
                 for index, (prompt, own) in enumerate(zip(prompts, seeds, strict=True))
             }
-            try:
-                for future in as_completed(futures):
-                    results[futures[future]] = future.result()
-                    if progress is not None:
-                        progress(finished)
-            except BaseException:
-                # Nothing that has not begun is worth beginning.
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+            for future in as_completed(futures):
+                results[futures[future]] = future.result()
+                if progress is not None:
+                    progress(finished)
+        finally:
+            # After an error nothing that has not begun is worth beginning, nor trying once more.
+            over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
         return [results[index] for index in range(len(prompts))]
 
     def _body(
@@ -358,7 +361,7 @@ class OpenAIGenerator:
         """Send a request, again where that may help; returns 2xx and the given refusals."""
         import httpx
 
-        failure = ""
+        failure, over = "", getattr(self._thread, "over", threading.Event())
         for attempt in range(self._max_retries + 1):
             wait = min(self._backoff * 2**attempt, _MAX_WAIT_SECONDS)
             try:
@@ -379,8 +382,8 @@ class OpenAIGenerator:
                     )
                 failure = f"answered {path} with status {status}: {self._message(response)}"
                 wait = max(wait, _retry_after(response))
-            if attempt < self._max_retries:
-                time.sleep(wait)
+            if attempt < self._max_retries and _over_after(wait, over):
+                break
         times = "once" if self._max_retries == 0 else f"{self._max_retries + 1} times"
         raise GenerationError(f"server {self._base_url} {failure} (tried {times})")
 
@@ -406,6 +409,10 @@ class OpenAIGenerator:
         # Cut last: half a key would not be known for one.
         text = self._hide(_words(response))[:_MAX_MESSAGE_LETTERS]
         return text or "no reason given"
+
+
+def _over_after(seconds: float, over: threading.Event) -> bool:
+    return over.wait(seconds)
 
 
 def _words(response: httpx.Response) -> str:

@@ -410,7 +410,7 @@ def of_one_user(releases: Releases) -> Counter[Release]:
     return world
 
 
-def _gaussian_cost(releases: Counter[Release]) -> float:
+def _gaussian_cost(releases: Mapping[Release, int]) -> float:
     """The sum of 1 / z^2."""
     return sum(
         count / release.noise_multiplier**2 if release.noise_multiplier else math.inf

@@ -149,6 +149,8 @@ def _closed_form(
     multiplier = doubled * math.sqrt(rounds) * dp_accounting.get_sigma_gaussian(epsilon, delta)
     if multiplier > _HIGHEST:
         raise _too_strict(epsilon)
+    if multiplier < _LOWEST:
+        raise _too_loose(epsilon)
     # The two library functions are inverse up to their tolerance; stay on the safe side of it.
     step = 1e-12
     while spent(multiplier) > epsilon:
@@ -166,10 +168,7 @@ def _bracket(
         while spent(low := high / 2.0) <= epsilon:
             high = low
             if high < _LOWEST:
-                raise ConfigError(
-                    f"epsilon {epsilon:g} is kept with a noise multiplier below {_LOWEST:g}, which "
-                    "is no privacy; choose a smaller epsilon or a smaller delta."
-                )
+                raise _too_loose(epsilon)
         return low, high
     low = start
     while spent(high := low * 2.0) > epsilon:
@@ -239,6 +238,13 @@ def _too_strict(epsilon: float) -> ConfigError:
     return ConfigError(
         f"epsilon {epsilon:g} needs a noise multiplier above {_HIGHEST:g}; choose a larger epsilon "
         "or delta."
+    )
+
+
+def _too_loose(epsilon: float) -> ConfigError:
+    return ConfigError(
+        f"epsilon {epsilon:g} is kept with a noise multiplier below {_LOWEST:g}, which is no "
+        "privacy; choose a smaller epsilon or a smaller delta."
     )
 
 

@@ -133,9 +133,13 @@ def open_rounds(lines: Sequence[Mapping[str, Any]]) -> list[int]:
     Args:
         lines: of a ledger.
     """
-    ended = {line["round"] for line in lines if line.get("event") in ("release", "discarded")}
-    started = (line["round"] for line in lines if line.get("event") == "started")
-    return [number for number in started if number not in ended]
+    left: dict[int, None] = {}
+    for line in lines:
+        if line.get("event") == "started":
+            left[line["round"]] = None
+        elif line.get("event") in ("release", "discarded"):
+            left.pop(line["round"], None)
+    return list(left)
 
 
 def damaged(path: Path, number: int, what: str) -> LedgerError:

@@ -156,9 +156,12 @@ class Meeting:
             for source in self.sources:
                 ready = self._ask_to_prepare(list(roster), source, announcement, problems, stage)
                 # Whoever cannot make one kind of records takes no part in the others, either.
-                roster = {
+                alike = {
                     node: users for node, users in ready.items() if roster[node] in (-1, users)
                 }
+                if unlike := len(ready) - len(alike):
+                    problems["other users for one kind of question than for another"] += unlike
+                roster = alike
         users = sum(roster.values())
         told = "; ".join(f"{count} x {text}" for text, count in problems.most_common())
         if problems:
@@ -173,11 +176,15 @@ class Meeting:
                 "num-users to the number of users that is enough to go ahead without them; "
                 f"{self.nothing_spent}"
             )
-        planned = max(settings.num_users, settings.min_users or 0, 1)
+        planned, key = max(
+            (settings.num_users, "num-users"),
+            (settings.min_users or 0, "min-users"),
+            (1, "at least"),
+        )
         if users < planned:
             raise FederationError(
                 f"{users} users are ready on {len(roster)} of {len(nodes)} nodes, {planned} were "
-                f"planned (num-users){because}; {self.nothing_spent}"
+                f"planned ({key}){because}; {self.nothing_spent}"
             )
         return Roster(users=roster)
 

@@ -84,7 +84,7 @@ class PrivateEvolutionConfig(EvolutionConfig):
     sketch_model: SketchModel = SKETCH_MODEL
     prompt: Annotated[str, "the expansion prompt, a bundled name or a JSON file."] = "pre-text"
     expand_samples: Annotated[
-        NonNegativeInt, "synthetic texts to write; 0 writes the survivors themselves."
+        NonNegativeInt, 'synthetic texts to write; 0 with `output = "survivors"` alone.'
     ] = 2000
     survivors_of: Annotated[
         Literal["all", "fred"],

@@ -131,6 +131,8 @@ class TestSources:
         assert load_users(path, label_column="kind").labels == ["x"]
         with pytest.raises(ConfigError, match="label-column names a column twice"):
             load_users(path, label_column="kind,kind")
+        with pytest.raises(ConfigError, match="^label-column must be names .* got 'kind,,label'"):
+            load_users(path, label_column="kind,,label")
 
 
 def everyone() -> Users:

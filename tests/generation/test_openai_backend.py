@@ -148,7 +148,10 @@ def test_the_server_may_ask_for_patience(
     server: Server, generator: OpenAIGenerator, monkeypatch: pytest.MonkeyPatch
 ):
     waits: list[float] = []
-    monkeypatch.setattr("flower_privsyn.generation.openai_backend.time.sleep", waits.append)
+    monkeypatch.setattr(
+        "flower_privsyn.generation.openai_backend._over_after",
+        lambda seconds, over: waits.append(seconds),
+    )
     server.headers = {"Retry-After": "7"}
     busy = (503, {"error": "busy"})
     server.misbehave = lambda path, body, number: busy if number < 2 else None
@@ -194,6 +197,28 @@ def test_after_a_refusal_no_further_prompt_is_sent(server: Server):
     with pytest.raises(GenerationError):
         generator.generate([str(number) for number in range(500)], sampling=SAMPLING)
     assert len(server.requests) < 100
+
+
+def test_after_a_refusal_nothing_is_waited_for(server: Server):
+    """What another prompt's request would wait for, and try again, nobody reads."""
+    server.headers = {"Retry-After": "3600"}
+    waits = threading.Event()
+
+    def misbehave(path: str, body: Any, number: int) -> tuple[int, Any]:
+        if body["prompt"] == "slow":
+            waits.set()
+            return 503, {"error": "busy"}
+        assert waits.wait(60)
+        return 400, {"error": "no"}
+
+    server.misbehave = misbehave
+    generator = OpenAIGenerator(server.url, "tiny", max_concurrency=2)
+    before = set(threading.enumerate())
+    with pytest.raises(GenerationError, match="refused"):
+        generator.generate(["slow", "refused"], sampling=SAMPLING)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,8 @@ def test_a_budget_that_needs_no_noise_is_refused() -> None:
         calibrate_noise_multiplier(
             epsilon=1.0, delta=0.1, rounds=1, sampling=PoissonSampling(0.001)
         )
+    with pytest.raises(ConfigError, match="^epsilon 1e\\+07 is kept with a noise multiplier below"):
+        calibrate_noise_multiplier(epsilon=1e7, delta=1e-5, rounds=1, sampling=FullParticipation())
 
 
 @pytest.mark.parametrize(

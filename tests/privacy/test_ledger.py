@@ -36,6 +36,7 @@ from flower_privsyn.privacy import (
     Sampling,
     calibrate_noise_multiplier,
 )
+from flower_privsyn.privacy.ledger_chain import open_rounds, read_chain
 from tests.support.run_files import times_in
 
 DELTA = 3e-6
@@ -538,6 +539,17 @@ def test_an_interrupted_round_is_charged_on_opening(tmp_path: Path) -> None:
     assert (interrupted["interrupted"], interrupted["num_users"]) == (True, 77)
     assert interrupted["epsilon_release"] == pytest.approx(exact)
     assert [line["interrupted"] for line in releases_of(path)] == [False, True, False]
+
+
+def test_what_is_open_is_told_in_the_order_of_the_lines(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with create(path) as ledger:
+        run_round(ledger, 1)
+        begin(ledger, 2)
+        ledger.discard(round=2, num_users=0, reason="nobody answered")
+        assert open_rounds(read_chain(path).lines) == []
+        begin(ledger, 2)  # asked again
+        assert open_rounds(read_chain(path).lines) == [2]
 
 
 def test_an_interrupted_round_takes_one_of_the_rounds_of_the_budget(tmp_path: Path) -> None:
