@@ -58,8 +58,10 @@ EmbedderLoader = Callable[[str, str], Embedder]
 
 #: Memory of one process for users kept between messages, so that a round costs only the vote.
 _KEPT_BYTES = 4 * 2**30
+#: ClientApps of other processes whose users are kept: a process of a simulation meets one.
 _MOST_ARRIVED = 4
-"""ClientApps of other processes whose users are kept: a process of a simulation meets one."""
+#: Embedders that are kept: a server says which, run after run, and a node lives for months.
+_MOST_EMBEDDERS = 2
 _ID_BYTES = 57  # of a text object and its place in a tuple, beside its characters
 
 
@@ -139,7 +141,7 @@ class NodeUsers:
         self._cache_directory = cache_directory
         self._trainer = trainer
         self._name = uuid.uuid4().hex
-        self._embedders: dict[tuple[str, str], Embedder] = {}
+        self._embedders: OrderedDict[tuple[str, str], Embedder] = OrderedDict()
         self._kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self._records: RecordStore | None = None
         self._opened = False
@@ -344,6 +346,9 @@ class NodeUsers:
         key = (name, request.embedding_precision)
         if key not in self._embedders:
             self._embedders[key] = self._load_embedder(*key)
+            if len(self._embedders) > _MOST_EMBEDDERS:
+                self._embedders.popitem(last=False)
+        self._embedders.move_to_end(key)
         return EmbeddingSource(self._embedders[key], self.cache_directory, self._store())
 
 

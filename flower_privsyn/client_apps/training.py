@@ -15,6 +15,7 @@ import itertools
 import sys
 import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +76,10 @@ def create_training_app(
     )
 
 
+#: Models that a process keeps: a server says which, run after run, and a node lives for months.
+_MOST_MODELS: Final = 2
+
+
 class LocalTraining:
     """Trains models on this node. One copy of a model serves all users of a process.
 
@@ -84,7 +89,7 @@ class LocalTraining:
 
     def __init__(self, *, device: str | None = None) -> None:
         self._device = device
-        self._sources: dict[TrainableModel, _Updates] = {}
+        self._sources: OrderedDict[TrainableModel, _Updates] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -94,7 +99,7 @@ class LocalTraining:
     def source(
         self, model: TrainableModel, *, embeddings: EmbeddingSource | None = None
     ) -> _Updates:
-        """The model, loaded once.
+        """The model, loaded once while it is among the last that were asked for.
 
         Args:
             model: which, and what of it.
@@ -110,6 +115,9 @@ class LocalTraining:
                 name = model.name if model.name in BUNDLED_MODELS else located(model.name)
                 found = TrainableModel.from_dict({**model.to_dict(), "name": name})
                 self._sources[model] = _Updates(LocalModel(found, device=self._device))
+                if len(self._sources) > _MOST_MODELS:
+                    self._sources.popitem(last=False)
+            self._sources.move_to_end(model)
             plain = self._sources[model]
             return plain if embeddings is None else _ConditionedUpdates(plain, embeddings)
 

@@ -65,6 +65,9 @@ _SECURE_KEYS = {
 }  # fmt: skip
 
 
+#: Of the random key of a round's coins.
+SAMPLING_KEY_BYTES: Final = 32
+
 #: Bytes of broadcasts kept in a process: of the round, and of the one before while its last nodes
 #: answer. Whole models are larger, and are read anew for every node.
 _KEPT_BROADCAST_BYTES = 128 * 2**20
@@ -133,7 +136,7 @@ class Ask:
         broadcast: public arrays.
         data: how the node makes its records.
         sampling: who takes part.
-        sampling_key: fresh random key of the users' coins in this round.
+        sampling_key: 32 fresh random bytes, the key of the users' coins in this round.
         sample_count: users this node draws under fixed-size sampling; -1 otherwise.
         drawn_of: of how many users, as the node had said; of fewer each would be likelier to be
             drawn than was accounted for.
@@ -363,7 +366,7 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
             broadcast=read_broadcast(arrays),
             data=data_request(record),
             sampling=Sampling.from_dict(json.loads(str(record["sampling"]))),
-            sampling_key=bytes(record["sampling-key"]),  # type: ignore[arg-type]
+            sampling_key=_key(record["sampling-key"]),
             sample_count=int(record["sample-count"]),  # type: ignore[arg-type]
             drawn_of=int(record["drawn-of"]),  # type: ignore[arg-type]
             mechanism=mechanism_from_dict(json.loads(str(record["mechanism"]))),
@@ -378,6 +381,13 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
             raise
         raise WireError("the request cannot be read") from error
     return ask
+
+
+def _key(value: object) -> bytes:
+    """Read a sampling key; `bytes` of a number would be as many zeros."""
+    if not isinstance(value, bytes) or len(value) != SAMPLING_KEY_BYTES:
+        raise WireError(f"the request's sampling key is not of {SAMPLING_KEY_BYTES} bytes")
+    return value
 
 
 def _terms(values: Any) -> Terms:

@@ -43,7 +43,7 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
     Raises:
         ConfigError: the run is another method's, has not finished, ended early or was not started
             by `privsyn run`, or its last round was left out and could be asked again; or
-            `output` exists.
+            `output` or what is beside it for the owner exists.
     """
     strategy = str(run.document.get("strategy", ""))
     if strategy not in STRATEGIES:
@@ -64,10 +64,13 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
         )
     if not (run.path / LAUNCH_FILE).is_file():
         raise ConfigError(f"{run.path} was not started by `privsyn run`, which would go on with it")
-    if output.exists():
-        raise ConfigError(f"{output} exists: name a folder that does not")
+    for_the_owner = output.with_name(f"{output.name}.owner")
+    for folder in (output, for_the_owner):
+        if folder.exists():
+            raise ConfigError(f"{folder} exists: name a folder that does not")
     unfinished = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    for left in (unfinished, unfinished.with_name(f"{unfinished.name}.owner")):
+        shutil.rmtree(left, ignore_errors=True)
     for name in _RELEASED:
         source, target = run.path / name, unfinished / name
         if source.is_dir():
@@ -77,6 +80,6 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
             shutil.copy2(source, target)
     copied = RunDirectory(unfinished)
     copied.mark_failed(ConfigError(f"its release is that of {run.path.name}, to be read again"))
-    copied.owner.path.rename(output.with_name(f"{output.name}.owner"))
+    copied.owner.path.rename(for_the_owner)
     unfinished.rename(output)
     return RunDirectory.open(output)

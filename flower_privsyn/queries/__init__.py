@@ -20,7 +20,6 @@ from flower_privsyn.queries.kernel_mean import (
 from flower_privsyn.queries.model_delta import (
     ModelDelta,
     TrainableModel,
-    bit_share,
     next_clip_norm,
 )
 from flower_privsyn.queries.moments import Moments
@@ -70,7 +69,6 @@ __all__ = [
     "Query",
     "Reads",
     "TrainableModel",
-    "bit_share",
     "conditioned_fingerprint",
     "expand_scores",
     "features",

@@ -304,28 +304,6 @@ class ModelDelta(Query):
         return noise_multiplier / kept, bit
 
 
-def bit_share(noise_multiplier: float, bit_noise: float) -> float:
-    """The `bit_share` that gives the sum of the bits a noise of `bit_noise`.
-
-    Andrew et al. suggest `bit_noise` = users / 20.
-
-    Args:
-        noise_multiplier: z, of update and bit together, >= 0.
-        bit_noise: sigma_b, > z / 2.
-
-    Raises:
-        ConfigError: so little noise on the bits would leave no budget for the updates.
-    """
-    share = noise_multiplier / (2.0 * bit_noise)
-    if not share <= 0.9:
-        raise ConfigError(
-            f"a standard deviation of {bit_noise:g} on the bits at noise multiplier "
-            f"{noise_multiplier:g} leaves too little for the updates: it must be at least "
-            f"{noise_multiplier / 1.8:g}"
-        )
-    return share
-
-
 def next_clip_norm(
     clip_norm: float, fraction_within: float, *, quantile: float, learning_rate: float
 ) -> float:

@@ -386,6 +386,8 @@ class LabelledHistogram(NearestNeighborHistogram):
                 f"classes must be whole numbers, one per candidate, got {classes.dtype} "
                 f"{classes.shape}"
             )
+        if classes.size and classes.min() < 0:
+            raise ValueError("classes must be at least 0: a record below that has no class")
 
     def _votes(self, cohort: Cohort, broadcast: Broadcast) -> tuple[IntArray, IntArray]:
         """Who votes, users in ascending order, and for which candidate: one entry per vote."""

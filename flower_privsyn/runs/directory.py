@@ -346,20 +346,19 @@ class RunDirectory:
         refuse_cut(self.ledger_file, chain.digests, stated)
         return chain
 
-    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Add one line to `metrics.jsonl`; it is on disk when the method returns.
-
-        A line torn by an earlier crash is cut off first. Values that JSON cannot say (NaN,
-        infinity) become null.
-        """
-        append_json_lines(self.metrics_file, [{**metrics, **self._stated()}])
-
     def hold_metrics(self, number: int, metrics: Mapping[str, Any]) -> None:
-        """Write a round's line beside its release; `settle_metrics` brings it to its place."""
+        """Write a round's line beside its release; `settle_metrics` brings it to its place.
+
+        Values that JSON cannot say (NaN, infinity) become null.
+        """
         write_json(RoundFiles(self.round_dir(number)).metrics, {**metrics, **self._stated()})
 
     def settle_metrics(self) -> None:
-        """Bring the lines that rounds hold to `metrics.jsonl`, once each, killed or not."""
+        """Bring the lines that rounds hold to `metrics.jsonl`, once each, killed or not.
+
+        They are on the disk when the method returns. A line torn by an earlier crash is cut off
+        first.
+        """
         append_json_lines(self.metrics_file, self._held_metrics())
         for _, files in self.rounds:
             files.metrics.unlink(missing_ok=True)

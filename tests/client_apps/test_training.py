@@ -85,6 +85,18 @@ def total(reply: Message) -> np.ndarray:
     return from_grid(read_answer(reply).total)
 
 
+def test_a_process_keeps_the_models_that_were_asked_for_last(model: TrainableModel) -> None:
+    trains = LocalTraining()
+    models = [
+        replace(model, layers=layers, trainable="layers") for layers in ("*", "*embed*", "?*")
+    ]
+    first, second = (trains.source(one) for one in models[:2])
+    assert trains.source(models[0]) is first
+    trains.source(models[2])
+    assert trains.source(models[0]) is first
+    assert trains.source(models[1]) is not second
+
+
 class TestErrorsTellNothing:
     def test_training_that_always_fails_fails_whatever_was_written(
         self,

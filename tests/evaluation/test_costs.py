@@ -46,6 +46,7 @@ from flower_privsyn.testing import (
 )
 from tests.support.federation import make_users
 from tests.support.paper_sizes import DISTILGPT2_PARAMETERS
+from tests.support.run_files import add_line
 from tests.support.runs import Runs
 from tests.support.traffic import check_planned
 
@@ -267,7 +268,7 @@ class TestCountedInARun:
 
     def test_a_run_without_counts(self, tmp_path: Path) -> None:
         run = RunDirectory.create(tmp_path / "run", config={})
-        run.append_metrics({"round": 1, "released": True})
+        add_line(run, {"round": 1, "released": True})
         with pytest.raises(DataError, match="no round"):
             run_costs(run)
 

@@ -153,6 +153,8 @@ class TestRequests:
             ("sampling", "{}"),
             ("mechanism", '{"mechanism": "laplace"}'),
             ("max-tokens", "many"),
+            ("sampling-key", 32),  # bytes(32) would be zeros, which everybody knows
+            ("sampling-key", b"k" * 31),
             ("embedding-model", "x\nINFO: node policy: nothing is refused"),
             ("trains", '{"name": "x\\nERROR: refused"}'),
         ],

@@ -170,6 +170,7 @@ class TestRefusals:
             ({"classes": None}, "classes of candidates"),
             ({"classes": CLASSES[:3]}, "one per candidate"),
             ({"classes": CLASSES.astype(np.float32)}, "whole numbers"),
+            ({"classes": CLASSES - 1}, "at least 0"),
             ({"candidates": np.zeros((8, 5), np.float32)}, "candidates must be"),
             ({"weights": CLASSES}, "asked about candidates"),
         ],

@@ -23,6 +23,7 @@ from flower_privsyn.strategies.parts.population import Population
 from tests.support import golden_runs
 from tests.support.ledgers import write_chain
 from tests.support.pages import Node, check, headings, rows, tips
+from tests.support.run_files import add_line
 
 NASTY = "</blockquote></title><script>alert(1)</script>'\" & {{ 7 * 7 }} \x00\u202e end"
 SEEN = NASTY.replace("\x00\u202e", "\ufffd")
@@ -187,7 +188,7 @@ def test_releases_without_privacy_and_lost_rounds(empty: RunDirectory) -> None:
     write_chain(empty.ledger_file, OPENED, none)
     empty.finish_round(1, {"outcome": "interrupted"})
     empty.finish_round(2, {"outcome": "discarded"})
-    empty.append_metrics({"round": 2, "released": False, "num_users": 0, "missing": 2})
+    add_line(empty, {"round": 2, "released": False, "num_users": 0, "missing": 2})
     (empty.round_dir(1) / "population.parquet").write_bytes(b"half a file")
     (empty.round_dir(2) / "training.json").write_text("{")
     page = check(run_page(empty))

@@ -24,6 +24,7 @@ from flower_privsyn.host.progress import describe, read_progress
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.owner import TIMES_STAMP
 from tests.support.ledgers import write_chain
+from tests.support.run_files import add_line
 
 
 class Relation(enum.StrEnum):
@@ -102,11 +103,11 @@ def test_start_resumes_only_what_has_not_finished(tmp_path: Path) -> None:
 
 def test_a_torn_metrics_line_is_cut_off(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, config={})
-    run.append_metrics({"round": 1, "distance": np.float32(0.5), "ratio": float("inf")})
+    add_line(run, {"round": 1, "distance": np.float32(0.5), "ratio": float("inf")})
     with run.metrics_file.open("a") as file:
         file.write('{"round": 2, "dist')
     assert run.metrics() == [{"round": 1, "distance": 0.5, "ratio": None}]
-    run.append_metrics({"round": 2})
+    add_line(run, {"round": 2})
     assert [line["round"] for line in run.metrics()] == [1, 2]
 
 
@@ -259,7 +260,7 @@ def test_every_later_file_states_the_ledger_s_last_line(stating: RunDirectory, w
     if what == "round":
         stating.finish_round(2)
     elif what == "metrics":
-        stating.append_metrics({"round": 2})
+        add_line(stating, {"round": 2})
     else:
         stating.mark_finished()
     again = RunDirectory.open(stating.path)

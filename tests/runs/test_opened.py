@@ -16,6 +16,7 @@ from flower_privsyn.errors import LedgerError, MissingExtraError, RunDirectoryEr
 from flower_privsyn.runs import RunDirectory
 from tests.support import golden_runs
 from tests.support.ledgers import write_chain
+from tests.support.run_files import add_line
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run_directory.md").read_text("utf-8")
 
@@ -101,7 +102,7 @@ def test_what_is_no_run_and_what_was_cut_is_refused(tmp_path: Path) -> None:
         open_run(tmp_path / "nowhere")
     run = begun(tmp_path)
     run.follow_ledger(lambda: "0" * 64)
-    run.append_metrics({"round": 1})
+    add_line(run, {"round": 1})
     with pytest.raises(LedgerError):
         _ = open_run(run.path).ledger
 

@@ -21,6 +21,7 @@ from flower_privsyn.runs.trackers import (
     tracker_of,
 )
 from tests.support import golden_runs
+from tests.support.run_files import add_line
 from tests.support.tracked import mlflow_run, tensorboard_points, wandb_run
 
 
@@ -28,8 +29,8 @@ from tests.support.tracked import mlflow_run, tensorboard_points, wandb_run
 def run(tmp_path: Path) -> RunDirectory:
     config = {"num-rounds": 3, "data": "/secret/place", "run-dir": "/home/me", "epsilon": 2.0}
     made = RunDirectory.create(tmp_path / "run", config=config, strategy="POPri")
-    made.append_metrics({"round": 1, "released": True, "epsilon_release": 0.5, "note": "x"})
-    made.append_metrics({"round": 2, "released": False, "epsilon_release": float("nan")})
+    add_line(made, {"round": 1, "released": True, "epsilon_release": 0.5, "note": "x"})
+    add_line(made, {"round": 2, "released": False, "epsilon_release": float("nan")})
     return made
 
 
@@ -50,7 +51,7 @@ def test_tensorboard_reads_every_figure_and_one_time(run: RunDirectory) -> None:
     before = file.read_bytes()
     assert tell(TensorBoard(), run)
     assert file.read_bytes() == before
-    run.append_metrics({"round": 3, "released": True})
+    add_line(run, {"round": 3, "released": True})
     assert tell(TensorBoard(), run)
     found, moments = tensorboard_points(file.parent)
     assert moments == {figures_of(run).created}
@@ -65,7 +66,7 @@ def test_mlflow_goes_on_with_the_run_it_has(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     assert tell(MLflow(), run)
-    run.append_metrics({"round": 3, "released": True})
+    add_line(run, {"round": 3, "released": True})
     run.mark_finished()
     assert tell(MLflow(), run)
     found, points, moments = mlflow_run()
@@ -84,7 +85,7 @@ def test_weights_and_biases_hears_all_at_the_end_and_one_time(
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert tell(WeightsAndBiases(), run)
     assert not run.owner.path.exists() or not list(run.owner.path.rglob("*.wandb"))
-    run.append_metrics({"round": 3, "released": True})
+    add_line(run, {"round": 3, "released": True})
     run.mark_finished()
     assert tell(WeightsAndBiases(), run)
     assert tell(WeightsAndBiases(), run)

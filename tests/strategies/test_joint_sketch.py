@@ -152,6 +152,12 @@ class TestARun:
         launch = run.path / LAUNCH_FILE
         launch.parent.mkdir(exist_ok=True)
         launch.write_text("{}", encoding="utf-8")
+        for_the_owner = tmp_path / "again.owner"
+        for_the_owner.mkdir()
+        with pytest.raises(ConfigError, match=r"again\.owner exists: name a folder that does not"):
+            copy_released(run, output)
+        for_the_owner.rmdir()
+        (tmp_path / ".again.partial.owner").mkdir()  # of one that was killed
         copied = copy_released(run, output)
         assert not (output / "models").exists()
         assert not (output / "synthetic.jsonl").exists()

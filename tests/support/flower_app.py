@@ -70,7 +70,8 @@ def main(grid: Grid, context: Context) -> None:
             messages = [Message(RecordDict(), node, "query.ask") for node in nodes]
             for reply in grid.send_and_receive(messages):
                 stage.update(int(reply.content["answer"]["one"]))
-        run.append_metrics({"answers": stage.done, "folder": os.getcwd()})
+        run.hold_metrics(1, {"answers": stage.done, "folder": os.getcwd()})
+        run.settle_metrics()
         if behaviour == "hang":
             with run.progress().stage("hang"):
                 while not (run.path / "go-on").exists():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flower_privsyn.files import read_json_lines
+from flower_privsyn.runs import RunDirectory
 
 #: A moment as it is written, and moments as numbers: seconds or nanoseconds since 1970.
 _DATE = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d[0-9:.+Z]*")
@@ -19,6 +20,12 @@ _SECONDS = (1.5e9, 2.5e9)
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def add_line(run: RunDirectory, metrics: Mapping[str, Any]) -> None:
+    """Add a round's line to `metrics.jsonl`, as the end of the round does."""
+    run.hold_metrics(int(metrics["round"]), metrics)
+    run.settle_metrics()
 
 
 def releases(run: Path) -> list[dict[str, Any]]:
