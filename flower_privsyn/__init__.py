@@ -15,18 +15,26 @@ if TYPE_CHECKING:
         create_client_app,
         users_of_node,
     )
-    from flower_privsyn.client_apps.training import create_training_app
+    from flower_privsyn.client_apps.training import LocalTraining, create_training_app
     from flower_privsyn.data import (
         Users,
         load_users,
         public_texts,
     )
-    from flower_privsyn.embedding import load_embedder
-    from flower_privsyn.errors import ConfigError, PrivsynError
+    from flower_privsyn.embedding import Embedder, load_embedder
+    from flower_privsyn.errors import (
+        BudgetExceededError,
+        ConfigError,
+        FederationError,
+        NotAllowedError,
+        PrivsynError,
+        RunDirectoryError,
+    )
     from flower_privsyn.evaluation import evaluate_language_model, evaluate_run
     from flower_privsyn.generation import (
         Expand,
         SamplingParameters,
+        TextGenerator,
         load_generator,
     )
     from flower_privsyn.models import resolve_model
@@ -100,6 +108,13 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
+    "BudgetExceededError": "errors",
+    "FederationError": "errors",
+    "NotAllowedError": "errors",
+    "RunDirectoryError": "errors",
+    "Embedder": "embedding",
+    "TextGenerator": "generation",
+    "LocalTraining": "client_apps.training",
     "AugPE": "strategies",
     "AugPEConfig": "strategies",
     "CTCL": "strategies",
@@ -185,6 +200,7 @@ __all__ = [
     "AugPE",
     "AugPEConfig",
     "Broadcast",
+    "BudgetExceededError",
     "CTCLConfig",
     "CatalogueEntry",
     "CausalTraining",
@@ -196,7 +212,9 @@ __all__ = [
     "DPFedAvgConfig",
     "DisjointCyclicSampling",
     "Distillation",
+    "Embedder",
     "Expand",
+    "FederationError",
     "FixedSizeSampling",
     "FreD",
     "FreDConfig",
@@ -210,12 +228,14 @@ __all__ = [
     "KernelMean",
     "KernelSketch",
     "KernelSketchConfig",
+    "LocalTraining",
     "LogitBias",
     "MeanSimilarity",
     "Method",
     "ModelDelta",
     "NearestNeighborHistogram",
     "NeighboringRelation",
+    "NotAllowedError",
     "OpenedRun",
     "POPri",
     "POPriConfig",
@@ -236,7 +256,9 @@ __all__ = [
     "RecordSource",
     "ReleasedSum",
     "RunDirectory",
+    "RunDirectoryError",
     "SamplingParameters",
+    "TextGenerator",
     "Users",
     "Workplace",
     "__version__",
