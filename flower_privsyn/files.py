@@ -41,9 +41,10 @@ _ROOM_BYTES = 2**16
 
 
 def default_cache_directory() -> Path:
-    """Where a machine keeps what it can make again: a node embeddings, a server rows and models.
+    """The folder of caches: `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`.
 
-    `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`.
+    It may be deleted at any time. On a node it holds embeddings of private text, and is as private as that; on a server candidate
+    texts and models.
     """
     configured = os.environ.get(CACHE)
     return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"

@@ -66,8 +66,8 @@ def sum_of(
         anybody wrote or on who was drawn.
 
     Raises:
-        BaseException: what the query, or the training that it asks for, raises about public records
-            and about none.
+        BaseException: an error of the query, or of the training that it asks for, that comes with
+            public records or with none as well. What private records alone cause is not raised.
     """
     # Contributions lie on a grid, so that the sum does not depend on how it is put together.
     total = np.zeros(ask.query.answer_length(ask.broadcast), dtype=np.float64)

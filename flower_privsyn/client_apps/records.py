@@ -67,7 +67,8 @@ class Records(Protocol):
             Cohorts; a user who is in none of them contributes nothing.
 
         Raises:
-            BaseException: before it looks at anybody's records, but for want of memory.
+            BaseException: anything that the model raises on a public probe, before any user's
+                record is read. After that nothing but MemoryError.
         """
 
 

@@ -1,9 +1,9 @@
-"""What one record or one user breaks costs that record or that user, and nobody else.
+"""Failures are isolated: a record, or a user, that cannot be processed is left out, no other is.
 
-A computation over many records is done at once, and piece by piece only where it fails: in halves,
-down to what fails on its own. Whether it can be done at all is asked of a *probe*, a public item,
-before any record is looked at and though there be none: what fails on that is raised, and
-afterwards nothing is. So no error of a node tells whether there was a record, or what it is.
+First the computation runs on a *probe*, a public item, even where there are no records: an error
+there is raised. Errors on private records never are, so no error of a node tells whether there was
+a record, or what it is. Records are processed all at once, and in halves only where that fails,
+down to those that fail on their own.
 
 What is left out is counted (`counting`, `note`). The counts depend on private text: they belong
 into the node's own log and nowhere else.

@@ -58,8 +58,8 @@ def roll_call(
 class Attendance:
     """Counts rounds in a row that were lost because nobody, or too few, answered.
 
-    One lost round is an accident; more of them mean that the nodes are gone, and that the rounds
-    to come would be lost, or paid for, just the same.
+    A run stops after several of them, because those to come would probably be lost as well, and
+    some of them charged.
 
     Formal guarantee:
         What is counted depends on head-counts and on which nodes replied, never on a sum. Where the

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flwr.privsyn")
 
 #: The memory of correlated noise, in the run directory while there are rounds to come. Secret: with
-#: the releases it gives sums away.
+#: the releases it reveals the sums without noise.
 NOISE_FILE = "noise.npz"
 
 

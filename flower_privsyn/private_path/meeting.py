@@ -91,7 +91,8 @@ class Roster:
 
         A node with one user is only sent the broadcast when that user takes part, so the server
         flips its coin; on a node with many users each flips their own. Nodes of the roll call are
-        asked all the same, and answer zero when none of their users takes part.
+        asked in every round, so that who is asked does not tell who was drawn; without a user who
+        was, they answer zeros.
 
         Args:
             sampling: of the round.

@@ -103,10 +103,10 @@ class PrivateSumConfig(Settings):
     min_users: Annotated[
         int | None,
         Ge(0),
-        "rounds answered by fewer users are discarded; 0 discards those that nobody answered. "
-        "None, in a run configuration a negative number: half of the users expected in a round. "
-        "Under Poisson and fixed-size sampling there is none: who was drawn is secret. Under "
-        "secure aggregation `least_nodes` takes its place.",
+        "a round that fewer users answer is discarded; 0: only one that nobody answers. None, in a "
+        "run configuration a negative number: half of the users expected in a round. Not for "
+        "Poisson and fixed-size sampling, where the number of answers would tell of who was drawn. "
+        "Under secure aggregation `least_nodes` takes its place.",
     ] = None
     secure_aggregation: Annotated[
         bool,
@@ -117,8 +117,8 @@ class PrivateSumConfig(Settings):
         int | None,
         Ge(2),
         "fewest nodes in a securely aggregated sum: a round that fewer answer ends without a "
-        "release, charged. None, in a run configuration a negative number: an eighth of the nodes "
-        "may be lost.",
+        "release, charged. None, in a run configuration a negative number: all but an eighth of "
+        "the nodes.",
     ] = None
     colluding_nodes: Annotated[
         int | None,

@@ -54,9 +54,9 @@ _PACKAGE: Final = __name__.partition(".")[0]
 
 
 def adds_up(answer: Answer) -> Answer:
-    """Mark an `answer` that is the sum of what it says of single users, in whole steps of the grid.
+    """Mark an `answer` that is, in whole steps of the grid, the exact sum of its answers to users.
 
-    Then it does not matter how users are parted: see `Query.additive`.
+    Then users may be answered for in any batches: see `Query.additive`.
     """
     answer.adds_up = True  # type: ignore[attr-defined]
     return answer

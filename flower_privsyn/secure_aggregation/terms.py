@@ -84,7 +84,7 @@ class Terms:
 
         Args:
             nodes: On the roster.
-            least_nodes: t; by default an eighth of the nodes may be lost.
+            least_nodes: t; by default all but an eighth of the nodes.
             colluding: c; by default a third of the nodes.
 
         Raises:
@@ -133,12 +133,13 @@ class Graph:
     """Who shares masks with whom: everybody, or on a circle those within reach on both sides.
 
     Every node is on the circle at a place that nobody chose (`Graph.order`). A `window` is that
-    many places in a row, and at most `crowd` of them are colluding nodes', but for a chance of
-    2^-80. A set of nodes is *tight* when every window holds more than `crowd` of it, and so an
+    many places in a row; except with probability 2^-80, at most `crowd` nodes of a window
+    collude. A set of nodes is *tight* when every window holds more than `crowd` of it, and so an
     honest one: then the honest nodes of the set, each of which shares masks with all others within
     a window on either side, are connected, **whoever chose which nodes are lost**. And every node
-    has at least 2 crowd + 2 neighbours in the set and at most 2 crowd colluding ones, so that
-    2 crowd + 1 shares are too many for those who collude and few enough for those who are left.
+    has at least 2 crowd + 2 neighbours in the set, at most 2 crowd of which collude: with a
+    threshold of 2 crowd + 1 shares, those who collude cannot put a secret together, and those who
+    are left can.
 
     Attributes:
         nodes: n.

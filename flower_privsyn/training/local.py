@@ -58,8 +58,8 @@ class LocalModel:
     with the model's first token where it has one, so that its first word is predicted as well.
     Dropout is off: a user's update must not depend on who was trained before, nor on which node.
     For the same reason buffers (running statistics, counters) are put back before every user, also
-    where a module has put other tensors in their place, and random numbers that a module draws all
-    the same begin anew with every user; neither is ever part of an update. A user's samples go
+    where a module has put other tensors in their place, and the generator of random numbers gets
+    the same seed for each user; neither is ever part of an update. A user's samples go
     through the model with that user's other samples only, so nobody else decides the shape of what
     is computed.
 
