@@ -43,8 +43,8 @@ _ROOM_BYTES = 2**16
 def default_cache_directory() -> Path:
     """The folder of caches: `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`.
 
-    It may be deleted at any time. On a node it holds embeddings of private text, and is as private as that; on a server candidate
-    texts and models.
+    It may be deleted at any time. On a node it holds embeddings of private text, and is as private
+    as that; on a server candidate texts and models.
     """
     configured = os.environ.get(CACHE)
     return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
