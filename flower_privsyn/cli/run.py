@@ -99,23 +99,28 @@ def _check_users(app: App, values: Mapping[str, Any]) -> None:
     """Read the users before anything is spent, as `privsyn check` does, with an app's own recipe.
 
     Where nobody has any text, or none of any class, every answer is noise alone, and a node tells
-    nobody.
+    nobody. Where the users' text is named as public text, it would be published.
     """
     from flower_privsyn.data import Cut
     from flower_privsyn.dry_run.people import read_people
+    from flower_privsyn.dry_run.public_text import check_public_text
     from flower_privsyn.host.app import check_data, strategies_of
 
-    every = [settings for settings, _ in strategies_of(app, values)]
+    every = strategies_of(app, values)
     if not every:
         check_data(app, values)
-    for settings in every:
-        read_people(
+    for settings, strategy in every:
+        people = read_people(
             app,
             values,
             cut=Cut.of(settings.to_dict()),
             nodes=settings.num_nodes,
             most_nodes=settings.max_nodes_per_user,
         )
+        made: Any = strategy
+        public = made(settings).method.needs().public_text
+        if people is not None and public and (said := check_public_text(public, people.written)):
+            sys.stderr.write(f"privsyn: warning: {said}\n")
 
 
 class _OwnData(TypedDict):
@@ -169,6 +174,8 @@ def resume(
     from flower_privsyn.host import launch
 
     path = Path(run_dir)
+    if any(setting.strip().startswith("public-text") for setting in settings or ()):
+        _check_users(*launch.resumed_settings(path, settings or ()))
     with _following(path) as follow:
         outcome = launch.resume_run(path, settings=settings or (), follow=follow)
     return show_outcome(outcome)

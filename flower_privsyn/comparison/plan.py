@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run import Report, Shelf, check_method, check_needs
 from flower_privsyn.dry_run.libraries import require
+from flower_privsyn.dry_run.public_text import check_public_text, fingerprints
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import LEAST_TEXTS
@@ -324,6 +326,7 @@ class Plan:
             from flower_privsyn.training.distillation import check_same_tokens
 
             values, found = self.values(cell, Path("private.jsonl")), Report()
+            check_public_text(str(values.get("public-text", "bundled")), self._written)
             if self.method(cell).trains_student and values.get("synthesis") == _WRITTEN:
                 raise ConfigError(
                     f"--set synthesis=written: what is measured of {cell.method} is its student, "
@@ -355,6 +358,10 @@ class Plan:
                 )
             for finding in found.of_level("stops"):
                 report.say(cell.method, finding.sentence, level="stops")
+
+    @cached_property
+    def _written(self) -> frozenset[int]:
+        return fingerprints([self.private, self.held_out])
 
     def fingerprint(self) -> str:
         """What the figures of every cell depend on besides its own settings."""

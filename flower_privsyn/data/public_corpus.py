@@ -156,8 +156,8 @@ class PublicCorpus:
                     if line.strip():
                         line.decode("utf-8")
                         yield _of_line(path, number, line)
-        except NoTextError:
-            raise
+        except NoTextError as error:
+            raise NoTextError(f'{self.setting} = "{self.source}": {error}') from None
         except (OSError, DataError, UnicodeDecodeError) as error:
             raise self._unreadable(error, path) from error
 

@@ -18,10 +18,11 @@ from flower_privsyn.data.scripts import in_words, scripts_of, scripts_of_tokens,
 from flower_privsyn.dry_run import cpu_time
 from flower_privsyn.dry_run.libraries import is_installed, require
 from flower_privsyn.dry_run.people import People, read_people
+from flower_privsyn.dry_run.public_text import check_public_text
 from flower_privsyn.dry_run.report import Report
 from flower_privsyn.dry_run.shelf import NotHereError, Shelf
-from flower_privsyn.errors import DataError, MissingExtraError, ModelError, RunDirectoryError
-from flower_privsyn.files import expanded, located, user_path
+from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryError
+from flower_privsyn.files import located, user_path
 from flower_privsyn.generation import load_instruction, load_prompt
 from flower_privsyn.generation.api_key import is_address, shown_address
 from flower_privsyn.generation.generators import check_server, is_gguf, is_remote
@@ -77,6 +78,10 @@ def check_app(app: App, values: Mapping[str, ConfigValue], *, try_noise: bool = 
     if settings is None or method is None:
         return report
     check_method(method, settings, report=report, shelf=shelf)
+    if people is not None and (public := method.needs().public_text):
+        with report.refusals("public text"):
+            if said := check_public_text(public, people.written):
+                report.say("public text", said, level="warning")
     plan = _plan(method, settings, people, report)
     if plan is not None and try_noise:
         counted = settings.num_users or (people is not None and people.all_read and people.users)
@@ -133,12 +138,10 @@ def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str)
         if needs.initial_prompt:
             load_instruction(located(needs.initial_prompt), purpose="beginning")
     if needs.public_text:
-        try:
-            PublicCorpus.find(needs.public_text, setting="public-text")
-        except DataError:
-            path = expanded(located(needs.public_text))
-            said = f'public-text = "{needs.public_text}": there is no file {path}'
-            report.say("models", said, level="stops")
+        with report.refusals("public text"):
+            corpus = PublicCorpus.find(needs.public_text, setting="public-text")
+            if corpus.path is not None:
+                next(corpus.documents(), None)  # says what the file holds in place of text
 
 
 # ---- one after the other -----------------------------------------------------------------------

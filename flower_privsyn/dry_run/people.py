@@ -22,6 +22,7 @@ from flower_privsyn.client_apps.node_users import UserLoader
 from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, strictly
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.users import check_labels
+from flower_privsyn.dry_run.public_text import fingerprints
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.host.app import DATA_IS_EMPTY, App, ConfigValue, check_data
 from flower_privsyn.node import simulated
@@ -44,6 +45,7 @@ class People:
         nodes_read: nodes whose users these are.
         nodes: of the run.
         sample: some of those who take part, evenly among all.
+        written: what tells everybody's longer texts apart (`fingerprints`), held out or not.
     """
 
     users: int
@@ -52,6 +54,7 @@ class People:
     nodes_read: int
     nodes: int
     sample: Users
+    written: frozenset[int]
 
     @property
     def all_read(self) -> bool:
@@ -165,6 +168,7 @@ def _people(parts: list[Users], *, cut: Cut, nodes_read: int, nodes: int) -> Peo
         nodes_read=nodes_read,
         nodes=nodes,
         sample=_joined(chosen),
+        written=fingerprints(parts),
     )
 
 

@@ -148,6 +148,22 @@ def resume_run(
     return _launch(app, run_path, launch, resume=begun, follow=follow)
 
 
+def resumed_settings(
+    run_path: Path, settings: Sequence[str]
+) -> tuple[App, Mapping[str, ConfigValue]]:
+    """The app of a run and the settings that `resume_run` would go on with.
+
+    Args:
+        run_path: the run directory.
+        settings: as for `resume_run`.
+
+    Raises:
+        PrivsynError: as `resume_run`.
+    """
+    app, launch, _ = _resumption(expanded(run_path).absolute(), settings)
+    return app, launch["run-config"]
+
+
 def how_to_go_on(run: RunDirectory) -> str | None:
     """What to do about a run that has no result, in words; None for one that is at work or done.
 

@@ -164,6 +164,19 @@ def test_people_who_take_part_without_any_text_are_named_before_flower_starts(
     assert not (tmp_path / "r").exists()
 
 
+def test_public_text_that_the_users_wrote_is_named_before_flower_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "some words of somebody who writes more than eight of them"
+    rows = [f'{{"client_id": "v{n}", "text": "{text} {n}"}}' for n in range(60)]
+    (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
+    words = ["run", str(EXAMPLES / "ask-once"), "--run-dir", "r", "--set", "data=users.jsonl"]
+    assert main([*words, "--set", "public-text=users.jsonl"]) == 2
+    assert "of the users, word for word: what is chosen of it" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
 def person(name: str) -> Users:
     return Users.from_rows([(name, "x")])
 

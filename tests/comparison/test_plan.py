@@ -515,8 +515,17 @@ class TestCheckedBeforeTheFirstCell:
             plan_of(str(path), columns=columns, held_out=str(other), **asked)
 
     def test_a_file_of_public_text_that_is_not_there(self, data: str) -> None:
-        with pytest.raises(ConfigError, match='pre-text: public-text = "no.jsonl": there is no'):
+        with pytest.raises(ConfigError, match='pre-text: public-text = "no.jsonl": .*cannot be'):
             plan_of(data, settings=["pre-text.public-text=no.jsonl"])
+
+    @pytest.mark.parametrize("key", ["public-text", "random-public.public-text"])
+    def test_text_of_the_users_is_not_public(self, tmp_path: Path, key: str) -> None:
+        file = tmp_path / "users.jsonl"
+        text = "a text of eight words and more, of user"
+        rows = [{"client_id": f"user-{i}", "text": f"{text} {i}"} for i in range(40)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with pytest.raises(ConfigError, match=r"holds (\d+) of the \1 longer texts of the users"):
+            plan_of(str(file), settings=[f"{key}={file}"])
 
 
 FILES = sorted((APP / "conf").glob("*/*.toml"))

@@ -32,6 +32,7 @@ from tests.support.traffic import Sizes
 
 ROOT = Path(__file__).parents[2]
 OWN_DATA = ROOT / "examples" / "own-data"
+ASK_ONCE = ROOT / "examples" / "ask-once"
 
 Check = Callable[..., Report]
 
@@ -119,6 +120,42 @@ def test_what_stops_a_run_is_named(
     assert sentence in found[topic]
 
 
+def test_public_text_that_the_users_wrote_stops_a_run(check: Check, tmp_path: Path) -> None:
+    """It would be published as it is, and no ledger would know."""
+    text = "the court ruled on the tax of this year and the next"
+
+    def found(public: str) -> Report:
+        data = users_file(tmp_path, users=300, text=text)
+        return check("epsilon=8", f"data={data}", f"public-text={public}", app=ASK_ONCE)
+
+    private, copies = users_file(tmp_path, users=300, text=text), tmp_path / "public.jsonl"
+    said = stops(found(str(private)))
+    assert list(said) == ["public text"]
+    assert said["public text"].startswith(
+        f'public-text = "{private}" holds 300 of the 300 longer texts of the users, word for word'
+    )
+    rows = [f"{text} {n}" for n in range(1000, 1100)]
+    copies.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    assert found(str(copies)).ready
+    assert not [one for one in found(str(copies)).findings if one.topic == "public text"]
+    for leaked, level in ((3, "warning"), (4, "stops")):
+        quoted = [f"The  {text[4:].upper()} {n}" for n in range(leaked)]  # as somebody else types
+        copies.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows + quoted))
+        (finding,) = (one for one in found(str(copies)).findings if one.topic == "public text")
+        assert finding.level == level
+        assert f"holds {leaked} of the 300" in finding.sentence
+
+
+def test_public_text_of_another_form_is_named(check: Check, tmp_path: Path) -> None:
+    public = tmp_path / "public.jsonl"
+    public.write_text("id,text\n1,some words\n")
+    said = stops(check("epsilon=8", f"public-text={public}", app=ASK_ONCE))
+    assert said == {
+        "public text": f'public-text = "{public}": {public} line 1: expected a JSON object with a '
+        'string "text"'
+    }
+
+
 def test_where_the_run_is_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**values: Any) -> Report:
         report = Report()
@@ -159,7 +196,7 @@ def test_all_that_stops_a_run_is_named_at_once(
         "models: variation-model: model 'owner/name' is neither bundled nor a folder here nor in",
         "models: generator: model 'privsyn-ml' does not exist",
         "settings: prompt 'poem' is not known",
-        'models: public-text = "no.jsonl": there is no file',
+        'public text: public-text = "no.jsonl": ',
     ]
     assert len(said) == len(expected)
     for sentence, begins in zip(said, expected, strict=True):
