@@ -116,7 +116,8 @@ def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
     def epsilon(value: float | None) -> str:
         return number(value, none="infinity")
 
-    print(f"data set {entry['dataset']}")
+    also = f" (with {', '.join(entry['also'])}, of the same data)" if entry["also"] else ""
+    print(f"data set {entry['dataset']}{also}")
     for run in entry["runs"]:
         multipliers = ", ".join(f"{value:.4g}" for value in run["noise_multipliers"])
         print(

@@ -41,11 +41,13 @@ class NodeAccount:
 
     Attributes:
         dataset: Its name.
-        charges: Every answer, oldest first.
+        charges: Every answer, oldest first; behind them those of `also`.
+        also: Other accounts of the same data, by their names; what they were charged counts here.
     """
 
     dataset: str
     charges: list[Charge] = field(default_factory=list)
+    also: tuple[str, ...] = ()
     _streams: dict[str, Correlation] = field(default_factory=dict)
     _checked: tuple[int, dict[str, Any]] | None = None
 
@@ -68,6 +70,12 @@ class NodeAccount:
         total = self.releases(policy.relation)
         total.update(extra or {})
         return release_epsilon(total, delta=policy.delta)
+
+    @property
+    def name(self) -> str:
+        """The name in quotes, and those of the other accounts of the same data."""
+        others = ", ".join(f'"{other}"' for other in self.also)
+        return f'"{self.dataset}"' + (f" (with {others}, of the same data)" if others else "")
 
     def runs(self) -> list[tuple[str, int, list[Charge]]]:
         """Server, run and answers of every run, in the order of their first answers."""
@@ -143,7 +151,7 @@ class NodeAccount:
             spent = f"{_shown(self.epsilon(policy))} was spent by {runs}"
         return policy.refusal(
             "max-epsilon",
-            f'{what} would bring the epsilon of data set "{self.dataset}" to {_shown(cost)} at '
+            f"{what} would bring the epsilon of data set {self.name} to {_shown(cost)} at "
             f"delta {policy.delta:g} ({policy.relation.value}); the owner allows "
             f"{policy.max_epsilon:g}, and {spent}",
         )
@@ -235,13 +243,19 @@ class NodeLedger:
     while a line is written, each line with the SHA-256 of the one before. Who can write the folder
     can shorten or delete it, and the account with it.
 
+    Whoever gives a name to data that had an account under its path, or takes the name away, does
+    not begin anew: what is in the ledgers of the same data counts in each of them.
+
     Args:
         dataset: Name of the data set.
+        data: What the node reads, as its owner named it; "" where that is not known, as for one who
+            only looks: then what the ledger says of it.
         folder: Of the ledgers; default `ledger_folder()`.
     """
 
-    def __init__(self, dataset: str, *, folder: Path | None = None) -> None:
+    def __init__(self, dataset: str, *, data: str = "", folder: Path | None = None) -> None:
         self._dataset = dataset
+        self._data = data
         self._folder = folder or ledger_folder()
         self.path = self._folder / f"{_file_name(dataset)}.jsonl"
 
@@ -252,7 +266,9 @@ class NodeLedger:
             LedgerError: The file is damaged before its last line.
         """
         if not self.path.exists():
-            return NodeAccount(self._dataset)
+            account = NodeAccount(self._dataset)
+            self._add_others(account, data=self._data)
+            return account
         return self._account(read_chain(self.path).lines)
 
     def charge(self, charge: Charge, policy: NodePolicy) -> bool:
@@ -296,7 +312,7 @@ class NodeLedger:
         if not self.path.exists():
             header = {
                 "event": "opened", "kind": "node", "version": _VERSION, "dataset": self._dataset,
-                "time": clock.now(),
+                "data": self._data, "time": clock.now(),
             }  # fmt: skip
             try:
                 LedgerFile.create(self.path, header).close()
@@ -321,7 +337,32 @@ class NodeLedger:
             )
         account = NodeAccount(self._dataset)
         account.replay(self.path, lines[1:])
+        self._add_others(account, data=self._data or str(header.get("data", "")))
         return account
+
+    def _add_others(self, account: NodeAccount, *, data: str) -> None:
+        """Count what other ledgers of the same data were charged."""
+        if not data:
+            data = self._dataset  # as a path, where nobody named the data
+        for path in sorted(self._folder.glob("*.jsonl")):
+            begun = _begun(path)
+            same = data in (begun.get("dataset"), begun.get("data"))
+            if path == self.path or begun.get("kind") != "node" or not same:
+                continue
+            other = NodeAccount(str(begun.get("dataset")))
+            other.replay(path, read_chain(path).lines[1:])
+            account.charges += other.charges
+            account.also += (other.dataset,)
+
+
+def _begun(path: Path) -> Mapping[str, Any]:
+    """The first line of a ledger; empty where it cannot be read, which its own account says."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = json.loads(file.readline())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def ledger_folder() -> Path:

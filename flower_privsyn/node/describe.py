@@ -46,6 +46,7 @@ def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:
         left = max(0.0, left - epsilon)
     return {
         "dataset": account.dataset,
+        "also": list(account.also),
         "delta": policy.delta,
         "relation": policy.relation.value,
         "epsilon": _finite(epsilon),

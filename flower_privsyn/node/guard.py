@@ -117,7 +117,8 @@ class NodeGuard:
         self.server = str(node_config.get("server", ""))
         self.ledger = None
         if policy is not None:
-            self.ledger = NodeLedger(dataset_name(node_config, policy))
+            data = data_name(node_config)
+            self.ledger = NodeLedger(dataset_name(node_config, policy), data=data)
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> NodeGuard:
@@ -353,12 +354,17 @@ def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:
     named = node_config.get("dataset", "")
     if not isinstance(named, str):
         raise ConfigError(f"node-config dataset must be a name, got {named!r}.")
-    named = named or policy.dataset
-    if named:
-        return named
+    return named or policy.dataset or data_name(node_config) or "default"
+
+
+def data_name(node_config: Mapping[str, Any]) -> str:
+    """What the node's own `data` are: an absolute path, else as it is named; "" where it has none.
+
+    Links and parts of a data set are as in `dataset_name`.
+    """
     data = str(node_config.get("data", ""))
     if not data:
-        return "default"
+        return ""
     path = user_path(data)
     if not path.exists() and (part := _PART_OF.fullmatch(data)):
         whole = user_path(part[1])

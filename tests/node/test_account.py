@@ -20,6 +20,7 @@ from dp_accounting import pld
 
 from flower_privsyn.errors import LedgerError, NotAllowedError
 from flower_privsyn.node import Charge, NodeAccount, NodeLedger, NodePolicy, account
+from flower_privsyn.node.guard import NodeGuard
 from flower_privsyn.privacy import (
     BandedToeplitz,
     Correlation,
@@ -359,6 +360,42 @@ class TestLimit:
         assert not ledger.charge(asked(), ANY)
         assert ledger.charge(asked(question="another"), ANY)
         assert ledger.account().epsilon(ANY) == pytest.approx(gaussian([1.0]))
+
+
+class TestOtherNames:
+    PATH = "/srv/people.jsonl"
+
+    def test_a_name_for_data_that_have_an_account_begins_no_new_one(self, asked: Asked) -> None:
+        owner = NodePolicy(max_epsilon=gaussian([2.0, 2.0]) * 1.01)
+        first, second, third = asked(), asked(run=8), asked(run=9)
+        NodeLedger(self.PATH, data=self.PATH).charge(first, owner)
+        named = NodeLedger("people", data=self.PATH)
+        assert named.account().charges == [first]  # before it has a file
+        named.charge(second, owner)
+        assert named.account().charges == [second, first]
+        assert named.account().epsilon(ANY) == pytest.approx(gaussian([2.0, 2.0]))
+        for ledger in (
+            named,
+            NodeLedger(self.PATH, data=self.PATH),
+            NodeLedger("p", data=self.PATH),
+        ):
+            with pytest.raises(NotAllowedError, match=r"data set .* \(with .*, of the same data\)"):
+                ledger.charge(third, owner)
+        # One who only looks knows it from the ledger itself.
+        assert NodeLedger("people").account().also == ("p", self.PATH)
+        assert NodeLedger(self.PATH).account().also == ("p", "people")
+        others = NodeLedger("others", data="/srv/others.jsonl")
+        others.charge(third, owner)
+        assert others.account().charges == [third]
+        assert others.account().also == ()
+
+    def test_the_name_of_the_data_is_the_owners(self, tmp_path: Path) -> None:
+        file = tmp_path / "people.jsonl"
+        file.touch()
+        guard = NodeGuard(ANY, {"data": str(file), "dataset": "people"})
+        assert guard.ledger is not None
+        assert guard.ledger.path.name == "people.jsonl"
+        assert guard.ledger._data == str(file)
 
 
 class TestFile:
