@@ -128,6 +128,7 @@ def _rows(found: DataDescription) -> list[tuple[str, str]]:
     rows = [
         ("data", f"{found.source}, {found.format}"),
         ("users", f"{found.users:,}, {found.users_without_text:,} of them without text"),
+        *((("ids", found.odd_ids),) if found.odd_ids else ()),
         ("texts", f"{found.texts:,}"),
         *((("left out", left_out),) if (left_out := _left_out(found)) else ()),
         (

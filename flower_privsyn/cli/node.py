@@ -105,11 +105,11 @@ def ledger(
     if not found:
         print(f"No data set has an account in {ledger_folder()}: nothing was answered.")
     for entry in found:
-        _show(entry, limits)
+        _show(entry, limits, named=policy is not None)
     return 0
 
 
-def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
+def _show(entry: dict[str, Any], policy: NodePolicy, *, named: bool) -> None:
     from flower_privsyn.data.users import few
     from flower_privsyn.node.account import run_name
 
@@ -133,7 +133,7 @@ def _show(entry: dict[str, Any], policy: NodePolicy) -> None:
     print(
         f"  together epsilon {epsilon(entry['epsilon'])} of {epsilon(entry['limit'])} at delta "
         f"{entry['delta']:g} ({entry['relation']}), {epsilon(entry['left'])} left; limits from "
-        f"{policy.source}"
+        f"{policy.source}" + ("" if named else " (of a policy in --node-config: --policy FILE)")
     )
     if any("server trusted" in noise for run in entry["runs"] for noise in run["noise"]):
         print(

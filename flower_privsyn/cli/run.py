@@ -223,7 +223,7 @@ def show_outcome(outcome: Outcome) -> int:
             title = str(facts["texts_are"]).capitalize()
             print(f"{title}: {outcome.path / name} ({facts['synthetic_texts']:,})")
     if (trained := outcome.path / TRAINED_MODEL).is_dir():
-        print(f"Trained model: {trained}")
+        print(f"Trained model: {trained} (its README.md says how it is loaded)")
     for place, sample in enumerate(facts["samples"], start=1):
         print(f"  {place}. {plain_line(sample)}")
     trust = facts["trust"]

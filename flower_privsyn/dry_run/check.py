@@ -48,6 +48,9 @@ _SEEN: Final = 3.0
 #: Free bytes below which a disk is worth a word.
 _LEAST_FREE: Final = 10**9
 
+#: Share of the users with text from which on the others are not worth a warning.
+_MOST_WRITE: Final = 0.9
+
 #: Longest wait for each answer of a server, in seconds.
 _SERVER_SECONDS: Final = 2.0
 
@@ -211,6 +214,15 @@ def _read(
         held = f"; {people.held_out:,} more are held out" if people.held_out else ""
         said = f"{people.users:,} users{of} take part with {people.documents:,} texts{held}"
         report.say("data", said)
+        if people.writing < people.users:
+            report.say(
+                "data",
+                f"{people.users - people.writing:,} of them have no text and are asked all the "
+                f"same: no more than {people.writing:,} can agree on something against the noise",
+                level="fine" if people.writing > _MOST_WRITE * people.users else "warning",
+            )
+        if people.odd_ids:
+            report.say("data", people.odd_ids, level="warning")
         if people.all_read and people.users < max(settings.num_users, settings.min_users or 0):
             planned = max(settings.num_users, settings.min_users or 0)
             said = f"{people.users:,} users take part, {planned:,} were planned (num-users)"

@@ -21,6 +21,7 @@ from flower_privsyn.client_apps.handlers import recipe_of
 from flower_privsyn.client_apps.node_users import UserLoader
 from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, strictly
 from flower_privsyn.data import Cut, Users
+from flower_privsyn.data.ids import odd_ids
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run.public_text import fingerprints
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
@@ -41,7 +42,9 @@ class People:
     Attributes:
         users: who take part, on the nodes that were read.
         held_out: who do not, because the settings hold them out.
+        writing: of those who take part, who have any text.
         documents: of those who take part.
+        odd_ids: what is odd about the ids, in words (`flower_privsyn.data.ids`).
         nodes_read: nodes whose users these are.
         nodes: of the run.
         sample: some of those who take part, evenly among all.
@@ -50,7 +53,9 @@ class People:
 
     users: int
     held_out: int
+    writing: int
     documents: int
+    odd_ids: str
     nodes_read: int
     nodes: int
     sample: Users
@@ -164,7 +169,9 @@ def _people(parts: list[Users], *, cut: Cut, nodes_read: int, nodes: int) -> Peo
     return People(
         users=users,
         held_out=sum(map(len, parts)) - users,
+        writing=sum(len(np.unique(part.owners)) for part in asked),
         documents=sum(len(part.texts) for part in asked),
+        odd_ids=odd_ids(dict.fromkeys(user for part in parts for user in part.user_ids)),
         nodes_read=nodes_read,
         nodes=nodes,
         sample=_joined(chosen),

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.cut import token_ids
+from flower_privsyn.data.ids import odd_ids
 from flower_privsyn.data.limits import within_limits
 from flower_privsyn.data.scripts import scripts_of
 from flower_privsyn.evaluation.result import NotPrivate
@@ -93,6 +94,7 @@ class DataDescription(NotPrivate):
         format: in words.
         users: all of them.
         users_without_text: those without a document.
+        odd_ids: what looks as if one person had several ids, or several people one; "" if nothing.
         texts: documents that count.
         no_text: rows without text in their column.
         unusable: texts that no tokenizer should be given, as a rule for their length.
@@ -113,6 +115,7 @@ class DataDescription(NotPrivate):
     format: str
     users: int
     users_without_text: int
+    odd_ids: str
     texts: int
     no_text: int
     unusable: int
@@ -166,6 +169,7 @@ def describe(
         format=format_,
         users=len(users),
         users_without_text=int((texts == 0).sum()),
+        odd_ids=odd_ids(users.user_ids),
         texts=len(users.texts),
         no_text=no_text,
         unusable=tally.records,

@@ -131,7 +131,7 @@ class NodePolicy(Settings):
             # that is misspelt allows nothing.
             if not is_query_name(query):
                 raise wrong_value(
-                    self._called("queries"), "names of questions, such as text_lengths", query
+                    self._called("queries"), "names of questions, such as joint_sketch", query
                 )
         for key in self.node_keys:
             if not _SHA256.fullmatch(key):

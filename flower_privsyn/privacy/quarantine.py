@@ -139,7 +139,8 @@ class Tally:
         said = []
         if self.records or self.users:
             said.append(
-                f"{self.records} records of {len(self.users)} users are left out as unusable"
+                f"{self.records} records of {len(self.users)} users are left out as unusable: "
+                "see `privsyn data describe`"
             )
         if self.other_class:
             said.append(

@@ -131,6 +131,7 @@ class Meeting:
         sources: what makes records at the server, one for each kind.
         progress: shows how many nodes have read.
         nothing_spent: words for what a run has cost that stops now.
+        resumed: whether the run goes on, and keeps its settings.
     """
 
     grid: Grid
@@ -138,6 +139,7 @@ class Meeting:
     sources: tuple[RecordSource, ...]
     progress: Progress
     nothing_spent: str
+    resumed: bool = False
 
     def hold(self, announcement: Announcement) -> Roster:
         """Wait for the planned nodes, have them prepare, and return the public roster.
@@ -172,9 +174,14 @@ class Meeting:
         because = f" ({told})" if told else ""
         if len(roster) < len(nodes) and not settings.num_users:
             # Going ahead without them would let one broken record decide who takes part.
+            # A run that goes on keeps its num-users, on which the noise of its rounds stands.
+            advice = (
+                "set num-users to the number of users that is enough to go ahead without them; "
+                if roster and not self.resumed
+                else ""
+            )
             raise FederationError(
-                f"{len(nodes) - len(roster)} of {len(nodes)} nodes are not ready{because}; set "
-                "num-users to the number of users that is enough to go ahead without them; "
+                f"{len(nodes) - len(roster)} of {len(nodes)} nodes are not ready{because}; {advice}"
                 f"{self.nothing_spent}"
             )
         planned, key = max(

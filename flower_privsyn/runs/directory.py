@@ -207,8 +207,10 @@ class RunDirectory:
         """Raise a RunDirectoryError when the folder already holds a run."""
         if self.config_file.exists():
             raise RunDirectoryError(
-                f"{self.path} already holds a run; resume it with `privsyn resume {self.path}` "
-                "(or resume=True where the app sets run_dir in code), or choose another --run-dir."
+                f"{self.path} already holds a run; choose another run directory, or resume it: "
+                f"`privsyn resume {self.path}`; where Flower was started without `privsyn run` by "
+                '--run-config "... resume=true", and where the app sets run_dir in code by '
+                "resume=True there."
             )
 
     def refuse_finished(self) -> None:

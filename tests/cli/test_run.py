@@ -92,7 +92,7 @@ def test_a_node_s_reasons_are_in_the_log_that_is_named(
         (["run", "app", "--set", "epsilonn=1"], "did you mean 'epsilon'?"),
         (["run", "app", "--config", "small"], "asking-app has no configuration 'small'"),
         (["run", "app", "--run-dir", "app/runs/1"], "lies inside the app"),
-        (["run", "app", "--run-dir", "run"], "already holds a run; resume it with"),
+        (["run", "app", "--run-dir", "run"], "already holds a run; choose another"),
         (["run", "app", "--run-dir", "file"], "cannot be written"),
         (["run", "app", "--set", "num-nodes=0"], "num-nodes is 0; it must be a whole number"),
         (["resume", "run"], "has finished; there is nothing to resume."),
@@ -192,7 +192,7 @@ def test_what_a_run_leaves_out_of_its_data_is_counted(
     app = str(EXAMPLES / "own-data")
     assert main(["run", app, "--run-dir", "taken", "--set", "data=users.jsonl"]) == 2
     said = capsys.readouterr().err.splitlines()
-    counted = "1 records of 1 users are left out as unusable"
+    counted = "1 records of 1 users are left out as unusable: see `privsyn data describe`"
     assert said[0] == f"privsyn: warning: {counted} (counted in private text, for its owner)"
     assert "already holds a run" in said[1]
 

@@ -242,7 +242,9 @@ def test_unusable_text_is_no_document_of_its_user(tmp_path: Path, bad: Any) -> N
     assert users.texts == [SECRET, SECRET]
     assert users.owners.tolist() == [0, 0]
     assert (tally.records, tally.users) == (1, {"bad"})
-    assert str(tally) == "1 records of 1 users are left out as unusable"
+    assert (
+        str(tally) == "1 records of 1 users are left out as unusable: see `privsyn data describe`"
+    )
 
 
 def test_unusable_text_in_parquet_and_data_sets(tmp_path: Path) -> None:

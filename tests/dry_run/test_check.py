@@ -120,6 +120,24 @@ def test_what_stops_a_run_is_named(
     assert sentence in found[topic]
 
 
+def test_who_has_no_text_and_ids_that_are_odd_are_counted(check: Check, tmp_path: Path) -> None:
+    path, other = users_file(tmp_path), tmp_path / "more.jsonl"
+    rows = [{"client_id": name, "text": "x"} for name in ("U1", "u01", "u1 ", "007", "7", "NULL")]
+    rows += [{"client_id": f"v{n}", "text": ""} for n in range(3)]
+    more = "".join(json.dumps(row) + "\n" for row in rows)
+    other.write_text(path.read_text() + more)
+    data = [one for one in check("epsilon=8", f"data={other}").findings if one.topic == "data"]
+    assert [one.level for one in data] == ["fine", "fine", "warning"]
+    assert data[1].sentence.startswith("3 of them have no text and are asked all the same: no more")
+    # u1 and its two others; 007 and 7.  u01 has its zero within.
+    assert data[2].sentence.startswith("5 ids differ from another one in blanks, capitals or")
+    assert "; 1 id is a word for nobody" in data[2].sentence
+    rows = [{"client_id": f"w{n}", "text": ""} for n in range(30)]
+    other.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
+    data = [one for one in check("epsilon=8", f"data={other}").findings if one.topic == "data"]
+    assert [one.level for one in data] == ["fine", "warning"]
+
+
 def test_public_text_that_the_users_wrote_stops_a_run(check: Check, tmp_path: Path) -> None:
     """It would be published as it is, and no ledger would know."""
     text = "the court ruled on the tax of this year and the next"

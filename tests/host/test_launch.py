@@ -48,7 +48,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_starts(
     app: App, tmp_path: Path
 ) -> None:
     RunDirectory.create(tmp_path / "run", config={}).unlock()
-    with pytest.raises(RunDirectoryError, match="already holds a run; resume it with"):
+    with pytest.raises(RunDirectoryError, match="already holds a run; choose another"):
         launch.run_app(app, tmp_path / "run", resolve_config(app))
     assert not (tmp_path / "run.owner" / "flower.log").exists()
 
@@ -112,7 +112,7 @@ def test_a_run_directory_may_be_a_setting(
     run = tmp_path / "run"
     RunDirectory.create(run, config={}).unlock()
     assert main(["run", str(app.path), "--set", f"run-dir={run}"]) == 2
-    assert f"{run} already holds a run; resume it with" in capsys.readouterr().err
+    assert f"{run} already holds a run; choose another" in capsys.readouterr().err
     both = ["--run-dir", str(tmp_path / "a"), "--set", "run-dir=b"]
     assert main(["run", str(app.path), *both]) == 2
     assert "name two folders; give one" in capsys.readouterr().err

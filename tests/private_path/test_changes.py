@@ -352,6 +352,6 @@ class TestResumeOfNothing:
     ) -> None:
         Probe(config(num_rounds=1)).start(federation())
         before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-        with pytest.raises(RunDirectoryError, match="already holds a run; resume it with"):
+        with pytest.raises(RunDirectoryError, match="already holds a run; choose another"):
             Probe(config(num_rounds=1)).start(federation())
         assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before

@@ -70,7 +70,8 @@ def main(grid: Grid, context: Context) -> None:
             messages = [Message(RecordDict(), node, "query.ask") for node in nodes]
             for reply in grid.send_and_receive(messages):
                 stage.update(int(reply.content["answer"]["one"]))
-        run.hold_metrics(1, {"answers": stage.done, "folder": os.getcwd()})
+        line = {"answers": stage.done, "folder": os.getcwd(), "start": run.state["starts"]}
+        run.hold_metrics(1, line)
         run.settle_metrics()
         if behaviour == "hang":
             with run.progress().stage("hang"):
