@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flower_privsyn import environment
-from flower_privsyn.cli.options import Column, Json, Partitioner, RunDir, Seed, option
+from flower_privsyn.cli.options import Json, RunDir, Seed, option
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
 
@@ -35,7 +35,12 @@ _Encoder = Annotated[
 _CpuTime = Annotated[
     str | None, option("FILE", f"what the nodes wrote under {environment.CPU_TIME}")
 ]
+_Column = Annotated[str | None, option("NAME", "default: the run's")]
 _Output = Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")]
+
+
+#: Where a run says nothing: of users, texts, dates and labels, and no partitioner.
+_COLUMNS = ("client_id", "text", "date", "label", "")
 
 
 def evaluate(
@@ -50,11 +55,13 @@ def evaluate(
     max_texts: Annotated[int, option("N", "most texts to embed on either side")] = 5000,
     output: _Output = None,
     seed: Seed = 0,
-    client_column: Column = "client_id",
-    text_column: Column = "text",
-    date_column: Column = "date",
-    label_column: Column = "label",
-    data_partitioner: Partitioner = "",
+    client_column: _Column = None,
+    text_column: _Column = None,
+    date_column: _Column = None,
+    label_column: _Column = None,
+    data_partitioner: Annotated[
+        str | None, option("CLASS(...)", "as the run has it; by default the run's")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Costs, distances to held-out private text, copies, a downstream model, classifiers.
@@ -70,12 +77,16 @@ def evaluate(
     from flower_privsyn.training.causal_settings import CausalTraining
 
     run = RunDirectory.open(run_dir)
-    columns = {
+    named = {
         "client_column": client_column,
         "text_column": text_column,
         "date_column": date_column,
         "label_column": label_column,
         "data_partitioner": data_partitioner,
+    }
+    columns = {
+        key: value if value is not None else str(run.config.get(key.replace("_", "-"), default))
+        for (key, value), default in zip(named.items(), _COLUMNS, strict=True)
     }
     taking_part, others = _people(run, held_out, users, private, columns)
     folder = _folder(run, output)

@@ -261,6 +261,20 @@ class TestCommand:
             assert words in capsys.readouterr().err
         assert not finished.path.with_name("run.evaluation").exists()
 
+    def test_columns_are_the_run_s_unless_they_are_named(
+        self, finished: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        document = json.loads(finished.config_file.read_text())
+        document["config"]["client-column"] = "speaker"
+        finished.config_file.write_text(json.dumps(document))
+        data = self.write(tmp_path / "users.jsonl", make_users(90))
+        data.write_text(data.read_text().replace("client_id", "speaker"))
+        words = ["evaluate", str(finished.path), "--users", str(data), "--steps", "-1"]
+        assert main(words) == 2
+        assert "max_steps must be" in capsys.readouterr().err  # the users were read
+        assert main([*words, "--client-column", "client_id"]) == 2
+        assert "client_id" in capsys.readouterr().err
+
     def test_the_command_line_loads_no_model_library(self) -> None:
         code = (
             "import sys; import flower_privsyn.cli\n"
