@@ -165,8 +165,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the path a run names makes a fresh account",
         file=GUARD,
         function="dataset_name",
-        before='        return "default"\n',
-        after='        return str(node_config.get("partition-id", "none"))\n',
+        before=' or "default"\n',
+        after=' or str(node_config.get("partition-id", "none"))\n',
         tests=(f"{POLICY_TESTS}::TestDataset", SERVER_TESTS),
     ),
     Mutation(
@@ -274,7 +274,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a link that leads elsewhere makes a fresh account",
         file=GUARD,
-        function="dataset_name",
+        function="data_name",
         before="    return os.path.abspath(path) if path.exists()",
         after="    return str(path.resolve()) if path.exists()",
         tests=(f"{POLICY_TESTS}::TestDataset",),
