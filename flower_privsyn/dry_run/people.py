@@ -23,7 +23,7 @@ from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, strictly
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.ids import odd_ids
 from flower_privsyn.data.users import check_labels
-from flower_privsyn.dry_run.public_text import fingerprints
+from flower_privsyn.dry_run.public_text import BUNDLED, fingerprints
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.host.app import DATA_IS_EMPTY, App, ConfigValue, check_data
 from flower_privsyn.node import simulated
@@ -48,7 +48,8 @@ class People:
         nodes_read: nodes whose users these are.
         nodes: of the run.
         sample: some of those who take part, evenly among all.
-        written: what tells everybody's longer texts apart (`fingerprints`), held out or not.
+        written: what tells everybody's longer texts apart (`fingerprints`), held out or not; nothing
+            where the run's configuration names no public text that they could be in.
     """
 
     users: int
@@ -86,9 +87,10 @@ def read_people(
         PrivsynError: `data` is empty or unreadable, nobody has any text, or the app's own code
             fails.
     """
+    told = values.get("public-text", BUNDLED) != BUNDLED
     everybody = check_data(app, values)
     if everybody is not None:
-        return _with_text(_people([everybody], cut=cut, nodes_read=nodes, nodes=nodes))
+        return _with_text(_people([everybody], cut=cut, nodes_read=nodes, nodes=nodes, told=told))
     with _imported(app) as client:
         recipe = recipe_of(client)
         if recipe is None:
@@ -102,7 +104,7 @@ def read_people(
             f"{most_nodes}: give every node users of its own, or set max-nodes-per-user, for more "
             "noise"
         )
-    return _with_text(_people(parts, cut=cut, nodes_read=len(parts), nodes=nodes))
+    return _with_text(_people(parts, cut=cut, nodes_read=len(parts), nodes=nodes, told=told))
 
 
 def _with_text(people: People) -> People:
@@ -155,7 +157,7 @@ def _by_node(
     return parts
 
 
-def _people(parts: list[Users], *, cut: Cut, nodes_read: int, nodes: int) -> People:
+def _people(parts: list[Users], *, cut: Cut, nodes_read: int, nodes: int, told: bool) -> People:
     if cut.classes:
         check_labels(parts, cut.classes)
     asked = [cut.asked(part) for part in parts]
@@ -175,7 +177,7 @@ def _people(parts: list[Users], *, cut: Cut, nodes_read: int, nodes: int) -> Peo
         nodes_read=nodes_read,
         nodes=nodes,
         sample=_joined(chosen),
-        written=fingerprints(parts),
+        written=fingerprints(parts) if told else frozenset(),
     )
 
 

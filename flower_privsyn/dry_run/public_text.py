@@ -16,6 +16,9 @@ from flower_privsyn.data import Users
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.errors import ConfigError
 
+#: The public text that comes with the package, which is nobody's.
+BUNDLED: Final = "bundled"
+
 #: Words of a text from which on nobody writes the same by chance.
 _LEAST_WORDS: Final = 8
 
@@ -50,7 +53,7 @@ def check_public_text(source: str, written: frozenset[int]) -> str | None:
         DataError: it cannot be read.
     """
     corpus = PublicCorpus.find(source, setting="public-text")
-    if source == "bundled" or corpus.path is None or not written:
+    if source == BUNDLED or corpus.path is None or not written:
         return None
     shared = _shared(source, json.dumps(corpus.identity()), written)
     if not shared:
