@@ -48,8 +48,8 @@ class People:
         nodes_read: nodes whose users these are.
         nodes: of the run.
         sample: some of those who take part, evenly among all.
-        written: what tells everybody's longer texts apart (`fingerprints`), held out or not; nothing
-            where the run's configuration names no public text that they could be in.
+        written: what tells everybody's longer texts apart (`fingerprints`), held out or not;
+            nothing where the run's configuration names no public text that they could be in.
     """
 
     users: int
