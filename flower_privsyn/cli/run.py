@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict
 
@@ -174,11 +174,30 @@ def resume(
     from flower_privsyn.host import launch
 
     path = Path(run_dir)
-    if any(setting.strip().startswith("public-text") for setting in settings or ()):
-        _check_users(*launch.resumed_settings(path, settings or ()))
+    if settings:
+        _check_changes(path, settings)
     with _following(path) as follow:
         outcome = launch.resume_run(path, settings=settings or (), follow=follow)
     return show_outcome(outcome)
+
+
+def _check_changes(path: Path, settings: Sequence[str]) -> None:
+    """Refuse before Flower starts what a run may not go on with, and leave the run as it was."""
+    from flower_privsyn.host import launch
+    from flower_privsyn.host.app import strategies_of
+    from flower_privsyn.private_path.changes import changes_of_run
+    from flower_privsyn.runs import RunDirectory
+
+    app, values = launch.resumed_settings(path, settings)
+    if not (path / "config.json").is_file():
+        return
+    run = RunDirectory.open(path)
+    for config, strategy in strategies_of(app, values):
+        if strategy.__name__ == run.document.get("strategy"):
+            made: Any = strategy
+            changes_of_run(run, config, made(config).method, strategy=strategy.__name__)
+    if run.config.get("public-text") != values.get("public-text"):
+        _check_users(app, values)
 
 
 @contextlib.contextmanager

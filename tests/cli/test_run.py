@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +13,10 @@ from flower_privsyn.cli import main
 from flower_privsyn.cli.run import show_outcome
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.host import launch
+from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.messages.wire import CLIENT_ERROR_TEXT, ClientErrorCode
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.private_path import changes
+from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
 from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
 from tests.support.flower_app import write_app
 
@@ -175,6 +178,42 @@ def test_public_text_that_the_users_wrote_is_named_before_flower_starts(
     assert main([*words, "--set", "public-text=users.jsonl"]) == 2
     assert "of the users, word for word: what is chosen of it" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "released", "named"),
+    [
+        ("epsilon=3", False, "epsilon = 3.0 differs from the 1.0"),
+        ("public-text=users.jsonl", True, "of the users, word for word: what is chosen of it"),
+    ],
+)
+def test_what_a_run_cannot_go_on_with_is_named_before_flower_starts(
+    setting: str,
+    released: bool,
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # What may change once nobody is left to ask.
+    monkeypatch.setattr(changes, "all_released", lambda *_, **__: released)
+    text = "some words of somebody who writes more than eight of them"
+    rows = [f'{{"client_id": "v{n}", "text": "{text} {n}"}}' for n in range(60)]
+    (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
+    app = load_app(EXAMPLES / "ask-once")
+    values = resolve_config(app, settings=["data=users.jsonl", "epsilon=1"])
+    ((settings, strategy),) = strategies_of(app, values)
+    run = RunDirectory.create(tmp_path / "r", config=settings.to_dict(), strategy=strategy.__name__)
+    run.mark_running()
+    run.unlock()
+    (run.path / LAUNCH_FILE).parent.mkdir(exist_ok=True)
+    launched = {"app": str(app.path), "run-config": values, "federation-config": {}}
+    (run.path / LAUNCH_FILE).write_text(json.dumps(launched))
+    state, standing = run.state, run.standing
+    assert main(["resume", "r", "--set", setting]) == 2
+    assert named in capsys.readouterr().err
+    assert (run.state, run.standing) == (state, standing)
 
 
 def person(name: str) -> Users:
