@@ -196,8 +196,6 @@ def _check_changes(path: Path, settings: Sequence[str]) -> None:
         if strategy.__name__ == run.document.get("strategy"):
             made: Any = strategy
             changes_of_run(run, config, made(config).method, strategy=strategy.__name__)
-    if run.config.get("public-text") != values.get("public-text"):
-        _check_users(app, values)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from flower_privsyn.data import Cut, Users
 from flower_privsyn.host import launch
 from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.messages.wire import CLIENT_ERROR_TEXT, ClientErrorCode
-from flower_privsyn.private_path import changes
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
 from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
 from tests.support.flower_app import write_app
@@ -180,29 +179,11 @@ def test_public_text_that_the_users_wrote_is_named_before_flower_starts(
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.parametrize(
-    ("setting", "released", "named"),
-    [
-        ("epsilon=3", False, "epsilon = 3.0 differs from the 1.0"),
-        ("public-text=users.jsonl", True, "of the users, word for word: what is chosen of it"),
-    ],
-)
 def test_what_a_run_cannot_go_on_with_is_named_before_flower_starts(
-    setting: str,
-    released: bool,
-    named: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    # What may change once nobody is left to ask.
-    monkeypatch.setattr(changes, "all_released", lambda *_, **__: released)
-    text = "some words of somebody who writes more than eight of them"
-    rows = [f'{{"client_id": "v{n}", "text": "{text} {n}"}}' for n in range(60)]
-    (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
     app = load_app(EXAMPLES / "ask-once")
-    values = resolve_config(app, settings=["data=users.jsonl", "epsilon=1"])
+    values = resolve_config(app, settings=["epsilon=1"])
     ((settings, strategy),) = strategies_of(app, values)
     run = RunDirectory.create(tmp_path / "r", config=settings.to_dict(), strategy=strategy.__name__)
     run.mark_running()
@@ -211,8 +192,8 @@ def test_what_a_run_cannot_go_on_with_is_named_before_flower_starts(
     launched = {"app": str(app.path), "run-config": values, "federation-config": {}}
     (run.path / LAUNCH_FILE).write_text(json.dumps(launched))
     state, standing = run.state, run.standing
-    assert main(["resume", "r", "--set", setting]) == 2
-    assert named in capsys.readouterr().err
+    assert main(["resume", str(run.path), "--set", "epsilon=3"]) == 2
+    assert "epsilon = 3.0 differs from the 1.0" in capsys.readouterr().err
     assert (run.state, run.standing) == (state, standing)
 
 
