@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,15 +43,22 @@ class NodeAccount:
 
     Attributes:
         dataset: Its name.
-        charges: Every answer, oldest first; behind them those of `also`.
-        also: Other accounts of the same data, by their names; what they were charged counts here.
+        charges: Every answer, oldest first.
+        others: What other accounts of the same data were charged, which counts here.
+        also: The names of these accounts.
     """
 
     dataset: str
     charges: list[Charge] = field(default_factory=list)
+    others: list[Charge] = field(default_factory=list)
     also: tuple[str, ...] = ()
     _streams: dict[str, Correlation] = field(default_factory=dict)
     _checked: tuple[int, dict[str, Any]] | None = None
+
+    @property
+    def every(self) -> list[Charge]:
+        """The answers of this account and of the others."""
+        return [*self.charges, *self.others]
 
     def releases(self, relation: NeighboringRelation) -> Counter[Release]:
         """What the answers went into, as the accountant takes it, under the owner's relation.
@@ -61,7 +70,7 @@ class NodeAccount:
             keeps raw sums.
         """
         groups: dict[Key, list[Charge]] = {}
-        for charge in self.charges:
+        for charge in self.every:
             groups.setdefault(charge.key, []).append(charge)
         return Counter(release_of(group, relation) for group in groups.values())
 
@@ -80,20 +89,20 @@ class NodeAccount:
     def runs(self) -> list[tuple[str, int, list[Charge]]]:
         """Server, run and answers of every run, in the order of their first answers."""
         found: dict[tuple[str, int], list[Charge]] = {}
-        for charge in self.charges:
+        for charge in self.every:
             found.setdefault((charge.server, charge.run), []).append(charge)
         return [(server, run, charges) for (server, run), charges in found.items()]
 
     def has_stream(self, server: str, stream: str) -> bool:
         """Whether rounds of a stream of correlated noise were charged before."""
-        return any(charge.key == (server, "stream", stream) for charge in self.charges)
+        return any(charge.key == (server, "stream", stream) for charge in self.every)
 
     def answered(self, charge: Charge) -> bool:
         """Whether this very question was charged before and its answer can only be the same."""
         return any(
             (old.server, old.run, old.node, old.partition, old.question)
             == (charge.server, charge.run, charge.node, charge.partition, charge.question)
-            for old in self.charges
+            for old in self.every
         )
 
     def check(self, charge: Charge, policy: NodePolicy) -> dict[str, Any]:
@@ -110,15 +119,17 @@ class NodeAccount:
         self._check_stream(charge)
         self._check_deal(charge)
         self._check_coins(charge)
-        with_it = NodeAccount(self.dataset, [*self.charges, charge]).releases(policy.relation)
-        limit = {
+        with_it = NodeAccount(self.dataset, [*self.every, charge]).releases(policy.relation)
+        limit: dict[str, Any] = {
             "max_epsilon": policy.max_epsilon if math.isfinite(policy.max_epsilon) else None,
             "delta": policy.delta,
             "relation": policy.relation.value,
         }
+        if self.others:
+            limit["others"] = len(self.others)
         if math.isinf(policy.max_epsilon):
             return {**limit, "more": 0}
-        known = any(old.key == charge.key for old in self.charges)
+        known = any(old.key == charge.key for old in self.every)
         if known and with_it == self.releases(policy.relation):
             return {**limit, "more": 0}  # paid for with its stream, or by others of its round
         covered = self._covered(limit, policy.relation)
@@ -158,7 +169,7 @@ class NodeAccount:
 
     def _check_stream(self, charge: Charge) -> None:
         """Refuse a round of correlated noise that is not what the others were charged as."""
-        first = next((old for old in self.charges if old.key == charge.key), None)
+        first = next((old for old in self.every if old.key == charge.key), None)
         if charge.correlation is None or first is None:
             return
         if (
@@ -177,7 +188,7 @@ class NodeAccount:
         group = charge.sampling.group
         if group is None:
             return
-        for old in self.charges:
+        for old in self.every:
             if (old.server, old.run) != (charge.server, charge.run) or old.sampling.group is None:
                 continue
             if old.sampling.group[:2] != group[:2]:
@@ -190,7 +201,7 @@ class NodeAccount:
     def _check_coins(self, charge: Charge) -> None:
         """Refuse coins that fell before: what they show a second time hides nobody."""
         old = next(
-            (old for old in self.charges if charge.coins and old.coins == charge.coins), charge
+            (old for old in self.every if charge.coins and old.coins == charge.coins), charge
         )
         if old.key != charge.key:
             raise NotAllowedError(
@@ -214,9 +225,9 @@ class NodeAccount:
         if self._checked is None:
             return None
         number, checked = self._checked
-        if any(checked.get(key) != value for key, value in limit.items()):
+        if any(checked.get(key) != limit.get(key) for key in {*limit, "others"}):
             return None
-        covered = NodeAccount(self.dataset, self.charges[:number]).releases(relation)
+        covered = NodeAccount(self.dataset, self.charges[:number], self.others).releases(relation)
         covered[release_of([self.charges[number - 1]], relation)] += int(checked["more"])
         return covered
 
@@ -243,8 +254,8 @@ class NodeLedger:
     while a line is written, each line with the SHA-256 of the one before. Who can write the folder
     can shorten or delete it, and the account with it.
 
-    Whoever gives a name to data that had an account under its path, or takes the name away, does
-    not begin anew: what is in the ledgers of the same data counts in each of them.
+    Whoever gives a name to data that had an account under their path, or takes the name away, does
+    not begin anew: what the one was charged counts in the other. Two names are two accounts.
 
     Args:
         dataset: Name of the data set.
@@ -279,24 +290,49 @@ class NodeLedger:
 
         Raises:
             NotAllowedError: The owner's limit would be passed; nothing was written.
-            LedgerError: The file is damaged or cannot be written.
+            LedgerError: The file, or that of another account of the data, is damaged or cannot be
+                written.
         """
-        file, lines, torn = self._open()
-        try:
-            account = self._account(lines)
-            if torn:
-                file.cut_off(torn)
-                file.append({"event": "repaired", "torn_bytes": len(torn), "time": clock.now()})
-            if account.answered(charge):
-                return False
-            checked = account.check(charge, policy)
-            line = charge.to_line(streams=account._streams)
-            file.append({**line, "checked": checked, "time": clock.now()})
-        finally:
-            file.close()
+        with self._turn():
+            file, lines, torn = self._open()
+            try:
+                account = self._account(lines)
+                if torn:
+                    file.cut_off(torn)
+                    file.append({"event": "repaired", "torn_bytes": len(torn), "time": clock.now()})
+                if account.answered(charge):
+                    return False
+                checked = account.check(charge, policy)
+                line = charge.to_line(streams=account._streams)
+                if self._data != lines[0].get("data", ""):
+                    line["data"] = self._data
+                file.append({**line, "checked": checked, "time": clock.now()})
+            finally:
+                file.close()
         return True
 
-    def _open(self) -> tuple[LedgerFile, list[dict[str, Any]], bytes]:
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until no other account of the same data is at work.
+
+        Two that read each other's lines at once would both find room for the same answer.
+        """
+        if not self._data:
+            yield
+            return
+        self._make_folder()
+        path = self._folder / f".{_file_name(self._data)}.lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise unwritable(self._folder, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make_folder(self) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             status = self._folder.stat()
@@ -309,6 +345,9 @@ class NodeLedger:
                 f"nobody else, to hold node ledgers; it is user {status.st_uid}'s and has mode "
                 f"{status.st_mode & 0o7777:04o}."
             )
+
+    def _open(self) -> tuple[LedgerFile, list[dict[str, Any]], bytes]:
+        self._make_folder()
         if not self.path.exists():
             header = {
                 "event": "opened", "kind": "node", "version": _VERSION, "dataset": self._dataset,
@@ -337,32 +376,48 @@ class NodeLedger:
             )
         account = NodeAccount(self._dataset)
         account.replay(self.path, lines[1:])
-        self._add_others(account, data=self._data or str(header.get("data", "")))
+        self._add_others(account, data=self._data or _data_of(lines))
         return account
 
     def _add_others(self, account: NodeAccount, *, data: str) -> None:
-        """Count what other ledgers of the same data were charged."""
+        """Count what was charged for the same data under its path, or under names by their path.
+
+        Two names are two groups of people: their owner has said so.
+        """
         if not data:
-            data = self._dataset  # as a path, where nobody named the data
-        for path in sorted(self._folder.glob("*.jsonl")):
-            begun = _begun(path)
-            same = data in (begun.get("dataset"), begun.get("data"))
-            if path == self.path or begun.get("kind") != "node" or not same:
-                continue
-            other = NodeAccount(str(begun.get("dataset")))
+            return
+        if self._dataset == data:
+            others = self._named_for(self._dataset)
+        else:
+            path = self._folder / f"{_file_name(data)}.jsonl"
+            others = {data: path} if path.exists() else {}
+        for name, path in others.items():
+            other = NodeAccount(name)
             other.replay(path, read_chain(path).lines[1:])
-            account.charges += other.charges
-            account.also += (other.dataset,)
+            if other.charges:
+                account.others += other.charges
+                account.also += (name,)
+
+    def _named_for(self, data: str) -> dict[str, Path]:
+        """The ledgers under other names that were charged for some data, by these names."""
+        found = {}
+        for path in sorted(self._folder.glob("*.jsonl")):
+            if path == self.path:
+                continue
+            lines = read_chain(path).lines
+            if not lines or lines[0].get("event") != "opened":
+                raise damaged(path, 1, "it is no header, and whose account it is nobody knows")
+            name = str(lines[0].get("dataset", ""))
+            # A copy of a ledger in its folder is no account.
+            own = lines[0].get("kind") == "node" and path.name == f"{_file_name(name)}.jsonl"
+            if own and any(line.get("data") == data for line in lines):
+                found[name] = path
+        return found
 
 
-def _begun(path: Path) -> Mapping[str, Any]:
-    """The first line of a ledger; empty where it cannot be read, which its own account says."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            found = json.loads(file.readline())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _data_of(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The data that a ledger was last charged for, as its owner named them; "" of an old one."""
+    return next((str(line["data"]) for line in reversed(lines) if line.get("data")), "")
 
 
 def ledger_folder() -> Path:

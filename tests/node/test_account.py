@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import dp_accounting
@@ -364,30 +367,92 @@ class TestLimit:
 
 class TestOtherNames:
     PATH = "/srv/people.jsonl"
+    OWNER = NodePolicy(max_epsilon=1.01 * 3.3082)  # two answers, and no third
 
     def test_a_name_for_data_that_have_an_account_begins_no_new_one(self, asked: Asked) -> None:
-        owner = NodePolicy(max_epsilon=gaussian([2.0, 2.0]) * 1.01)
         first, second, third = asked(), asked(run=8), asked(run=9)
-        NodeLedger(self.PATH, data=self.PATH).charge(first, owner)
+        NodeLedger(self.PATH, data=self.PATH).charge(first, self.OWNER)
         named = NodeLedger("people", data=self.PATH)
-        assert named.account().charges == [first]  # before it has a file
-        named.charge(second, owner)
-        assert named.account().charges == [second, first]
+        assert named.account().every == [first]  # before it has a file
+        named.charge(second, self.OWNER)
+        assert (named.account().charges, named.account().others) == ([second], [first])
         assert named.account().epsilon(ANY) == pytest.approx(gaussian([2.0, 2.0]))
-        for ledger in (
-            named,
-            NodeLedger(self.PATH, data=self.PATH),
-            NodeLedger("p", data=self.PATH),
-        ):
+        for ledger in (named, NodeLedger(self.PATH, data=self.PATH)):
             with pytest.raises(NotAllowedError, match=r"data set .* \(with .*, of the same data\)"):
-                ledger.charge(third, owner)
+                ledger.charge(third, self.OWNER)
         # One who only looks knows it from the ledger itself.
-        assert NodeLedger("people").account().also == ("p", self.PATH)
-        assert NodeLedger(self.PATH).account().also == ("p", "people")
-        others = NodeLedger("others", data="/srv/others.jsonl")
-        others.charge(third, owner)
-        assert others.account().charges == [third]
-        assert others.account().also == ()
+        assert NodeLedger("people").account().also == (self.PATH,)
+        assert NodeLedger(self.PATH).account().also == ("people",)
+
+    def test_two_names_are_two_accounts(self, asked: Asked) -> None:
+        """Their owner says that they are of different people."""
+        for run, name in enumerate(("north", "south"), start=7):
+            NodeLedger(name, data=self.PATH).charge(asked(run=run), ANY)
+        assert NodeLedger("north", data=self.PATH).account().also == ()
+        assert len(NodeLedger("south", data=self.PATH).account().every) == 1
+        unnamed = NodeLedger(self.PATH, data=self.PATH).account()
+        assert unnamed.also == ("north", "south")
+        others = NodeLedger("/srv/others.jsonl", data="/srv/others.jsonl").account()
+        assert others.every == []
+
+    def test_what_is_known_of_data_that_were_moved_stays_known(self, asked: Asked) -> None:
+        NodeLedger("people", data=self.PATH).charge(asked(), ANY)
+        NodeLedger("people", data="/srv/moved.jsonl").charge(asked(run=8), ANY)
+        for path in (self.PATH, "/srv/moved.jsonl"):
+            assert len(NodeLedger(path, data=path).account().every) == 2
+
+    def test_a_copy_of_a_ledger_counts_for_nothing_and_a_damaged_one_stops(
+        self, asked: Asked
+    ) -> None:
+        named, unnamed = (NodeLedger(name, data=self.PATH) for name in ("people", self.PATH))
+        named.charge(asked(), ANY)
+        copy = named.path.with_name("backup.jsonl")
+        shutil.copy(named.path, copy)
+        assert unnamed.account().every == [asked()]
+        copy.unlink()
+        whole = named.path.read_bytes()
+        named.path.write_bytes(whole[10:])
+        with pytest.raises(LedgerError, match=r"people\.jsonl line 1 is damaged"):
+            unnamed.charge(asked(run=8), ANY)
+
+    def test_rounds_that_were_found_to_fit_need_no_accountant_beside_another_account(
+        self, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        NodeLedger(self.PATH, data=self.PATH).charge(asked(), ANY)
+        drawn = {"sampling": PoissonSampling(0.1, population=30), "run": 8, "num_rounds": 3}
+        owner = NodePolicy(max_epsilon=50.0)
+        named = NodeLedger("people", data=self.PATH)
+        named.charge(asked(1, **drawn, coins="a"), owner)
+        with monkeypatch.context() as without:
+            without.setattr(account, "release_epsilon", None)
+            named.charge(asked(2, **drawn, coins="b"), owner)
+        NodeLedger(self.PATH, data=self.PATH).charge(asked(run=9), owner)
+        monkeypatch.setattr(account, "release_epsilon", None)
+        with pytest.raises(TypeError):  # what was found is of another account than there is now
+            named.charge(asked(3, **drawn, coins="c"), owner)
+
+    def test_two_at_once_find_room_for_one(
+        self, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each waits for the other, and reads what it was charged."""
+        NodeLedger(self.PATH, data=self.PATH).charge(asked(), self.OWNER)
+        both, real = Barrier(2), NodeAccount.check
+
+        def check(*given: Any) -> dict[str, Any]:
+            with contextlib.suppress(BrokenBarrierError):
+                both.wait(0.5)  # until the other is here as well, which it must not be
+            return real(*given)
+
+        monkeypatch.setattr(NodeAccount, "check", check)
+
+        def charge(name: str, run: int) -> bool:
+            try:
+                return NodeLedger(name, data=self.PATH).charge(asked(run=run), self.OWNER)
+            except NotAllowedError:
+                return False
+
+        with ThreadPoolExecutor(2) as pool:
+            assert sum(pool.map(charge, ("people", self.PATH), (8, 9))) == 1
 
     def test_the_name_of_the_data_is_the_owners(self, tmp_path: Path) -> None:
         file = tmp_path / "people.jsonl"
