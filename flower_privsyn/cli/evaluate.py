@@ -60,7 +60,8 @@ def evaluate(
     date_column: _Column = None,
     label_column: _Column = None,
     data_partitioner: Annotated[
-        str | None, option("CLASS(...)", "as the run has it; by default the run's")
+        str | None,
+        option("CLASS(...)", "as a run's setting of this name; default, of --users: the run's"),
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -84,8 +85,11 @@ def evaluate(
         "label_column": label_column,
         "data_partitioner": data_partitioner,
     }
+    of_the_run = dict(run.config)
+    if users is None:  # another file says itself whose its rows are
+        of_the_run.pop("data-partitioner", None)
     columns = {
-        key: value if value is not None else str(run.config.get(key.replace("_", "-"), default))
+        key: value if value is not None else str(of_the_run.get(key.replace("_", "-"), default))
         for (key, value), default in zip(named.items(), _COLUMNS, strict=True)
     }
     taking_part, others = _people(run, held_out, users, private, columns)

@@ -119,7 +119,9 @@ def _check_users(app: App, values: Mapping[str, Any]) -> None:
         )
         made: Any = strategy
         public = made(settings).method.needs().public_text
-        if people is not None and public and (said := check_public_text(public, people.written)):
+        if people is None or not public:
+            continue
+        if said := check_public_text(public, people.written, data=str(values.get("data", ""))):
             sys.stderr.write(f"privsyn: warning: {said}\n")
 
 

@@ -143,9 +143,11 @@ class NodeUsers:
         self._name = uuid.uuid4().hex
         self._embedders: OrderedDict[tuple[str, str], Embedder] = OrderedDict()
         self._kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
+        self._runs: tuple[int, ...] = ()  # the last two
         self._records: RecordStore | None = None
         self._opened = False
         self._lock = threading.Lock()
+        self._loading = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travel to another process without locks, models or private records."""
@@ -221,12 +223,24 @@ class NodeUsers:
         prepared = self._prepare(request, context, guard)
         with self._lock:
             self._kept[key] = prepared
+            self._forget_runs_before(context.run_id)
             while (
                 len(self._kept) > 1
                 and sum(kept.nbytes for kept in self._kept.values()) > _KEPT_BYTES
             ):
                 self._kept.popitem(last=False)
         return prepared
+
+    def _forget_runs_before(self, run_id: int) -> None:
+        """Let go of what was made for runs before the last two, and of their models with it.
+
+        A node answers one run after another for months, and what is kept refers to its model.
+        """
+        if run_id in self._runs:
+            return
+        self._runs = (*self._runs[-1:], run_id)
+        for key in [key for key in self._kept if key[0] not in self._runs]:
+            del self._kept[key]
 
     def _prepare(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> Prepared:
         ticket = self._ticket(request, context)
@@ -344,12 +358,14 @@ class NodeUsers:
         """The embedding model of a request, loaded once, with the node's cache and store."""
         name = guard.check_files("embedding", request.embedding_model)
         key = (name, request.embedding_precision)
-        if key not in self._embedders:
-            self._embedders[key] = self._load_embedder(*key)
+        with self._loading:
+            embedder = self._embedders.pop(key, None)
+            if embedder is None:
+                embedder = self._load_embedder(*key)
+            self._embedders[key] = embedder  # the last, where it was
             if len(self._embedders) > _MOST_EMBEDDERS:
                 self._embedders.popitem(last=False)
-        self._embedders.move_to_end(key)
-        return EmbeddingSource(self._embedders[key], self.cache_directory, self._store())
+        return EmbeddingSource(embedder, self.cache_directory, self._store())
 
 
 def digest(data: bytes) -> str:

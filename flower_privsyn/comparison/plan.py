@@ -17,7 +17,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run import Report, Shelf, check_method, check_needs
 from flower_privsyn.dry_run.libraries import require
-from flower_privsyn.dry_run.public_text import check_public_text, fingerprints
+from flower_privsyn.dry_run.public_text import BUNDLED, check_public_text, fingerprints
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import LEAST_TEXTS
@@ -326,7 +326,8 @@ class Plan:
             from flower_privsyn.training.distillation import check_same_tokens
 
             values, found = self.values(cell, Path("private.jsonl")), Report()
-            check_public_text(str(values.get("public-text", "bundled")), self._written)
+            public = str(values.get("public-text", BUNDLED))
+            check_public_text(public, self._written, data="")
             if self.method(cell).trains_student and values.get("synthesis") == _WRITTEN:
                 raise ConfigError(
                     f"--set synthesis=written: what is measured of {cell.method} is its student, "

@@ -83,7 +83,8 @@ def check_app(app: App, values: Mapping[str, ConfigValue], *, try_noise: bool = 
     check_method(method, settings, report=report, shelf=shelf)
     if people is not None and (public := method.needs().public_text):
         with report.refusals("public text"):
-            if said := check_public_text(public, people.written):
+            data = str(values.get("data", ""))
+            if said := check_public_text(public, people.written, data=data):
                 report.say("public text", said, level="warning")
     plan = _plan(method, settings, people, report)
     if plan is not None and try_noise:

@@ -1,28 +1,35 @@
 """Public text that holds what users wrote: what is chosen of it would be published as it is.
 
 No ledger knows of that. It is looked for where the users' text is at hand: on the machine of a
-simulation, before it begins.
+simulation, before it begins. What was changed by a letter, or put together otherwise than by lines,
+is not found.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from flower_privsyn.data import Users
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import expanded, located
 
 #: The public text that comes with the package, which is nobody's.
 BUNDLED: Final = "bundled"
 
-#: Words of a text from which on nobody writes the same by chance.
-_LEAST_WORDS: Final = 8
+#: Letters of a text or of a line of it, blanks aside, from which on two are not equal by chance.
+_LEAST_LETTERS: Final = 24
 
-#: Share of the users' texts up to which they may quote what is public: letters that are passed on.
+#: So many users may quote what is public, as a letter that is passed on.
+_FEW: Final = 3
+
+#: Share of the users' texts, and of the public ones, from which on they are no quotations.
 _MOST_SHARED: Final = 0.01
 
 #: Documents of public text that are looked at.
@@ -30,57 +37,83 @@ _MOST_DOCUMENTS: Final = 1_000_000
 
 
 def fingerprints(parts: Iterable[Users]) -> frozenset[int]:
-    """What tells the longer texts of users apart, within this process.
+    """What tells the longer texts of users apart, and the lines of them, within this process.
 
     Args:
         parts: users, held out or not.
     """
-    return frozenset(found for users in parts for found in map(_fingerprint, users.texts) if found)
+    return frozenset(
+        found for users in parts for text in users.texts for found in _fingerprints(text)
+    )
 
 
-def check_public_text(source: str, written: frozenset[int]) -> str | None:
+def check_public_text(source: str, written: frozenset[int], *, data: str) -> str | None:
     """Refuse public text that is the users' own; of a data set of the hub nothing is read.
 
     Args:
         source: the setting `public-text`.
         written: by users: `fingerprints`.
+        data: what the users are read from.
 
     Returns:
         A sentence where some users wrote what is in it; None where nobody did.
 
     Raises:
-        ConfigError: more than a hundredth of the users' longer texts are in it.
+        ConfigError: it is the users' file, or more than three texts are in both and these are more
+            than a hundredth of the one or of the other.
         DataError: it cannot be read.
     """
     corpus = PublicCorpus.find(source, setting="public-text")
-    if source == BUNDLED or corpus.path is None or not written:
+    if source == BUNDLED:
         return None
-    shared = _shared(source, json.dumps(corpus.identity()), written)
+    end = (
+        "what is chosen of it is published as it is, and models learn it, at no cost in any "
+        "ledger; name text that is public, without theirs"
+    )
+    if source == data or _same_file(corpus.path, data):
+        raise ConfigError(f'public-text = "{source}" is the text of the users (data): {end}')
+    if corpus.path is None or not written:
+        return None
+    shared, documents = _shared(source, json.dumps(corpus.identity()), written)
     if not shared:
         return None
     said = (
-        f'public-text = "{source}" holds {shared:,} of the {len(written):,} longer texts of the '
-        "users, word for word: what is chosen of it is published as it is, and models learn it, at "
-        "no cost in any ledger"
+        f'public-text = "{source}" holds {shared:,} of the users\' {len(written):,} longer texts '
+        f"and lines, in {documents:,} of its own: {end}"
     )
-    if shared > _MOST_SHARED * len(written):
-        raise ConfigError(f"{said}; name text that is public, without them")
+    if shared > _FEW and shared > _MOST_SHARED * min(len(written), documents):
+        raise ConfigError(said)
     return said
 
 
-@lru_cache(maxsize=8)
-def _shared(source: str, identity: str, written: frozenset[int]) -> int:  # noqa: ARG001 - a key
-    """How many of the users' texts are in a corpus, counted once while its files stay as they are.
+def _same_file(path: Path | None, data: str) -> bool:
+    try:
+        return path is not None and bool(data) and path.samefile(expanded(located(data)))
+    except OSError:
+        return False
 
-    Many methods of one comparison name the same corpus.
+
+@lru_cache(maxsize=2)
+def _shared(source: str, identity: str, written: frozenset[int]) -> tuple[int, int]:  # noqa: ARG001
+    """How many of the users' texts are in a corpus, and of how many of its own.
+
+    Counted once while its files stay as they are (`identity`): many methods of one comparison name
+    the same corpus.
     """
-    documents = PublicCorpus.find(source, setting="public-text").documents()
-    return len(
-        written.intersection(map(_fingerprint, itertools.islice(documents, _MOST_DOCUMENTS)))
-    )
+    every = PublicCorpus.find(source, setting="public-text").documents()
+    shared, longer = set[int](), 0
+    for document in itertools.islice(every, _MOST_DOCUMENTS):
+        for found in _fingerprints(document):
+            longer += 1
+            if found in written:
+                shared.add(found)
+    return len(shared), longer
 
 
-def _fingerprint(text: str) -> int:
-    """Of a text, whatever its blanks and capitals; 0 where it is too short to tell anything."""
-    words = text.casefold().split()
-    return hash(" ".join(words)) if len(words) >= _LEAST_WORDS else 0
+def _fingerprints(text: str) -> Iterator[int]:
+    """Of a text, and of its lines where it has several, whatever their blanks and capitals."""
+    lines = text.splitlines()
+    for part in (text, *(lines if len(lines) > 1 else ())):
+        letters = "".join(unicodedata.normalize("NFKC", part).casefold().split())
+        if len(letters) >= _LEAST_LETTERS:
+            yield hash(letters)

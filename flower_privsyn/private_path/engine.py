@@ -160,13 +160,13 @@ class PrivateSumStrategy(Strategy):
             evaluate_fn: called by Flower with (round, arrays): with 0 and what round 1 is asked of,
                 then after every round with what the next one is asked of. Where the nodes train,
                 that is the model so far, after the last round as well. A run that goes on begins
-                with the number of rounds that are over; there is no call for rounds after an early
-                end.
+                with the number of rounds that are over, if any are left; there is no call for
+                rounds after an early end.
 
         Returns:
             Flower's Result, by the run's own rounds: in `train_metrics_clientapp` the counts of
-            this call's, in `arrays` what `evaluate_fn` gets last. What was made of it all is in the
-            run directory, `self.run.path`.
+            this call's, in `arrays` what `evaluate_fn` gets last, if a release changed it. What was
+            made of it all is in the run directory, `self.run.path`.
 
         Raises:
             PrivsynError: a setting, a file, the federation or the budget is at fault. The run
@@ -549,7 +549,7 @@ class PrivateSumStrategy(Strategy):
             )
         self._forget_noise()
         rounds.refuse_to_end_empty_handed(ledger, go_on=self._go_on)
-        return flower_loop.renumbered(result, behind)
+        return flower_loop.completed(result, behind, self.method, self.config)
 
     @contextlib.contextmanager
     def _timed(self, event: str) -> Iterator[None]:

@@ -37,13 +37,18 @@ def evaluated_by(evaluate: Evaluate, behind: int, last: Callable[[], int]) -> Ev
     return called
 
 
-def renumbered(result: Result, behind: int) -> Result:
-    """Flower's result by the numbers of the run's rounds.
+def completed(result: Result, behind: int, method: Method, settings: PrivateSumConfig) -> Result:
+    """Flower's result by the numbers of the run's rounds, with the arrays that it ends with.
 
     Args:
-        result: changed in place.
+        result: changed in place; its arrays where there are none, as of a run whose rounds were all
+            over when it was resumed.
         behind: rounds that were over when the loop began.
+        method: of the run.
+        settings: of the run.
     """
+    if not result.arrays and (closing := method.closing()) is not None:
+        result.arrays = broadcast_of(Question(method.queries[-1], closing), settings)
     for by_round in (result.train_metrics_clientapp, result.evaluate_metrics_serverapp):
         moved = {behind + number: record for number, record in by_round.items()}
         by_round.clear()

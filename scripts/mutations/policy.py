@@ -68,9 +68,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="users' text may be named as public text",
         file="flower_privsyn/dry_run/public_text.py",
         function="check_public_text",
-        before="    if shared > _MOST_SHARED * len(written):\n",
+        before="    if shared > _FEW and shared > _MOST_SHARED * min(len(written), documents):\n",
         after="    if False:\n",
-        tests=("tests/dry_run/test_check.py::test_public_text_that_the_users_wrote_stops_a_run",),
+        tests=("tests/dry_run/test_check.py::TestPublicText",),
     ),
     Mutation(
         name="the node's account believes the relation a run claims",

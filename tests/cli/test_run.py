@@ -175,7 +175,7 @@ def test_public_text_that_the_users_wrote_is_named_before_flower_starts(
     (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
     words = ["run", str(EXAMPLES / "ask-once"), "--run-dir", "r", "--set", "data=users.jsonl"]
     assert main([*words, "--set", "public-text=users.jsonl"]) == 2
-    assert "of the users, word for word: what is chosen of it" in capsys.readouterr().err
+    assert "is the text of the users (data): what is chosen of it" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
 

@@ -303,6 +303,21 @@ class TestMemory:
             plain.prepared(REQUEST, context(population, number), NodeGuard(None, {}))
         assert len(plain._kept) == 1
 
+    def test_what_runs_before_the_last_two_asked_for_is_let_go(
+        self, population: Path, tmp_path: Path
+    ) -> None:
+        """A node lives for months, and what it keeps of a run refers to the run's model."""
+        node = NodeUsers(
+            load=users_of_node,
+            load_embedder=hash_embedder,
+            cache_directory=tmp_path,
+            trainer=None,
+        )
+        for run in (7, 8, 7, 9):
+            for number in range(2):
+                node.prepared(REQUEST, context(population, number, run=run), NodeGuard(None, {}))
+        assert [key[0] for key in node._kept] == [8, 8, 9, 9]
+
     def test_the_file_is_read_once_for_many_nodes(
         self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +97,10 @@ def test_a_process_keeps_the_models_that_were_asked_for_last(model: TrainableMod
     trains.source(models[2])
     assert trains.source(models[0]) is first
     assert trains.source(models[1]) is not second
+    gone = weakref.ref(second.model)
+    del second
+    gc.collect()
+    assert gone() is None
 
 
 class TestErrorsTellNothing:

@@ -524,7 +524,9 @@ class TestCheckedBeforeTheFirstCell:
         text = "a text of eight words and more, of user"
         rows = [{"client_id": f"user-{i}", "text": f"{text} {i}"} for i in range(40)]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        with pytest.raises(ConfigError, match=r"holds (\d+) of the \1 longer texts of the users"):
+        with pytest.raises(
+            ConfigError, match=r"holds (\d+) of the users' \1 longer texts and lines"
+        ):
             plan_of(str(file), settings=[f"{key}={file}"])
 
 

@@ -14,7 +14,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.comparison import APP
 from flower_privsyn.data import Cut
-from flower_privsyn.dry_run import Report, Shelf, check_app, libraries
+from flower_privsyn.dry_run import Finding, Report, Shelf, check_app, libraries
 from flower_privsyn.dry_run.check import _place, check_needs
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import ModelError, PrivsynError
@@ -138,30 +138,79 @@ def test_who_has_no_text_and_ids_that_are_odd_are_counted(check: Check, tmp_path
     assert [one.level for one in data] == ["fine", "warning"]
 
 
-def test_public_text_that_the_users_wrote_stops_a_run(check: Check, tmp_path: Path) -> None:
-    """It would be published as it is, and no ledger would know."""
-    text = "the court ruled on the tax of this year and the next"
+class TestPublicText:
+    """What the users wrote would be published as it is, and no ledger would know."""
 
-    def found(public: str) -> Report:
-        data = users_file(tmp_path, users=300, text=text)
-        return check("epsilon=8", f"data={data}", f"public-text={public}", app=ASK_ONCE)
+    TEXT = "the court ruled on the tax of this year and the next"
 
-    private, copies = users_file(tmp_path, users=300, text=text), tmp_path / "public.jsonl"
-    said = stops(found(str(private)))
-    assert list(said) == ["public text"]
-    assert said["public text"].startswith(
-        f'public-text = "{private}" holds 300 of the 300 longer texts of the users, word for word'
-    )
-    rows = [f"{text} {n}" for n in range(1000, 1100)]
-    copies.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    assert found(str(copies)).ready
-    assert not [one for one in found(str(copies)).findings if one.topic == "public text"]
-    for leaked, level in ((3, "warning"), (4, "stops")):
-        quoted = [f"The  {text[4:].upper()} {n}" for n in range(leaked)]  # as somebody else types
-        copies.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows + quoted))
-        (finding,) = (one for one in found(str(copies)).findings if one.topic == "public text")
-        assert finding.level == level
-        assert f"holds {leaked} of the 300" in finding.sentence
+    @pytest.fixture
+    def found(self, check: Check, tmp_path: Path) -> Callable[..., Finding | None]:
+        """What is said of documents that are named as public text, on a file of 300 users."""
+
+        def run(documents: list[str], *, users: int = 300, text: str = self.TEXT) -> Finding | None:
+            data, public = users_file(tmp_path, users=users, text=text), tmp_path / "public.jsonl"
+            public.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
+            report = check("epsilon=8", f"data={data}", f"public-text={public}", app=ASK_ONCE)
+            said = [one for one in report.findings if one.topic == "public text"]
+            assert len(said) <= 1
+            return said[0] if said else None
+
+        return run
+
+    def mine(self, *numbers: int) -> list[str]:
+        return [f"{self.TEXT} {number}" for number in numbers]
+
+    def theirs(self, count: int) -> list[str]:
+        return [f"{self.TEXT} of another land, in its year {number}" for number in range(count)]
+
+    @pytest.mark.parametrize("text", [TEXT, "hi", "今天法院判决了"])
+    def test_the_users_own_file_stops_a_run_whatever_its_texts_are_like(
+        self, check: Check, tmp_path: Path, text: str
+    ) -> None:
+        data, link = users_file(tmp_path, text=text), tmp_path / "public.jsonl"
+        link.symlink_to(data)
+        for public in (data, link):
+            said = stops(check(f"data={data}", f"public-text={public}", app=ASK_ONCE))
+            assert said["public text"].startswith(
+                f'public-text = "{public}" is the text of the users (data): what is chosen of it'
+            )
+
+    def test_other_text_is_public(self, found: Callable[..., Finding | None]) -> None:
+        assert found(self.theirs(100)) is None
+
+    def test_a_few_quotations_are_worth_a_word_and_more_stop_the_run(
+        self, found: Callable[..., Finding | None]
+    ) -> None:
+        for leaked, level in ((3, "warning"), (4, "stops")):
+            quoted = [f" The  {one[4:].upper()}" for one in self.mine(*range(leaked))]
+            said = found(self.theirs(1000) + quoted)
+            assert said is not None
+            assert said.level == level
+            assert f"holds {leaked} of the users' 300 longer texts and lines, in " in said.sentence
+        # Of few users as well.
+        said = found(self.theirs(1000) + self.mine(1), users=30)
+        assert said is not None
+        assert said.level == "warning"
+
+    def test_a_sample_of_them_is_their_text_however_many_others_there_are(
+        self, found: Callable[..., Finding | None]
+    ) -> None:
+        said = found(self.mine(*range(10)), users=3000)
+        assert said is not None
+        assert said.level == "stops"
+        said = found(self.theirs(3000) + self.mine(*range(10)), users=3000)
+        assert said is not None
+        assert said.level == "warning"
+
+    def test_their_lines_in_one_document_are_found(
+        self, found: Callable[..., Finding | None]
+    ) -> None:
+        said = found(["\n".join(self.mine(*range(20)))])
+        assert said is not None
+        assert said.level == "stops"
+        said = found(self.mine(*range(20)), text=f"Dear all,\n{self.TEXT}")
+        assert said is not None
+        assert said.level == "stops"
 
 
 def test_public_text_of_another_form_is_named(check: Check, tmp_path: Path) -> None:

@@ -483,6 +483,22 @@ class TestResume:
             )
         assert not np.array_equal(seen[3], seen[2])
 
+    def test_flower_gets_the_model_of_a_run_whose_rounds_were_over(
+        self, config: Builder, people: Users
+    ) -> None:
+        def evaluate(number: int, arrays: ArrayRecord) -> None:
+            if number == 2:
+                raise Killed
+
+        with pytest.raises(Killed):
+            DPFedAvg(config()).start(training_nodes(people), evaluate_fn=evaluate)
+        strategy = DPFedAvg(config(resume=True))
+        arrays = strategy.start(training_nodes(people)).arrays
+        stored = load_file(strategy.run.round_path(2) / "model.safetensors")
+        shapes = strategy.method.model.shapes
+        last = np.concatenate([stored[name].ravel() for name in shapes])
+        assert np.array_equal(arrays["parameters"].numpy(), last)
+
     @pytest.mark.parametrize("place", ["before the state", "after the state"])
     def test_killed_in_the_servers_step_it_ends_as_if_it_had_not_been(
         self, config: Builder, people: Users, tmp_path: Path, place: str
