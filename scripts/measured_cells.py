@@ -29,7 +29,7 @@ _BYTES_A_NUMBER = 4
 _OF_THEIR_OWN = ("public_text", "held_out")
 
 #: Variants that are a choice, by their names in a comparison: what each sends or begins with.
-_CHOICES = {
+CHOICES = {
     "without-pairs": "joint-sketch, tokens alone",
     "with-trained-teacher": "joint-sketch, its teacher trained",
     "with-8000-pairs-and-trained-teacher": "joint-sketch, 8,000 pairs, its teacher trained",
@@ -58,7 +58,7 @@ def cells_of(source: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
         if not any(key in line for key in _OF_THEIR_OWN):
             cell = {**line, "costs": costs_today(line)}
             if "bytes_a_number" not in line:  # what an older version's variants were has changed
-                cell["method"] = _CHOICES.get(str(line["method"]), line["method"])
+                cell["method"] = CHOICES.get(str(line["method"]), line["method"])
             yield str(line["data"]), int(line["users"]), cell
 
 
@@ -115,7 +115,7 @@ def main() -> int:
         return 2
     cells = collect(
         (cell for source in arguments.sources for cell in cells_of(source)),
-        own=tuple(_CHOICES.values()),
+        own=tuple(CHOICES.values()),
     )
     print(json.dumps(document(cells, setup=arguments.setup), indent=1, ensure_ascii=False))
     return 0

@@ -24,6 +24,7 @@ from flower_privsyn.comparison.table import markdown
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.host.app import load_app
+from flower_privsyn.strategies.catalogue import ComparedMethod
 
 CONFIGS = ("cpu", "hybrid", "ask-once", "from-distilled")
 
@@ -49,6 +50,41 @@ def table_of(
         ConfigError: there is no such cell, two cells are of one place and seed, their stamps or
             deltas differ, or nobody knows a method.
     """
+    cells = cells_of(lines, data=data, users=users)
+    methods, rows = summary_of(cells)
+    seeds = sorted({cell["seed"] for cell in cells})
+    for row in rows:
+        # One that no seed changes was run once.
+        row["planned"] = len(seeds) if methods[row["method"]].seeded else row["seeds"]
+    deltas = {cell["delta"] for cell in cells if cell.get("delta")}
+    return markdown(
+        {
+            "stamp": cells[0]["stamp"],
+            "titles": {name: method.title for name, method in methods.items()},
+            "summary": rows,
+            "cells": cells,
+            "data": {"name": data, "private_users": users, "held_out_users": held_out},
+            "downstream": downstream,
+            "delta": deltas.pop() if deltas else float("nan"),
+            "seeds": seeds,
+        }
+    )
+
+
+def cells_of(
+    lines: Sequence[Mapping[str, Any]], *, data: str, users: int
+) -> list[Mapping[str, Any]]:
+    """The cells of some users, each of a method, an epsilon and a seed of its own.
+
+    Args:
+        lines: cells, with `data` and `users`.
+        data: what their text is.
+        users: how many took part.
+
+    Raises:
+        ConfigError: there is no such cell, two cells are of one place and seed, or their stamps or
+            deltas differ.
+    """
     cells = [line for line in lines if (line["data"], line["users"]) == (data, users)]
     if not cells:
         raise ConfigError(f"no cell is of {users} users of {data}")
@@ -59,27 +95,25 @@ def table_of(
     deltas = {cell["delta"] for cell in cells if cell.get("delta")}
     if len(stamps) != 1 or len(deltas) > 1:
         raise ConfigError("the cells are of different comparisons: stamps or deltas differ")
+    return cells
+
+
+def summary_of(
+    cells: Sequence[Mapping[str, Any]],
+) -> tuple[Mapping[str, ComparedMethod], list[dict[str, Any]]]:
+    """All methods that there are, and a row of means for every one that was run, in their order.
+
+    Args:
+        cells: of one place (`cells_of`).
+
+    Raises:
+        ConfigError: nobody knows a method.
+    """
     methods = methods_of(load_app(APP), *CONFIGS)
     asked = {cell["method"] for cell in cells}
     if unknown := sorted(asked - methods.keys()):
         raise ConfigError(f"no settings of {', '.join(CONFIGS)} are called {', '.join(unknown)}")
-    seeds = sorted({cell["seed"] for cell in cells})
-    rows = summarise(cells, [method for name, method in methods.items() if name in asked])
-    for row in rows:
-        # One that no seed changes was run once.
-        row["planned"] = len(seeds) if methods[row["method"]].seeded else row["seeds"]
-    return markdown(
-        {
-            "stamp": stamps.pop(),
-            "titles": {name: method.title for name, method in methods.items()},
-            "summary": rows,
-            "cells": cells,
-            "data": {"name": data, "private_users": users, "held_out_users": held_out},
-            "downstream": downstream,
-            "delta": deltas.pop() if deltas else float("nan"),
-            "seeds": seeds,
-        }
-    )
+    return methods, summarise(cells, [methods[name] for name in methods if name in asked])
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -111,6 +111,9 @@ RUN_BY = {
     r"python -m scripts.experiments.compared_cells .*": (
         "tests/scripts/test_compared_cells.py::test_means_are_of_the_cells_of_one_place"
     ),
+    r"python -m scripts.experiments.across_places .*": (
+        "tests/scripts/test_across_places.py::test_a_column_is_a_place"
+    ),
     r"python -m scripts.experiments.nearer_or_useful .*": (
         "tests/scripts/test_nearer_or_useful.py::test_the_table_is_stamped_and_says_what_goes_with_accuracy"
     ),
