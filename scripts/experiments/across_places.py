@@ -5,10 +5,10 @@ r"""One table of comparisons at several places: of other text, more users, anoth
         --place "speech, 400 words, of sealed users" 4100 1
 
 A place is what the text is, how many users took part, and their epsilon; a file of cells is as for
-`scripts.experiments.compared_cells`. A row is a method. In a place stands the next-token accuracy
-of the student, in percent, that of the taught one behind a semicolon, and in brackets how much of
-the way from the public model to private text is closed. What asks nobody is the same at every
-epsilon. Standard errors are of the first figure.
+`scripts.experiments.compared_cells`. A row is a method that was run in more than one of the places.
+In a place stands the next-token accuracy of the student, in percent, that of the taught one behind
+a semicolon, and in brackets how much of the way from the public model to private text is closed.
+What asks nobody is the same at every epsilon. Standard errors are of the first figure.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def table_of(lines: Sequence[Mapping[str, Any]], places: Sequence[Place]) -> str
         "|---|" + "---:|" * len(places),
     ]
     for name, title in titles.items():
-        if any(name in column for column in columns):
+        if sum(name in column for column in columns) >= min(2, len(places)):
             figures = [column.get(name, "-") for column in columns]
             found.append(f"| {title} | " + " | ".join(figures) + " |")
     return "\n".join(found)

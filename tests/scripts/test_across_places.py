@@ -31,6 +31,8 @@ def test_a_column_is_a_place(tmp_path: Path, capsys: Any) -> None:
     assert found["public model"][0] == found["public model"][1] == "20.00 (0 %)"
     assert found["hybrid-10"][:2] == ["28.00 ± 2.00 (40 %)", "35.00; 33.00 (75 %)"]
     assert found["hybrid-10"][2].rstrip(" |") == "-"
-    assert found["joint sketch"][2].rstrip(" |") == "45.00 (50 %)"
+    assert "joint sketch" not in found  # of one place
+    assert main([str(file), "--place", *places[2]]) == 0
+    assert rows(capsys.readouterr().out)["joint sketch"][0].rstrip(" |") == "45.00 (50 %)"
     assert main([str(file), "--place", "speech", "9", "1"]) == 2
     assert "no cell is of 9 users of speech" in capsys.readouterr().err
