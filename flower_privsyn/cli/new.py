@@ -20,6 +20,7 @@ NEXT_STEPS: Final = {
     "own-data": ("privsyn check {app} --set data=FILE", "privsyn run {app} --set data=FILE"),
     "existing-federation": ("privsyn run {app}/before", "privsyn run {app}/after"),
     "ask-once": ("privsyn run {app}",),
+    "deployment": ("python {app}/loopback.py FOLDER APP --users FILE",),
 }
 """The examples that can be written, and what to type next."""
 
@@ -39,6 +40,8 @@ def new(
     existing-federation: a Flower app before and after private synthetic text.
 
     ask-once: one question to some 500 authors, and a small model of what they write.
+
+    deployment: SuperLink and SuperNodes with keys and policies, by script, Compose and systemd.
     """
     if example not in NEXT_STEPS:
         raise ConfigError(f"EXAMPLE must be one of {', '.join(NEXT_STEPS)}, got {example}")

@@ -35,6 +35,9 @@ def test_an_example_is_written_whole_and_can_be_run(
     commands = [shlex.split(line) for line in shown.splitlines() if line.startswith("    ")]
     assert len(commands) == len(NEXT_STEPS[example])
     for program, command, folder, *_ in commands:
+        if program == "python":
+            assert Path(command).is_file()
+            continue
         assert program == "privsyn"
         assert command in ("check", "run")
         app = load_app(folder)
@@ -44,7 +47,7 @@ def test_an_example_is_written_whole_and_can_be_run(
 
 def test_every_app_among_the_examples_can_be_written() -> None:
     apps = {path.relative_to(EXAMPLES).parts[0] for path in EXAMPLES.rglob("pyproject.toml")}
-    assert apps == set(NEXT_STEPS)
+    assert apps | {"deployment"} == set(NEXT_STEPS)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +56,7 @@ def test_every_app_among_the_examples_can_be_written() -> None:
         (
             ["quikstart", "new"],
             "EXAMPLE must be one of quickstart, own-data, existing-federation, ask-once, "
-            "got quikstart",
+            "deployment, got quikstart",
         ),
         (["quickstart", "full"], "DIR must be a folder that is new or empty, got full"),
         (["quickstart", "file"], "DIR must be a folder that is new or empty, got file"),
