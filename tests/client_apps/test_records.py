@@ -276,16 +276,20 @@ class TestTickets:
         assert self.tickets(cache) == 0
 
 
+def node_users_in(directory: Path) -> NodeUsers:
+    return NodeUsers(
+        load=users_of_node,
+        load_embedder=hash_embedder,
+        cache_directory=directory,
+        trainer=None,
+    )
+
+
 class TestMemory:
     def test_what_is_mapped_is_not_counted(
         self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        node = NodeUsers(
-            load=users_of_node,
-            load_embedder=hash_embedder,
-            cache_directory=tmp_path,
-            trainer=None,
-        )
+        node = node_users_in(tmp_path)
         mapped = node.prepared(REQUEST, context(population), NodeGuard(None, {}))
         assert 0 < mapped.nbytes < 1000
         monkeypatch.setattr(node_users, "_KEPT_BYTES", 2500)
@@ -293,12 +297,7 @@ class TestMemory:
             node.prepared(REQUEST, context(population, number), NodeGuard(None, {}))
         assert len(node._kept) == 4
         monkeypatch.setenv("PRIVSYN_RECORDS_GIB", "0")
-        plain = NodeUsers(
-            load=users_of_node,
-            load_embedder=hash_embedder,
-            cache_directory=tmp_path,
-            trainer=None,
-        )
+        plain = node_users_in(tmp_path)
         for number in range(4):
             plain.prepared(REQUEST, context(population, number), NodeGuard(None, {}))
         assert len(plain._kept) == 1
@@ -307,12 +306,7 @@ class TestMemory:
         self, population: Path, tmp_path: Path
     ) -> None:
         """A node lives for months, and what it keeps of a run refers to the run's model."""
-        node = NodeUsers(
-            load=users_of_node,
-            load_embedder=hash_embedder,
-            cache_directory=tmp_path,
-            trainer=None,
-        )
+        node = node_users_in(tmp_path)
         for run in (7, 8, 7, 9):
             for number in range(2):
                 node.prepared(REQUEST, context(population, number, run=run), NodeGuard(None, {}))
