@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.experiments.across_places import main
-from tests.scripts.test_compared_cells import CELLS, cell, rows
+from tests.support.compared import CELLS, cell, rows
 
 MORE = [
     cell("hybrid-10", 0, 0.35, epsilon=7.0, distilled={"next_token_accuracy": 0.33}),
