@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from flower_privsyn import environment
 from flower_privsyn.cli.options import Json, RunDir, Seed, option
@@ -39,8 +40,25 @@ _Column = Annotated[str | None, option("NAME", "default: the run's")]
 _Output = Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")]
 
 
-#: Where a run says nothing: of users, texts, dates and labels, and no partitioner.
-_COLUMNS = ("client_id", "text", "date", "label", "")
+class OwnData(TypedDict):
+    """The columns and the partitioner of a run's own data, as `load_users` takes them."""
+
+    client_column: str
+    text_column: str
+    date_column: str
+    label_column: str
+    data_partitioner: str
+
+
+def own_data(values: Mapping[str, Any]) -> OwnData:
+    """How the run's own data are read, for `load_users`."""
+    return {
+        "client_column": str(values.get("client-column", "client_id")),
+        "text_column": str(values.get("text-column", "text")),
+        "date_column": str(values.get("date-column", "date")),
+        "label_column": str(values.get("label-column", "label")),
+        "data_partitioner": str(values.get("data-partitioner", "")),
+    }
 
 
 def evaluate(
@@ -88,10 +106,8 @@ def evaluate(
     of_the_run = dict(run.config)
     if users is None:  # another file says itself whose its rows are
         of_the_run.pop("data-partitioner", None)
-    columns = {
-        key: value if value is not None else str(of_the_run.get(key.replace("_", "-"), default))
-        for (key, value), default in zip(named.items(), _COLUMNS, strict=True)
-    }
+    given = {key: value for key, value in named.items() if value is not None}
+    columns = {**own_data(of_the_run), **given}
     taking_part, others = _people(run, held_out, users, private, columns)
     folder = _folder(run, output)
     training = CausalTraining() if steps is None else CausalTraining(max_steps=steps)

@@ -7,11 +7,12 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from flower_privsyn import environment
+from flower_privsyn.cli.evaluate import OwnData, own_data
 from flower_privsyn.cli.evaluate import evaluate as evaluate_command
 from flower_privsyn.cli.inspect import epsilons, inspect_run
 from flower_privsyn.cli.options import Config, RunDir, Settings, option
@@ -80,7 +81,7 @@ def run(
     if tally:
         sys.stderr.write(f"privsyn: warning: {tally} (counted in private text, for its owner)\n")
     runs.RunDirectory(path).refuse_existing()
-    own = _own_data(values)
+    own = own_data(values)
     if evaluate is not None:
         _check_evaluation(evaluate, values, own)
     sys.stderr.write(
@@ -105,6 +106,7 @@ def _check_users(app: App, values: Mapping[str, Any]) -> None:
     from flower_privsyn.dry_run.people import read_people
     from flower_privsyn.dry_run.public_text import check_public_text
     from flower_privsyn.host.app import check_data, strategies_of
+    from flower_privsyn.strategies.by_name import built
 
     every = strategies_of(app, values)
     if not every:
@@ -117,34 +119,14 @@ def _check_users(app: App, values: Mapping[str, Any]) -> None:
             nodes=settings.num_nodes,
             most_nodes=settings.max_nodes_per_user,
         )
-        made: Any = strategy
-        public = made(settings).method.needs().public_text
+        public = built(strategy, settings).method.needs().public_text
         if people is None or not public:
             continue
         if said := check_public_text(public, people.written, data=str(values.get("data", ""))):
             sys.stderr.write(f"privsyn: warning: {said}\n")
 
 
-class _OwnData(TypedDict):
-    client_column: str
-    text_column: str
-    date_column: str
-    label_column: str
-    data_partitioner: str
-
-
-def _own_data(values: Mapping[str, Any]) -> _OwnData:
-    """How the run's own data are read, for `load_users`."""
-    return {
-        "client_column": str(values.get("client-column", "client_id")),
-        "text_column": str(values.get("text-column", "text")),
-        "date_column": str(values.get("date-column", "date")),
-        "label_column": str(values.get("label-column", "label")),
-        "data_partitioner": str(values.get("data-partitioner", "")),
-    }
-
-
-def _check_evaluation(file: str, values: Mapping[str, Any], own: _OwnData) -> None:
+def _check_evaluation(file: str, values: Mapping[str, Any], own: OwnData) -> None:
     """Refuse before anything is spent what could not be measured in the end."""
     from flower_privsyn.data import load_users
 
@@ -189,6 +171,7 @@ def _check_changes(path: Path, settings: Sequence[str]) -> None:
     from flower_privsyn.host.app import strategies_of
     from flower_privsyn.private_path.changes import changes_of_run
     from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.strategies.by_name import built
 
     app, values = launch.resumed_settings(path, settings)
     if not (path / "config.json").is_file():
@@ -196,8 +179,8 @@ def _check_changes(path: Path, settings: Sequence[str]) -> None:
     run = RunDirectory.open(path)
     for config, strategy in strategies_of(app, values):
         if strategy.__name__ == run.document.get("strategy"):
-            made: Any = strategy
-            changes_of_run(run, config, made(config).method, strategy=strategy.__name__)
+            method = built(strategy, config).method
+            changes_of_run(run, config, method, strategy=strategy.__name__)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from flower_privsyn.host.app import (
     written_settings,
 )
 from flower_privsyn.private_path.needs import ModelKind, NeededModel, Needs
-from flower_privsyn.strategies.by_name import listed_strategies
+from flower_privsyn.strategies.by_name import built, listed_strategies
 from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
 from flower_privsyn.training.causal_settings import CausalTraining
 
@@ -326,8 +326,8 @@ class Plan:
             from flower_privsyn.training.distillation import check_same_tokens
 
             values, found = self.values(cell, Path("private.jsonl")), Report()
-            public = str(values.get("public-text", BUNDLED))
-            check_public_text(public, self._written, data="")
+            if (public := str(values.get("public-text", BUNDLED))) != BUNDLED:
+                check_public_text(public, self._written, data="")
             if self.method(cell).trains_student and values.get("synthesis") == _WRITTEN:
                 raise ConfigError(
                     f"--set synthesis=written: what is measured of {cell.method} is its student, "
@@ -340,8 +340,8 @@ class Plan:
                 for settings, strategy in strategies_of(self.app, values):
                     for users in (self.private, self.held_out) if settings.class_names else ():
                         check_labels([users], settings.class_names)
-                    made: Any = strategy
-                    check_method(made(settings).method, settings, report=found, shelf=shelf)
+                    method = built(strategy, settings).method
+                    check_method(method, settings, report=found, shelf=shelf)
             else:
                 if cell.method == "expand-private":
                     check_here(str(values["generator"]))

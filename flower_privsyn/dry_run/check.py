@@ -32,7 +32,6 @@ from flower_privsyn.host.launch import refuse_resume, require_cluster, require_s
 from flower_privsyn.models import gemma
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.privacy import accounting, quarantine
-from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.needs import NeededModel, Needs
 from flower_privsyn.private_path.noise_check import NoiseAgainstUsers
@@ -41,6 +40,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan, plan_of, settle
 from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.strategies.by_name import built
 
 #: How many standard deviations of the noise stand out.
 _SEEN: Final = 3.0
@@ -184,10 +184,9 @@ def _settings_of(
             )
             return None, None
         settings, strategy = found[0]
-        built: PrivateSumStrategy = strategy(settings)  # type: ignore[call-arg]
         rounds = f"{settings.num_rounds} round{'s' if settings.num_rounds > 1 else ''}"
         report.say("settings", f"{strategy.__name__}, {rounds}, on {settings.num_nodes} nodes")
-        return settings, built.method
+        return settings, built(strategy, settings).method
     return None, None
 
 

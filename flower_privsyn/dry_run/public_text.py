@@ -63,9 +63,9 @@ def check_public_text(source: str, written: frozenset[int], *, data: str) -> str
             than a hundredth of the one or of the other.
         DataError: it cannot be read.
     """
-    corpus = PublicCorpus.find(source, setting="public-text")
     if source == BUNDLED:
         return None
+    corpus = PublicCorpus.find(source, setting="public-text")
     end = (
         "what is chosen of it is published as it is, and models learn it, at no cost in any "
         "ledger; name text that is public, without theirs"

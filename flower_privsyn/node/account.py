@@ -293,6 +293,7 @@ class NodeLedger:
             LedgerError: The file, or that of another account of the data, is damaged or cannot be
                 written.
         """
+        self._make_folder()
         with self._turn():
             file, lines, torn = self._open()
             try:
@@ -320,7 +321,6 @@ class NodeLedger:
         if not self._data:
             yield
             return
-        self._make_folder()
         path = self._folder / f".{_file_name(self._data)}.lock"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -347,7 +347,6 @@ class NodeLedger:
             )
 
     def _open(self) -> tuple[LedgerFile, list[dict[str, Any]], bytes]:
-        self._make_folder()
         if not self.path.exists():
             header = {
                 "event": "opened", "kind": "node", "version": _VERSION, "dataset": self._dataset,
@@ -389,17 +388,17 @@ class NodeLedger:
         if self._dataset == data:
             others = self._named_for(self._dataset)
         else:
-            path = self._folder / f"{_file_name(data)}.jsonl"
-            others = {data: path} if path.exists() else {}
-        for name, path in others.items():
-            other = NodeAccount(name)
-            other.replay(path, read_chain(path).lines[1:])
+            unnamed = NodeLedger(data, folder=self._folder).path
+            others = {unnamed: read_chain(unnamed).lines} if unnamed.exists() else {}
+        for path, lines in others.items():
+            other = NodeAccount(str(lines[0]["dataset"]) if lines else data)
+            other.replay(path, lines[1:])
             if other.charges:
                 account.others += other.charges
-                account.also += (name,)
+                account.also += (other.dataset,)
 
-    def _named_for(self, data: str) -> dict[str, Path]:
-        """The ledgers under other names that were charged for some data, by these names."""
+    def _named_for(self, data: str) -> dict[Path, tuple[dict[str, Any], ...]]:
+        """The lines of the ledgers under other names that were charged for some data."""
         found = {}
         for path in sorted(self._folder.glob("*.jsonl")):
             if path == self.path:
@@ -411,7 +410,7 @@ class NodeLedger:
             # A copy of a ledger in its folder is no account.
             own = lines[0].get("kind") == "node" and path.name == f"{_file_name(name)}.jsonl"
             if own and any(line.get("data") == data for line in lines):
-                found[name] = path
+                found[path] = lines
         return found
 
 

@@ -350,7 +350,7 @@ class PrivateSumStrategy(Strategy):
         rounds.settle()
         federation.attendance.check(consequence=self._after_silence(asked))
         return (
-            flower_loop.arrays_after(asked.question, self._next, self.method, self.config),
+            flower_loop.arrays_of(self._next, self.method, self.config),
             flower_loop.numbers_of(metrics),
         )
 

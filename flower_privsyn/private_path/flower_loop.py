@@ -7,7 +7,6 @@ has none where the loop goes on counting.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -47,8 +46,8 @@ def completed(result: Result, behind: int, method: Method, settings: PrivateSumC
         method: of the run.
         settings: of the run.
     """
-    if not result.arrays and (closing := method.closing()) is not None:
-        result.arrays = broadcast_of(Question(method.queries[-1], closing), settings)
+    if not result.arrays and (arrays := arrays_of(None, method, settings)) is not None:
+        result.arrays = arrays
     for by_round in (result.train_metrics_clientapp, result.evaluate_metrics_serverapp):
         moved = {behind + number: record for number, record in by_round.items()}
         by_round.clear()
@@ -56,25 +55,24 @@ def completed(result: Result, behind: int, method: Method, settings: PrivateSumC
     return result
 
 
-def arrays_after(
-    asked: Question, following: Question | None, method: Method, settings: PrivateSumConfig
+def arrays_of(
+    following: Question | None, method: Method, settings: PrivateSumConfig
 ) -> ArrayRecord | None:
     """What the next round is asked of; after the last one what the method closes with.
 
     Args:
-        asked: in the round that is over.
         following: the next question; None after the last.
         method: of the run.
         settings: of the run.
 
     Returns:
-        None where the last round was asked of the same.
+        None where a method closes with nothing.
     """
     if following is None:
         closing = method.closing()
         if closing is None:
             return None
-        following = replace(asked, broadcast=closing)
+        following = Question(method.queries[-1], closing)
     return broadcast_of(following, settings)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.private_path.engine import PrivateSumStrategy
@@ -65,10 +65,18 @@ def strategy_of(run_config: Mapping[str, Any]) -> PrivateSumStrategy:
     Raises:
         ConfigError: See `configuration_of`.
     """
-    config = configuration_of(run_config)
-    strategy: Any = STRATEGIES[str(run_config["strategy"])][1]
-    built: PrivateSumStrategy = strategy(config)
-    return built
+    return built(STRATEGIES[str(run_config["strategy"])][1], configuration_of(run_config))
+
+
+def built(strategy: type[PrivateSumStrategy], settings: PrivateSumConfig) -> PrivateSumStrategy:
+    """A strategy of one of these classes, which take their settings alone.
+
+    Args:
+        strategy: of `STRATEGIES`.
+        settings: of its own class.
+    """
+    made: Any = strategy
+    return cast("PrivateSumStrategy", made(settings))
 
 
 def listed_strategies() -> str:

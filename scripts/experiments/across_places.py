@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.errors import PrivsynError
 from flower_privsyn.files import read_json_lines
-from scripts.experiments.compared_cells import cells_of, summary_of
+from scripts.experiments.compared_cells import cells_of, printed, summary_of
 from scripts.measured_cells import CHOICES
 
 #: The text, its users and their epsilon.
@@ -83,13 +82,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(words)
     places = [(data, int(users), float(epsilon)) for data, users, epsilon in options.place]
-    try:
-        table = table_of(list(read_json_lines(options.cells)), places)
-    except PrivsynError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    print(table)
-    return 0
+    return printed(lambda: table_of(list(read_json_lines(options.cells)), places))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,18 +125,28 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--held-out-users", type=int, default=1500)
     parser.add_argument("--downstream", default="privsyn-tiny")
     options = parser.parse_args(words)
-    try:
-        table = table_of(
+    return printed(
+        lambda: table_of(
             list(read_json_lines(options.cells)),
             data=options.data,
             users=options.users,
             held_out=options.held_out_users,
             downstream=options.downstream,
         )
+    )
+
+
+def printed(table: Callable[[], str]) -> int:
+    """Print a table, or the sentence that says why there is none; returns the exit status.
+
+    Args:
+        table: makes it.
+    """
+    try:
+        print(table())
     except PrivsynError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    print(table)
     return 0
 
 
