@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from flower_privsyn.advice.measured import MeasuredCell, MeasuredTable
 from flower_privsyn.checks import check_number, check_whole
@@ -61,8 +61,8 @@ class Judgement:
         ranked: methods that were measured there and send little enough, best first.
         too_large: those that send more.
         unseparated: whether the first two are less than two standard errors apart, or nobody knows.
-        differs: how the place differs from what is needed; none where it is the very place.
-        outside: whether what is needed is beyond everything that was measured on this text.
+        between: how the place differs from what is needed, where that lies between measured ones.
+        beyond: the same, where it is less or more than all that was measured on this text.
     """
 
     data: str
@@ -70,8 +70,8 @@ class Judgement:
     ranked: tuple[MeasuredCell, ...]
     too_large: tuple[MeasuredCell, ...]
     unseparated: bool
-    differs: tuple[str, ...]
-    outside: bool
+    between: tuple[str, ...]
+    beyond: tuple[str, ...]
 
     @property
     def is_comparison(self) -> bool:
@@ -157,9 +157,9 @@ def unseparated(ranked: Sequence[MeasuredCell]) -> bool:
 
 def _differences(
     cells: Sequence[MeasuredCell], nearest: MeasuredCell, need: Need
-) -> dict[str, Any]:
-    """Sentences on how the place differs, and whether what is needed is outside of all places."""
-    found, outside = [], False
+) -> dict[str, tuple[str, ...]]:
+    """Sentences on how the place differs: `between` and `beyond` of a judgement."""
+    between, beyond = [], []
     for word, wanted, values, here in (
         ("users", float(need.users), [float(cell.users) for cell in cells], float(nearest.users)),
         ("epsilon", need.epsilon, [cell.epsilon for cell in cells], nearest.epsilon),
@@ -167,12 +167,11 @@ def _differences(
         low, high = min(values), max(values)
         if low <= wanted <= high:
             if wanted != here:
-                found.append(
+                between.append(
                     f"{word} {wanted:,g} is between those measured, {low:,g} to {high:,g}; "
                     f"judged by {here:,g}"
                 )
             continue
-        outside = True
         side, edge = ("below the least", low) if wanted < low else ("above the most", high)
-        found.append(f"{word} {wanted:,g} is {side} measured, {edge:,g}; judged by {here:,g}")
-    return {"differs": tuple(found), "outside": outside}
+        beyond.append(f"{word} {wanted:,g} is {side} measured, {edge:,g}; judged by {here:,g}")
+    return {"between": tuple(between), "beyond": tuple(beyond)}

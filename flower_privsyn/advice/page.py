@@ -86,8 +86,10 @@ def _judgement_lines(judgement: Judgement) -> Iterator[str]:
         yield "  The first two are too near to each other to be told apart."
     if not judgement.is_comparison:
         yield "  No other method was measured there: this is no comparison."
-    for sentence in judgement.differs:
-        yield f"  {'Extrapolated' if judgement.outside else 'Not this place'}: {sentence}."
+    for sentence in judgement.between:
+        yield f"  Not this place: {sentence}."
+    for sentence in judgement.beyond:
+        yield f"  Extrapolated: {sentence}."
 
 
 def figures(cell: MeasuredCell) -> str:

@@ -2,7 +2,7 @@
 
 Private evolution's question. Lin et al., "Differentially Private Synthetic Data via Foundation
 Model APIs 1: Images" (2023), Algorithm 2; Hou et al., "PrE-Text: Training Language Models on
-Private Federated Data in the Age of LLMs" (ICML 2024), Algorithm 1, lines 6-10 (user level).
+Private Federated Data in the Age of LLMs" (ICML 2024), Algorithm 2, lines 8-13 (user level).
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class NearestNeighborHistogram(Query):
         one candidate.
 
     References:
-        Hou et al. 2024 (PrE-Text), Algorithm 1, lines 6-10; Lin et al. 2023, Algorithm 2.
+        Hou et al. 2024 (PrE-Text), Algorithm 2, lines 8-13; Lin et al. 2023, Algorithm 2.
     """
 
     name: ClassVar[str] = "nearest_neighbor_histogram"

@@ -33,6 +33,7 @@ from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import ModelDelta, next_clip_norm
 from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE
 from flower_privsyn.strategies.parts.federated_training import (
+    UNCAPPED,
     FederatedTraining,
     FederatedTrainingConfig,
 )
@@ -53,9 +54,6 @@ POPRI_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "local_learning_rate": (0.01, 0.06),
     "clip_norm": (0.01, 0.4),
 }
-
-#: The papers train on all of a user's samples, however many those are.
-_UNCAPPED: Final[Mapping[str, int]] = {"max_samples": 0, "local_steps": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +110,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
         """
         preset: dict[str, Any] = {
             "local_batch_size": 4,
-            **_UNCAPPED,
+            **UNCAPPED,
             "local_learning_rate": 0.1,
             "num_rounds": 20,
             "clip_norm": 0.1,
@@ -140,7 +138,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
         preset: dict[str, Any] = {
             "num_rounds": 20,
             "local_batch_size": 2,
-            **_UNCAPPED,
+            **UNCAPPED,
             "local_learning_rate": 0.03,
             "clip_norm": 0.1,
             "server_learning_rate": 1.0,

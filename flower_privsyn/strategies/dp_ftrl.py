@@ -30,7 +30,7 @@ from flower_privsyn.strategies.parts.correlated_training import (
     CorrelatedTrainingConfig,
     wang_federation,
 )
-from flower_privsyn.strategies.parts.federated_training import FederatedTraining
+from flower_privsyn.strategies.parts.federated_training import UNCAPPED, FederatedTraining
 
 if TYPE_CHECKING:
     from flower_privsyn.preset_keywords import DPFTRLKeywords
@@ -106,6 +106,7 @@ class DPFTRLConfig(CorrelatedTrainingConfig):
             "correlation": "tree",
             "accountant": "rdp",
             "local_batch_size": 2,
+            **UNCAPPED,
             "local_learning_rate": 0.03,
             "server_learning_rate": 1.0,
             **overrides,

@@ -211,6 +211,7 @@ class POPriConfig(PreferenceConfig):
         preset: dict[str, Any] = {
             **_printed_noise(epsilon, participation),
             **_poisson(participation),
+            "max_samples": 0,
             "centre": "none",
             "scale": "clip",
             "answer_space": "candidates",
@@ -239,6 +240,7 @@ class POPriConfig(PreferenceConfig):
         preset: dict[str, Any] = {
             **_printed_noise(epsilon, participation),
             **fixed,
+            "max_samples": 0,
             "centre": "all",
             "scale": "unit",
             "answer_space": "candidates",

@@ -2,20 +2,23 @@
 
 Papers:
     Hou, Shrivastava, Zhan, Conway, Le, Sagar, Fanti, Lazar: "PrE-Text: Training Language Models on
-    Private Federated Data in the Age of LLMs" (ICML 2024), Algorithms 1 (DP seed collection) and
-    2 (Expand).
+    Private Federated Data in the Age of LLMs" (ICML 2024), Algorithms 1 and 2 (Histogram).
     Lin, Gopi, Kulkarni, Nori, Yekhanin: "Differentially Private Synthetic Data via Foundation
     Model APIs 1: Images" (2023), Algorithm 1.
 
 Algorithm 1 of PrE-Text, line by line:
-    1      S_1 <- N_syn random public samples                          `Evolution.first`
-    3-5    lookahead: mean embedding of K variations of each sample    `Evolution._lookahead`
-    6-10   users vote for the nearest sample, votes are summed         `NearestNeighborHistogram`
-    11     Gaussian noise                                              `PrivateSumStrategy`
-    12     subtract the threshold H, cut at zero                       `Resample`
-    13     draw N_syn survivors with replacement, P ~ histogram        `Resample`
-    14     S_{t+1} <- Variation(survivors)                             `Evolution.following`
-Algorithm 2: Expand(all survivors of all rounds)                       `finish`
+    2      S_1 <- N_syn random public samples                          `Evolution.first`
+    6      Histogram: Algorithm 2
+    7, 8   draw N_syn survivors with replacement, P ~ histogram        `Resample`
+    9      S_{t+1} <- Variation(survivors)                             `Evolution.following`
+    11     Expand(the union of the survivors of all rounds)            `finish`
+Algorithm 2:
+    8-13   users vote for the nearest sample; the distance is to the
+           mean embedding of K variations of it (section 3, lookahead) `NearestNeighborHistogram`,
+                                                                       `Evolution._lookahead`
+    14     Gaussian noise, here on the sum                             `PrivateSumStrategy`
+    15, 16 votes are summed                                            `PrivateSumStrategy`
+    17     subtract the threshold H, cut at zero                       `Resample`
 """
 
 from __future__ import annotations
@@ -170,7 +173,8 @@ class PrivateEvolutionConfig(EvolutionConfig):
         """The published settings of one of PrE-Text's two budgets.
 
         Noise multiplier 11.3 (epsilon 1.29 by the papers' RDP accountant) or 2.31 (7.58), N_syn
-        1,024 or 2,048, H in votes, survivors counted once per round.
+        1,024 or 2,048, H in votes, embeddings in float32. Two things stay this package's: the
+        models (printed: RoBERTa-large and LLaMA-2-7B) and how many texts are written.
 
         Raises:
             ConfigError: no such epsilon is printed.
@@ -183,7 +187,7 @@ class PrivateEvolutionConfig(EvolutionConfig):
             "num_candidates": 1024 if strong else 2048,
             "threshold": PRE_TEXT_THRESHOLD_VOTES * (5.9 if strong else 1.0),
             "threshold_unit": "votes",
-            "survivor_weights": "counted",
+            "broadcast_precision": "float32",
             **overrides,
         }
         return cls(**preset)
@@ -318,7 +322,7 @@ class EvolutionByVotes(Evolution):
                 self._expansion().rehearse(self._seeds)
 
     def first(self) -> Question:
-        """Line 1; before it what line 1 is to draw from, and what rounds are to be judged by."""
+        """Line 2; before it what line 2 is to draw from, and what rounds are to be judged by."""
         return self._judge_or(1) if self._selected is None else self._selected.question()
 
     def _judge_or(self, number: int) -> Question:
@@ -326,7 +330,7 @@ class EvolutionByVotes(Evolution):
         return self._begin(number) if self._judge is None else self._judge.question()
 
     def _drawn(self, number: int) -> Population:
-        """Line 1: among all public samples, or among those that a sketch chose."""
+        """Line 2: among all public samples, or among those that a sketch chose."""
         if self._selected is None:
             return super()._drawn(number)
         config = self.config
@@ -339,7 +343,7 @@ class EvolutionByVotes(Evolution):
         return Population.create([seeds[i] for i in drawn], round_number=number, source="selected")
 
     def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
-        """Lines 12 to 14: choose survivors, keep them, vary them."""
+        """Lines 7 to 9, and 17 of Algorithm 2: choose survivors, keep them, vary them."""
         number = release.round_number
         if not self._has_candidates(number):
             if self._selected is not None and self._selected.asked_in(number):
@@ -395,7 +399,7 @@ class EvolutionByVotes(Evolution):
     # ------------------------------------------------------------------ the result
 
     def finish(self) -> dict[str, Any]:
-        """Algorithm 2: expand the survivors of all rounds into the synthetic corpus.
+        """Algorithm 1, line 11: expand the survivors of all rounds into the synthetic corpus.
 
         Expanded texts are written down batch by batch, so that a generator that fails, or a run
         that is killed, loses none; a resumed run writes the ones that are missing.

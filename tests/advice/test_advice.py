@@ -166,20 +166,23 @@ class TestJudging:
 
     def test_it_says_how_far_off_it_judges(self, table: MeasuredTable) -> None:
         (very,) = advise(table, Need(users=1_000, epsilon=1.0)).judgements
-        assert (very.differs, very.outside) == ((), False)
+        assert (very.between, very.beyond) == ((), ())
         (between,) = advise(table, Need(users=3_000, epsilon=1.0)).judgements
-        assert between.differs == (
+        assert between.between == (
             "users 3,000 is between those measured, 1,000 to 10,000; judged by 1,000",
         )
-        assert not between.outside
+        assert between.beyond == ()
         far = advise(table, Need(users=90_000, epsilon=0.01))
         (outside,) = far.judgements
-        assert outside.outside
-        assert outside.differs == (
+        assert outside.between == ()
+        assert outside.beyond == (
             "users 90,000 is above the most measured, 10,000; judged by 10,000",
             "epsilon 0.01 is below the least measured, 0.1; judged by 1",
         )
         assert "Extrapolated: epsilon 0.01 is below" in "\n".join(advice_lines(far))
+        half = "\n".join(advice_lines(advise(table, Need(users=3_000, epsilon=0.01))))
+        assert "Not this place: users 3,000 is between" in half
+        assert "Extrapolated: epsilon 0.01 is below" in half
         alone = advise(table, Need(users=1_000, epsilon=0.1))
         assert "this is no comparison" in "\n".join(advice_lines(alone))
 

@@ -113,6 +113,8 @@ def test_popris_settings(name: str) -> None:
         )
         for key in (*SHARED, "min_separation", "correlation", "local_learning_rate"):
             assert getattr(config, key) == getattr(printed, key), key
+        for uncapped in (config, printed):
+            assert (uncapped.max_samples, uncapped.local_steps) == (0, 0)
         # The printed epsilon, to 3 %, is that of 20 epochs; of the 20 rounds only with everybody.
         reached = spent(config) / float(epsilon)
         assert 0.97 <= reached <= 1.003 if twenty == "epochs" else reached < 0.7

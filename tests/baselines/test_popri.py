@@ -56,6 +56,7 @@ def test_named_settings_are_accepted(name: str) -> None:
             "noise_multiplier",
             "accountant",
             "sampling",
+            "max_samples",
             "centre",
             "scale",
             "answer_space",

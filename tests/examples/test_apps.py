@@ -37,8 +37,9 @@ def test_named_settings_are_accepted(app: Path, name: str) -> None:
         printed = PrivateEvolutionConfig.pre_text_as_printed(
             epsilon="1.29" if "1.29" in name else "7.58"
         )
-        for key in ("noise_multiplier", "accountant", "num_candidates", "survivor_weights"):
+        for key in ("noise_multiplier", "accountant", "num_candidates", "broadcast_precision"):
             assert getattr(config, key) == getattr(printed, key)
+        assert config.survivor_weights == printed.survivor_weights == "distinct"
         assert config.threshold == pytest.approx(printed.threshold, rel=1e-7)
         assert (config.lookahead, config.num_rounds, config.delta) == (4, 11, 3e-6)
 

@@ -213,6 +213,10 @@ class TestCost:
         assert cost(noise_stream="restart", first_rounds=400) == pytest.approx(cost(), rel=1e-9)
         composed = cost(noise_stream="restart", cohorts="everybody")
         assert composed == pytest.approx({"1.77": 2.4534, "18.71": 27.4284}[epsilon], abs=5e-4)
+        exactly = {"1.77": (1.5654, 2.2862), "18.71": (16.6361, 25.9892)}[epsilon]
+        for cohorts, value in zip(("disjoint", "everybody"), exactly, strict=True):
+            found = cost(noise_stream="restart", cohorts=cohorts, accountant="pld")
+            assert found == pytest.approx(value, rel=2e-3)
 
 
 class TestWhoTakesPart:

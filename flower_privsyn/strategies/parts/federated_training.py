@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
@@ -52,6 +53,9 @@ logger = logging.getLogger("flwr.privsyn")
 
 #: Steps left to the noise that are worth a word.
 _SHORT: Final = 0.1
+
+#: PrE-Text's and POPri's baselines train on all of a user's samples, however many those are.
+UNCAPPED: Final[Mapping[str, int]] = {"max_samples": 0, "local_steps": 0}
 
 
 @dataclass(frozen=True, kw_only=True)

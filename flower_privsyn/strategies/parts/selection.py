@@ -1,7 +1,7 @@
 """Which candidates survive a release, and how often.
 
 Papers:
-    Hou et al.: "PrE-Text" (ICML 2024), Algorithm 1, lines 12 and 13: drawn by their votes.
+    Hou et al.: "PrE-Text" (ICML 2024), Algorithm 1, lines 7 and 8: drawn by their votes.
     Xie et al.: "Differentially Private Synthetic Data via Foundation Model APIs 2: Text" (Aug-PE,
     ICML 2024): the best ones.
 """
