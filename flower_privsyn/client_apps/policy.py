@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from flwr.app import Context, Message
+from flwr.app import Context
 
 from flower_privsyn.client_apps.node_users import digest
 from flower_privsyn.errors import ConfigError, NotAllowedError
@@ -21,7 +19,7 @@ def guard_of(context: Context) -> NodeGuard:
         raise NotAllowedError(str(error)) from None
 
 
-def charge_of(ask: wire.Ask, message: Message, context: Context, guard: NodeGuard) -> Charge:
+def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
     """What an answer is charged as in the node's own account."""
     config = context.node_config
     # Outside a simulation, whether a recipe deals its users, only its author knows.
@@ -34,7 +32,6 @@ def charge_of(ask: wire.Ask, message: Message, context: Context, guard: NodeGuar
         round_number=ask.round_number,
         num_rounds=ask.num_rounds,
         query=ask.query.name,
-        question=_question(message, context),
         clip_norm=ask.query.clip_norm,
         mechanism=ask.mechanism,
         relation=ask.relation,
@@ -45,21 +42,6 @@ def charge_of(ask: wire.Ask, message: Message, context: Context, guard: NodeGuar
         classes=ask.data.classes,
         secure=ask.secure,
     )
-
-
-def _question(message: Message, context: Context) -> str:
-    """Digest of a request and of the configurations it is answered under.
-
-    What a recipe reads may depend on either, and with it the answer. The node's `policy` decides
-    only whether there is one.
-    """
-    node = {key: value for key, value in context.node_config.items() if key != "policy"}
-    values = [
-        wire.request_digest(message),
-        sorted(node.items()),
-        sorted(context.run_config.items()),
-    ]
-    return digest(json.dumps(values, default=str).encode())
 
 
 def _coins(ask: wire.Ask) -> str:

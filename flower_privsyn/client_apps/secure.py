@@ -64,7 +64,7 @@ class SecureRounds:
     def __init__(
         self,
         read: Callable[[Message], wire.Ask],
-        answer: Callable[[wire.Ask, Message, Context], tuple[wire.Answer, float]],
+        answer: Callable[[wire.Ask, Context], tuple[wire.Answer, float]],
     ) -> None:
         self._read = read
         self._answer = answer
@@ -118,7 +118,7 @@ class SecureRounds:
             store.begin_step()
             # Nobody else knows the coins: who was drawn stays on this node.
             drawn = replace(ask, sampling_key=os.urandom(32))
-            total = self._answer(drawn, message, context)[0].total
+            total = self._answer(drawn, context)[0].total
             noise = SecureRandom().rounded_normal(deviation, len(total))
             values: Vector = (total + noise).view(np.uint64)
             kept, masked, signature = mask(

@@ -7,7 +7,6 @@ error code from a fixed list; `unpack_*` refuse anything more.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -427,22 +426,6 @@ def _check_claim(ask: Ask) -> None:
         pattern = ask.correlation.participation
         if participation_of(sampling, rounds=pattern.rounds) != pattern:
             raise WireError("the request's sampling is not what its correlation is accounted for")
-
-
-def request_digest(message: Message) -> str:
-    """Digest of everything a request holds; two requests with one digest ask the same."""
-    total = hashlib.blake2b(digest_size=16)
-    for name, record in sorted(message.content.items()):
-        if isinstance(record, ArrayRecord):
-            parts = {key: content_digest(record[key]).hex() for key in record}
-        else:
-            parts = {"": hashlib.blake2b(_plain_bytes(record), digest_size=16).hexdigest()}
-        total.update(json.dumps([name, sorted(parts.items())]).encode())
-    return total.hexdigest()
-
-
-def _plain_bytes(record: Any) -> bytes:
-    return repr(sorted((key, record[key]) for key in record)).encode()
 
 
 def pack_answer(answer: Answer, *, bound: float) -> RecordDict:

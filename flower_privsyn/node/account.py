@@ -97,14 +97,6 @@ class NodeAccount:
         """Whether rounds of a stream of correlated noise were charged before."""
         return any(charge.key == (server, "stream", stream) for charge in self.every)
 
-    def answered(self, charge: Charge) -> bool:
-        """Whether this very question was charged before and its answer can only be the same."""
-        return any(
-            (old.server, old.run, old.node, old.partition, old.question)
-            == (charge.server, charge.run, charge.node, charge.partition, charge.question)
-            for old in self.every
-        )
-
     def check(self, charge: Charge, policy: NodePolicy) -> dict[str, Any]:
         """Refuse an answer that would cost more than the owner allows.
 
@@ -282,11 +274,11 @@ class NodeLedger:
             return account
         return self._account(read_chain(self.path).lines)
 
-    def charge(self, charge: Charge, policy: NodePolicy) -> bool:
+    def charge(self, charge: Charge, policy: NodePolicy) -> None:
         """Charge an answer; it may leave once this returns.
 
-        Returns:
-            False where this very question was charged before.
+        An answer to a request that was answered before is another answer: what the node reads may
+        have changed since.
 
         Raises:
             NotAllowedError: The owner's limit would be passed; nothing was written.
@@ -301,8 +293,6 @@ class NodeLedger:
                 if torn:
                     file.cut_off(torn)
                     file.append({"event": "repaired", "torn_bytes": len(torn), "time": clock.now()})
-                if account.answered(charge):
-                    return False
                 checked = account.check(charge, policy)
                 line = charge.to_line(streams=account._streams)
                 if self._data != lines[0].get("data", ""):
@@ -310,7 +300,6 @@ class NodeLedger:
                 file.append({**line, "checked": checked, "time": clock.now()})
             finally:
                 file.close()
-        return True
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:

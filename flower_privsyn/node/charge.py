@@ -41,7 +41,6 @@ class Charge:
         round_number: 1-based.
         num_rounds: Rounds that the run says it has.
         query: Name of the query.
-        question: Digest of the whole request.
         clip_norm: Bound on the norm of one user's answer.
         mechanism: Noise of the sum, as the server states it. Its sensitivity is at least
             `clip_norm`.
@@ -63,7 +62,6 @@ class Charge:
     round_number: int
     num_rounds: int
     query: str
-    question: str
     clip_norm: float
     mechanism: GaussianMechanism
     relation: NeighboringRelation
@@ -101,7 +99,6 @@ class Charge:
             "round": self.round_number,
             "num_rounds": self.num_rounds,
             "query": self.query,
-            "question": self.question,
             "clip_norm": self.clip_norm,
             **self.mechanism.to_dict(),
             "relation": self.relation.value,
@@ -139,7 +136,6 @@ class Charge:
             round_number=int(line["round"]),
             num_rounds=int(line["num_rounds"]),
             query=str(line["query"]),
-            question=str(line["question"]),
             clip_norm=float(line["clip_norm"]),
             mechanism=mechanism_from_dict(line),
             relation=NeighboringRelation(line["relation"]),

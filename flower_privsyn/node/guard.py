@@ -324,9 +324,7 @@ class NodeGuard:
             noise_multiplier=multiplier,
             num_rounds=charge.num_rounds,
         )
-        account = self.ledger.account()
-        if not account.answered(charge):
-            account.check(charge, policy)
+        self.ledger.account().check(charge, policy)
 
     def charge(self, charge: Charge) -> None:
         """Charge an answer; it may leave once this returns.

@@ -296,12 +296,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{POLICY_TESTS}::TestFile",),
     ),
     Mutation(
-        name="the same request is free whatever the node reads by now",
-        file=CHARGES,
-        function="charge_of",
-        before="        question=_question(message, context),\n",
-        after="        question=wire.request_digest(message),\n",
-        tests=(f"{REQUEST_TESTS}::TestWhoChooses",),
+        name="a request that comes again is answered free of charge",
+        file=ACCOUNT,
+        function="NodeLedger.charge",
+        before="            checked = account.check(charge, policy)\n",
+        after="            if charge in account.every:\n"
+        "                return\n"
+        "            checked = account.check(charge, policy)\n",
+        tests=(f"{ACCOUNT_TESTS}::TestLimit", f"{REQUEST_TESTS}::TestWhoChooses"),
     ),
     Mutation(
         name="the files of a model are compared and others loaded",

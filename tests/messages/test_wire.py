@@ -130,21 +130,6 @@ class TestRequests:
         with pytest.raises(wire.WireError, match="accounted"):
             wire.unpack_ask(message(other), NearestNeighborHistogram)
 
-    def test_a_digest_changes_with_everything_that_is_asked(self) -> None:
-        record = wire.broadcast_record(ask().broadcast, precision="float32")
-        asked = [
-            ask(), ask(round_number=5), ask(sampling_key=b"j" * 32),
-            ask(sampling=FullParticipation()),
-            ask(query=NearestNeighborHistogram(max_samples=4, clip="l2")),
-        ]  # fmt: skip
-        digests = [wire.request_digest(message(wire.pack_ask(each, record))) for each in asked]
-        other = wire.broadcast_record(
-            {"candidates": np.eye(3, dtype=np.float32)[::-1]}, precision="float32"
-        )
-        digests.append(wire.request_digest(message(wire.pack_ask(ask(), other))))
-        assert len(set(digests)) == 6
-        assert wire.request_digest(message(wire.pack_ask(ask(), record))) == digests[0]
-
     @pytest.mark.parametrize(
         ("key", "value"),
         [

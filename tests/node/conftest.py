@@ -37,7 +37,6 @@ def asked() -> Callable[..., Charge]:
             "round_number": round_number,
             "num_rounds": 20,
             "query": "nearest_neighbor_histogram",
-            "question": f"{run}/{node}/{round_number}",
             "clip_norm": 3.0,
             "mechanism": GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=3.0),
             "relation": NeighboringRelation.ZERO_OUT,

@@ -16,7 +16,12 @@ from flower_privsyn.client_apps import create_client_app, users_of_node
 from flower_privsyn.errors import DataError, NotAllowedError
 from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeLedger, NodePolicy, model_digest, simulated
-from flower_privsyn.privacy import FixedSizeSampling, FullParticipation, PoissonSampling
+from flower_privsyn.privacy import (
+    FixedSizeSampling,
+    FullParticipation,
+    GaussianMechanism,
+    PoissonSampling,
+)
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import LabelledHistogram, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
@@ -187,20 +192,29 @@ class TestWhoChooses:
         chosen = users_of_node(context({**node, "text-column": "note"}, {"text-column": "text"}))
         assert set(chosen.texts) == {"a diagnosis"}
 
-    @pytest.mark.parametrize(
-        ("node", "run"),
-        [({"text-column": "note"}, {}), ({}, {"style": "long"})],
-    )
-    def test_the_same_request_under_another_configuration_is_another_question(
-        self, answers: Answering, node: dict[str, Any], run: dict[str, Any]
+    def test_a_request_that_comes_again_is_charged_again(
+        self, answers: Answering, tmp_path: Path
     ) -> None:
-        """What the recipe reads may differ, and with it the answer."""
-        for _ in range(2):
-            answers(twelve, {"dataset": "people"})
-        account = NodeLedger("people").account
-        assert len(account().charges) == 1
-        answers(twelve, {"dataset": "people", **node}, run)
-        assert len(account().charges) == 2
+        """Kept and sent again, it would show what was written since, past the owner's limit."""
+        noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
+        policy = tmp_path / "policy.toml"
+        policy.write_text("max-epsilon = 9.0\n")
+        node = {"dataset": "people", "policy": str(policy)}
+        assert answers(twelve, node, mechanism=noise)[0] == 12
+        once = NodeLedger("people").account().epsilon(NodePolicy())
+        policy.write_text(f"max-epsilon = {1.1 * once}\n")
+
+        def grown(where: Context) -> Any:  # each message is a process of its own, and reads anew
+            return make_users(13)
+
+        assert answers(grown, node, mechanism=noise) == ("NOT_ALLOWED", 0.0)
+        assert answers(twelve, node, mechanism=noise) == (
+            "NOT_ALLOWED",
+            0.0,
+        )  # the refusal does not tell which
+        policy.write_text(f"max-epsilon = {5 * once}\n")
+        assert answers(grown, node, mechanism=noise)[0] == 13
+        assert len(NodeLedger("people").account().charges) == 2
 
 
 class TestWhoIsDrawn:
@@ -223,7 +237,6 @@ class TestWhoIsDrawn:
         node, sampling = {"dataset": "people"}, PoissonSampling(0.5)
         first = answers(twelve, node, sampling=sampling)
         assert isinstance(first[0], int)
-        assert answers(twelve, node, sampling=sampling) == first  # the same question
         for changes in ({"round_number": 2}, {"round_number": 3, "num_rounds": 30}):
             again = answers(twelve, node, sampling=sampling, **changes)
             assert again == ("NOT_ALLOWED", 0.0)
