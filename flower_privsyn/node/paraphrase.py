@@ -11,7 +11,11 @@ This is no part of a run: no node does it because a server asks.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -243,9 +247,9 @@ class Paraphrased:
     """What a file of paraphrases has cost.
 
     Attributes:
-        documents: that were paraphrased, in all calls for this file.
-        lost: of them, charged but not written: the process was killed in between.
-        most_of_a_user: documents of the user who has most.
+        documents: that were charged, in all calls for this file.
+        lost: of them, not written: the process was killed in between.
+        most_of_a_user: of them, those of the user who has most.
         epsilon_per_document: pure and local.
     """
 
@@ -272,7 +276,8 @@ def paraphrase_file(
     """Write the paraphrases of documents, and the ledger of what they cost beside them.
 
     A document is in the ledger before its paraphrase is written. What was interrupted goes on with
-    the documents that are not in it: none is paraphrased twice.
+    the documents that are not in it: none is paraphrased twice into one file. What other files hold
+    of the same documents adds to it, and nothing here knows of it.
 
     Args:
         documents: user and text of each, in the order of the owner's file.
@@ -284,7 +289,8 @@ def paraphrase_file(
         progress: called with the number of documents just written.
 
     Raises:
-        DataError: the output was begun with other settings or of other documents.
+        DataError: the output was begun with other settings or of other documents, or is being
+            written by another process.
     """
     source: RandomSource = random or SecureRandom()
     how = paraphraser.settings(choice)
@@ -294,20 +300,21 @@ def paraphrase_file(
         "mechanism": "token choice by clipped logits (DP-Prompt)",
         "epsilon": "pure, local, per document",
         "documents": len(documents),
+        # Which they are, and in which order: the ledger names them by their places.
+        "texts": _digest(documents),
         "randomness": source.name,
         "secure": source.secure,
         **how.to_dict(),
     }
-    done = _opened(ledger, output, header)
-    rest = [place for place in range(len(documents)) if place not in done]
-    texts = paraphraser.paraphrase([documents[place][1] for place in rest], choice, random=source)
-    position = 0
-    for batch in texts:
-        places = rest[position : position + len(batch)]
-        position += len(batch)
-        append_json_lines(
-            ledger,
-            [
+    with _held(ledger, output):
+        charged = _opened(ledger, output, header)
+        rest = [place for place in range(len(documents)) if place not in charged]
+        texts = paraphraser.paraphrase([documents[at][1] for at in rest], choice, random=source)
+        position = 0
+        for batch in texts:
+            places = rest[position : position + len(batch)]
+            position += len(batch)
+            lines = [
                 {
                     "event": "paraphrase",
                     "document": place,
@@ -316,42 +323,67 @@ def paraphrase_file(
                     "epsilon": how.epsilon_per_document,
                 }
                 for place in places
-            ],
+            ]
+            append_json_lines(ledger, lines)
+            append_json_lines(
+                output,
+                [
+                    {"client_id": documents[place][0], "text": text, "document": place}
+                    for place, text in zip(places, batch, strict=True)
+                ],
+            )
+            if progress is not None:
+                progress(len(batch))
+        users = Counter(str(line["client_id"]) for line in list(read_json_lines(ledger))[1:])
+        return Paraphrased(
+            documents=users.total(),
+            lost=users.total() - sum(1 for _ in read_json_lines(output)),
+            most_of_a_user=max(users.values(), default=0),
+            epsilon_per_document=how.epsilon_per_document,
         )
-        append_json_lines(
-            output,
-            [
-                {"client_id": documents[place][0], "text": text, "document": place}
-                for place, text in zip(places, batch, strict=True)
-            ],
-        )
-        if progress is not None:
-            progress(len(batch))
-    counts = Counter(user for user, _ in documents)
-    return Paraphrased(
-        documents=len(documents),
-        lost=len(documents) - sum(1 for _ in read_json_lines(output)),
-        most_of_a_user=max(counts.values(), default=0),
-        epsilon_per_document=how.epsilon_per_document,
-    )
+
+
+def _digest(documents: Sequence[tuple[str, str]]) -> str:
+    """Of users and texts in their order; it tells about the text, and stays with its owner."""
+    digest = hashlib.blake2b(digest_size=16)
+    for document in documents:
+        digest.update(json.dumps(document).encode() + b"\n")
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _held(ledger: Path, output: Path) -> Iterator[None]:
+    """Keep other processes from the output: two would draw the same documents."""
+    descriptor = os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise DataError(f"{output} is being written by another process: wait for its end") from None
+    finally:
+        os.close(descriptor)
 
 
 def _opened(ledger: Path, output: Path, header: dict[str, Any]) -> set[int]:
-    """The documents that were paraphrased before, by the ledger; writes it where there is none."""
-    if not ledger.exists():
+    """The places of the documents that were charged before; begins the ledger where it is empty."""
+    lines = list(read_json_lines(ledger))
+    if not lines:
         if output.exists():
             raise DataError(
                 f"{output} exists, and {ledger.name} beside it does not: what it has cost is not "
                 "known, so nothing is added to it"
             )
-        for file in (ledger, output):
-            file.touch(mode=0o600)
+        output.touch(mode=0o600)
         append_json_lines(ledger, [header])
         return set()
-    lines = list(read_json_lines(ledger))
     known = json.loads(json.dumps(header))
-    if not lines or dict(lines[0]) != known:
-        first = dict(lines[0]) if lines else {}
+    first = dict(lines[0])
+    if first.get("texts") != known["texts"]:
+        raise DataError(
+            f"{output} was begun with other documents, or in another order: some would be told a "
+            "second time. Tell those that are not in it to another file"
+        )
+    if first != known:
         other = next((key for key in known if first.get(key) != known[key]), "event")
         raise DataError(
             f"{output} was begun with another {other} ({first.get(other)!r}, now {known[other]!r}):"

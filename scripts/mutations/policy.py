@@ -306,6 +306,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{ACCOUNT_TESTS}::TestLimit", f"{REQUEST_TESTS}::TestWhoChooses"),
     ),
     Mutation(
+        name="what was begun with other documents is told a second time",
+        file="flower_privsyn/node/paraphrase.py",
+        function="paraphrase_file",
+        before='        "texts": _digest(documents),\n',
+        after='        "texts": "",\n',
+        tests=("tests/node/test_paraphrase.py",),
+    ),
+    Mutation(
+        name="two processes tell the same documents",
+        file="flower_privsyn/node/paraphrase.py",
+        function="_held",
+        before="        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        after="",
+        tests=("tests/node/test_paraphrase.py",),
+    ),
+    Mutation(
         name="the files of a model are compared and others loaded",
         file=GUARD,
         function="NodeGuard.check_files",

@@ -45,7 +45,8 @@ def write(paraphraser: Paraphraser, choice: TokenChoice, tmp_path: Path) -> Call
     def build(**changes: Any) -> Any:
         values = {"paraphraser": paraphraser, "choice": choice, "random": InsecureRandom(1)}
         values |= changes
-        return paraphrase_file(DOCUMENTS, tmp_path / "out.jsonl", **values)
+        documents = values.pop("documents", DOCUMENTS)
+        return paraphrase_file(documents, tmp_path / "out.jsonl", **values)
 
     return build
 
@@ -109,6 +110,40 @@ def test_an_interrupted_file_goes_on_and_charges_nobody_twice(
     assert [row["document"] for row in lines(file)] == [0, 2, 3, 4]
     charged = lines(tmp_path / "out.jsonl.ledger.jsonl")[1:]
     assert [row["document"] for row in charged] == [0, 1, 2, 3, 4]
+
+
+def test_documents_in_another_order_or_changed_are_not_told_again(
+    write: Callable[..., Any], tmp_path: Path
+) -> None:
+    class Stop(BaseException):
+        pass
+
+    def dying(count: int) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        write(progress=dying)
+    before = (tmp_path / "out.jsonl").read_bytes()
+    for others in (DOCUMENTS[::-1], [*DOCUMENTS[:4], ("dan", "Another.")], DOCUMENTS[:4]):
+        with pytest.raises(DataError, match="begun with other documents"):
+            write(documents=others)
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_two_at_once_do_not_tell_the_same_documents(
+    write: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The second is refused while the first writes, and both say what the file has cost."""
+
+    def beside(count: int) -> None:
+        with pytest.raises(DataError, match=r"out\.jsonl is being written by another process"):
+            write()
+
+    found = write(progress=beside)
+    assert (found.documents, found.lost, found.most_of_a_user) == (5, 0, 2)
+    assert len(lines(tmp_path / "out.jsonl")) == 5
+    again = write()  # nothing is left to tell
+    assert again == found
 
 
 def test_other_settings_or_a_lost_ledger_are_refused(
