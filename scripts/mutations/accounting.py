@@ -13,6 +13,14 @@ FTRL_TESTS = "tests/strategies/test_dp_ftrl.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        name="rounding errors of a composition count as privacy",
+        file=f"{PRIVACY}/loss_distributions.py",
+        function="_rounding",
+        before="    return _ROUNDING * sum(",
+        after="    return 0.0 * sum(",
+        tests=(f"{ACCOUNTING}::test_rounding_errors_of_many_rounds_are_no_privacy",),
+    ),
+    Mutation(
         name="fixed-size sampling accounted as Poisson",
         file=f"{PRIVACY}/accounting.py",
         function="_cost",

@@ -74,6 +74,32 @@ def test_different_releases_add_up_as_one_gaussian() -> None:
     assert epsilon(mixed) == pytest.approx(epsilon(plan(together, rounds=1)), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("rounds", "noise_multiplier", "delta"),
+    [
+        (100_000, 1054.1, 1e-12),
+        (100_000, 1054.1, 1e-14),
+        (10_000, 33.3, 1e-13),
+        (10_000, 333.3, 1e-12),
+        (10_000, 10.0, 1e-10),
+        (100, 3.3, 1e-14),
+    ],
+)
+def test_rounding_errors_of_many_rounds_are_no_privacy(
+    rounds: int, noise_multiplier: float, delta: float
+) -> None:
+    """Cohorts of nearly everybody cost what those of everybody do, which has a closed form."""
+    exact = dp_accounting.get_epsilon_gaussian(noise_multiplier / math.sqrt(rounds), delta)
+    almost = {
+        Release(noise_multiplier=noise_multiplier, sampling=PoissonSampling(1 - 1e-9)): rounds
+    }
+    found = PLDAccountant().epsilon(almost, delta=delta)
+    assert exact * (1 - 1e-7) <= found <= exact * (1 + 1e-7)  # the rate itself is 1e-9 below 1
+    half = {Release(noise_multiplier=noise_multiplier, sampling=PoissonSampling(0.5)): rounds}
+    assert PLDAccountant().epsilon(half, delta=delta) < 0.9 * exact
+    assert PLDAccountant().delta(almost, epsilon=exact) >= delta * (1 - 1e-6)
+
+
 def test_replace_one_doubles_the_sensitivity_by_both_accountants() -> None:
     """Published as eps 1 and 7 with the sensitivity not doubled; 0.92 and 6.50 under zero-out."""
     for noise_multiplier, zero_out, replaced in ((19.3, 0.92, 1.96), (3.35, 6.50, 15.07)):
