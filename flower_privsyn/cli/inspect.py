@@ -41,7 +41,8 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     from flower_privsyn.files import read_json_lines
     from flower_privsyn.host.launch import how_to_go_on
     from flower_privsyn.privacy.ledger_chain import open_rounds
-    from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.runs.run_format import stamp_of
     from flower_privsyn.runs.sketch_file import SELECTED, trust_of
 
     run = RunDirectory.open(path)
@@ -76,7 +77,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "epsilon_release": last.get("epsilon_release"),
         "epsilon_known_cohorts": last.get("epsilon_known_cohorts"),
         "epsilon_budget": opened.get("epsilon_budget"),
-        "stamp": RESEARCH_STAMP if run.config.get("research") else None,
+        "stamp": stamp_of(run.document),
         "synthetic_texts": count,
         "texts_are": "public texts that were chosen" if chosen else "synthetic texts",
         "trust": trust_of(run.path),

@@ -43,6 +43,7 @@ from flower_privsyn.report.rounds import (
     spread_over,
 )
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs.run_format import MIGRATED_STAMP, stamp_of
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_of
 from flower_privsyn.runs.surroundings import PLACES
 
@@ -129,12 +130,17 @@ class RunFacts:
         """What must stand at every figure that private text touched; None where none did."""
         stamps = [record.get("stamp") for record in (self.summary, *self.metrics)]
         found = next((str(stamp) for stamp in stamps if stamp), None)
-        return RESEARCH_STAMP if found is None and self.config.get("research") else found
+        return found or stamp_of(self.run.document)
 
     @property
     def chose_by_private_text(self) -> bool:
         """Whether that is why the page has a stamp."""
         return self.stamp == RESEARCH_STAMP
+
+    @property
+    def was_migrated(self) -> bool:
+        """Whether it is a run of version 0.1."""
+        return self.stamp == MIGRATED_STAMP
 
     @property
     def subtitle(self) -> list[str]:
@@ -439,7 +445,9 @@ class RunFacts:
         """What the distances are to."""
         if self.summary.get("fred"):
             return "the released mean and covariance"
-        return "private validation text" if self.stamp else "the released kernel mean"
+        return (
+            "private validation text" if self.chose_by_private_text else "the released kernel mean"
+        )
 
     @property
     def distance_kind(self) -> str:

@@ -1,9 +1,9 @@
 """One run, one directory: its files, the lock on it, its owner's folder, older formats."""
 
-from flower_privsyn.runs.directory import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.locks import lock_file, supervisor_lock
 from flower_privsyn.runs.places import default_run_directory, new_run_path, unnamed_run
-from flower_privsyn.runs.run_format import LAUNCH_FILE
+from flower_privsyn.runs.run_format import LAUNCH_FILE, RESEARCH_STAMP
 
 __all__ = [
     "LAUNCH_FILE",

@@ -76,11 +76,6 @@ from flower_privsyn.runs.surroundings import (
     versions,
 )
 
-RESEARCH_STAMP = (
-    "research: private text was used outside the budget; the epsilons do not cover the result"
-)
-"""What marks a run whose settings say `research = true`, wherever its figures are shown."""
-
 _LOGGERS = ("flower_privsyn", "flwr.privsyn")
 
 _OWNER_ALONE = "privsyn_owner_alone"

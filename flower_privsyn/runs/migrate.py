@@ -4,6 +4,10 @@ What format 1 has and format 2 must not have: releases whose noise was not round
 sums below it can be read, and times that depend on private text. The releases are rounded to the
 grid, which is post-processing and costs nothing; the times go to the owner's folder.
 
+Rounding does not make the noise of 0.1 what it was accounted as: of two numbers that one draw made,
+many pairs are out of its reach, rounded ones as well (`flower_privsyn.privacy.rounded_normal`), and
+a million of them can refute a sum. So a converted run is stamped.
+
 Files are converted one by one, each replaced as a whole and each in a way that changes nothing when
 it is done again; `config.json` states the new format, and does so last. So a conversion that was
 killed is a run of format 1 still, and is finished by the next call.
@@ -29,7 +33,7 @@ from flower_privsyn.privacy.ledger_chain import VERSION, Chain, digest, header, 
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, supervisor_lock
 from flower_privsyn.runs.owner import write_times
 from flower_privsyn.runs.rounds import TRAINING
-from flower_privsyn.runs.run_format import FORMAT, LEDGER_KEY
+from flower_privsyn.runs.run_format import FORMAT, LEDGER_KEY, MIGRATED_STAMP
 
 _RENAMED = {"epsilon_server": "epsilon_known_cohorts"}
 _TIMES = frozenset(
@@ -94,8 +98,9 @@ def _convert(run: RunDirectory, chain: Chain | None) -> list[str]:
     moved = _move_logs(run)
     run.progress_file.unlink(missing_ok=True)
     done = [
-        f"{rounded} files of released numbers were rounded to multiples of 2^-30, which costs no "
-        "privacy.",
+        f"{rounded} files of released numbers were rounded to multiples of 2^-30. That hides most "
+        "of what their digits said and not all: keep them to yourself. The run says so from now "
+        "on wherever its epsilons stand.",
         f"Times, and {moved} files with times, are in {run.owner.path}: they depend on private "
         "text, so keep them to yourself.",
     ]
@@ -333,7 +338,7 @@ def _write_document(run: RunDirectory, document: Mapping[str, Any]) -> None:
     launch_file = run.path / LAUNCH_FILE
     if launch := _read(launch_file):
         write_json(launch_file, _without_times(launch))
-    converted = {"format": FORMAT, **document}
+    converted = {"format": FORMAT, "stamp": MIGRATED_STAMP, **document}
     if isinstance(launched := document.get("launch"), dict):
         converted["launch"] = _without_times(launched)
     for file in (run.ledger_file, run.config_file, run.metrics_file, run.state_file):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import MissingExtraError, RunDirectoryError
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.runs.directory import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.rounds import Rounds
+from flower_privsyn.runs.run_format import stamp_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,7 +98,7 @@ class OpenedRun:
     def stamp(self) -> str | None:
         """What must stand at every figure, where the epsilons do not cover it; else None."""
         found = self.summary.get("stamp")
-        return str(found) if found else RESEARCH_STAMP if self.settings.get("research") else None
+        return str(found) if found else stamp_of(self.run.document)
 
     # ---------------------------------------------------------------- tables
 

@@ -24,7 +24,29 @@ LEDGER_KEY = "ledger"
 LAUNCH_FILE = ".flower/launch.json"
 """What `privsyn run` was asked to start, relative to the run directory."""
 
+RESEARCH_STAMP = (
+    "research: private text was used outside the budget; the epsilons do not cover the result"
+)
+"""What marks a run whose settings say `research = true`, wherever its figures are shown."""
+
+MIGRATED_STAMP = (
+    "noise of version 0.1: it cannot reach every number, and the epsilons do not cover its digits"
+)
+"""What marks a run whose releases were made before every number could be reached, and rounded."""
+
 _LEDGER_META = re.compile(r'<meta name="privsyn-ledger" content="([0-9a-f]{64})">')
+
+
+def stamp_of(document: Mapping[str, Any]) -> str | None:
+    """What must stand at every figure of a run that its epsilons do not cover; else None.
+
+    Args:
+        document: everything in its `config.json`.
+    """
+    config = document.get("config")
+    if isinstance(config, dict) and config.get("research"):
+        return RESEARCH_STAMP
+    return str(found) if (found := document.get("stamp")) else None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

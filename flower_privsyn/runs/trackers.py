@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol
 
 from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.files import replacing
-from flower_privsyn.runs.directory import RESEARCH_STAMP, RunDirectory
-from flower_privsyn.runs.run_format import LEDGER_KEY
+from flower_privsyn.runs.directory import RunDirectory
+from flower_privsyn.runs.run_format import LEDGER_KEY, stamp_of
 from flower_privsyn.runs.surroundings import PLACES
 
 logger = logging.getLogger("flwr.privsyn")
@@ -106,7 +106,7 @@ def figures_of(run: RunDirectory) -> Figures:
             if key not in PLACES
         },
         points=tuple(points),
-        stamp=RESEARCH_STAMP if run.config.get("research") else next(iter(stamps), None),
+        stamp=stamp_of(document) or next(iter(stamps), None),
     )
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.cli import main
+from flower_privsyn.cli.inspect import inspect_run
 from flower_privsyn.errors import LedgerError, RunDirectoryError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.host import launch
@@ -26,6 +27,7 @@ from flower_privsyn.report import write_run_page
 from flower_privsyn.runs import RunDirectory, migrate
 from flower_privsyn.runs.migrate import on_grid
 from flower_privsyn.runs.owner import TIMES_STAMP
+from flower_privsyn.runs.run_format import MIGRATED_STAMP, stamp_of
 from flower_privsyn.strategies import DPFTRLConfig
 from tests.support.ledgers import write_chain
 from tests.support.probe import CorrelatedProbe
@@ -251,8 +253,12 @@ def test_a_report_can_be_made_again(old: Builder) -> None:
     path = old("finished")
     migrate.migrate(path)
     assert not (path / "report.html").exists()
-    page = write_run_page(RunDirectory.open(path)).read_text()
+    run = RunDirectory.open(path)
+    page = write_run_page(run).read_text()
     assert "3 of 3 rounds finished" in page
+    # Rounding does not make the old noise what it was accounted as.
+    assert f"<strong>{MIGRATED_STAMP}</strong><p>Its releases were made by version 0.1" in page
+    assert stamp_of(run.document) == inspect_run(path)["stamp"] == MIGRATED_STAMP
     assert not re.search(r"Waiting|wall time", page)
 
 
