@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_privsyn.errors import ConfigError, ProtocolError
 from flower_privsyn.messages.packed import packed_bytes
-from flower_privsyn.messages.shared_array import content_digest
+from flower_privsyn.messages.shared_array import content_digest, numbers_of
 from flower_privsyn.messages.wire import MASKED as _MASKED
 from flower_privsyn.messages.wire import SECURE as _SECURE
 from flower_privsyn.messages.wire import Ask, Traffic, WireError, pack_ask
@@ -227,8 +227,8 @@ def unpack_masked(message: Message, *, length: int) -> tuple[npt.NDArray[np.uint
     if arrays is None or list(arrays) != ["masked"]:
         raise WireError("no answer")
     try:
-        masked = arrays["masked"].numpy()
-    except Exception as error:
+        masked = numbers_of(arrays["masked"])
+    except ValueError as error:
         raise WireError("unreadable answer") from error
     if masked.dtype != np.uint64:
         raise WireError("wrong type")

@@ -36,6 +36,22 @@ def content_digest(array: Array) -> bytes:
     return digest.digest()
 
 
+def numbers_of(array: Array) -> npt.NDArray[Any]:
+    """The numbers of an Array that somebody else has sent.
+
+    Raises:
+        ValueError: its bytes are no array. Flower reads whatever NumPy does, and an archive of
+            several arrays is none, without an error.
+    """
+    try:
+        numbers = array.numpy()
+    except Exception as error:  # whatever NumPy makes of bytes that anybody chose
+        raise ValueError("the bytes of an Array cannot be read") from error
+    if not isinstance(numbers, np.ndarray):
+        raise ValueError(f"the bytes of an Array are {type(numbers).__name__}, and no array")
+    return numbers
+
+
 class SharedArray(Array):
     """An Array whose bytes Ray's processes share.
 

@@ -32,7 +32,7 @@ from flower_privsyn.messages.packed import (
     packed_bytes,
     unpack_steps,
 )
-from flower_privsyn.messages.shared_array import SharedArray, content_digest
+from flower_privsyn.messages.shared_array import SharedArray, content_digest, numbers_of
 from flower_privsyn.node import Announcement
 from flower_privsyn.privacy import (
     Correlation,
@@ -303,7 +303,7 @@ def read_broadcast(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
             return dict(kept)
     arrays = {}
     for name in record:
-        values = record[name].numpy()
+        values = numbers_of(record[name])
         # Arrays of their own, so that what follows from them can be kept with them.
         floating = np.issubdtype(values.dtype, np.floating)
         values = values.astype(np.float32 if floating else values.dtype)
@@ -486,8 +486,8 @@ def unpack_answer(
     if not isinstance(num_users, int) or not 0 <= num_users <= most_users:
         raise WireError("absurd head-count")
     try:
-        total = arrays["total"].numpy()
-    except Exception as error:
+        total = numbers_of(arrays["total"])
+    except ValueError as error:
         raise WireError("unreadable answer") from error
     if total.dtype != np.uint8:
         raise WireError("wrong type")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -255,6 +256,32 @@ class TestMisbehavingNodes:
         assert metrics[f"rejected: {reason}"] == 1
         assert metrics["answers"] == 1
         assert strategy.released[0].num_users == 6
+
+    @pytest.mark.parametrize("kind", ["archive", "cut", "pickled", "empty"])
+    def test_bytes_that_are_no_array_are_counted_and_left_out(
+        self, federation: Builder, config: Builder, kind: str
+    ) -> None:
+        """NumPy reads an archive of arrays without an error, and it is no array."""
+        file = io.BytesIO()
+        if kind == "archive":
+            np.savez(file, total=steps(20, 5))
+        elif kind == "pickled":
+            np.save(file, np.array([{}], dtype=object), allow_pickle=True)
+        else:
+            np.save(file, steps(20, 5))
+        data = {"cut": file.getvalue()[:-7], "empty": b""}.get(kind, file.getvalue())
+
+        def unreadable(request: Message, _: Message) -> list[Message]:
+            (sent,) = self.answer(request, steps(20, 5))
+            sent.content.array_records["privsyn.answer"]["total"] = Array(
+                dtype="uint8", shape=(20, 5), stype="numpy.ndarray", data=data
+            )
+            return [sent]
+
+        strategy, metrics = self.run(federation, config, unreadable)
+        assert metrics["rejected: unreadable answer"] == 1
+        assert strategy.released[0].num_users == 6
+        assert strategy.run.status == "finished"
 
     def test_extra_records_are_refused(self, federation: Builder, config: Builder) -> None:
         def chatty(request: Message, reply: Message) -> list[Message]:
