@@ -39,20 +39,27 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
     if isinstance(sampling, FixedSizeSampling):
         if sampling.population < len(user_ids):
             raise wire.WireError("the request's population is smaller than this node's users alone")
-        if ask.drawn_of > len(user_ids):
+        # Of fewer each would be likelier to be drawn than was accounted for.
+        if ask.roster_users > len(user_ids):
             raise wire.WireError(
                 "fewer users are on this node than when it was asked how many: begin another run"
             )
-    # Of everybody here, as the server asks before it begins: a refusal must not tell who was drawn.
-    if ask.query.answer_bound(len(user_ids)) > LARGEST_SUM:
+    # Of everybody whom the node announced, as the server asks before it begins: a refusal must not
+    # tell who was drawn.
+    announced = ask.announced(len(user_ids))
+    if ask.query.answer_bound(announced) > LARGEST_SUM:
         raise wire.WireError("the clip norm lets sums leave the numbers that are exact")
-    if (most := ask.query.largest_cohort) is not None and len(user_ids) > most:
+    if (most := ask.query.largest_cohort) is not None and announced > most:
         raise wire.WireError("the question is not asked about so many users on a node")
     chosen: npt.NDArray[np.bool_] = sampling.participants(
         user_ids,
         key=ask.sampling_key,
         count=ask.sample_count if ask.sample_count >= 0 else None,
     )
+    if not isinstance(sampling, FixedSizeSampling):
+        # A node gets new users while a run lasts, and the server takes no more than it announced.
+        # A draw of a fixed size is among all: of fewer each would be likelier to be drawn.
+        chosen[announced:] = False
     return chosen
 
 

@@ -137,8 +137,8 @@ class Ask:
         sampling: who takes part.
         sampling_key: 32 fresh random bytes, the key of the users' coins in this round.
         sample_count: users this node draws under fixed-size sampling; -1 otherwise.
-        drawn_of: of how many users, as the node had said; of fewer each would be likelier to be
-            drawn than was accounted for.
+        roster_users: how many users the node had said it hosts when the run began; who came since
+            is not asked. -1 for all that are there.
         secure: under secure aggregation, how many nodes must be in the sum; the node then adds its
             share of the noise. The key of the coins is its own.
         mechanism: the noise of the whole sum, which the node charges to its own account.
@@ -158,8 +158,12 @@ class Ask:
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
     correlation: Correlation | None = None
     sample_count: int = -1
-    drawn_of: int = -1
+    roster_users: int = -1
     secure: Terms | None = None
+
+    def announced(self, here: int) -> int:
+        """How many users a node is asked about that hosts so many by now."""
+        return here if self.roster_users < 0 else self.roster_users
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +331,7 @@ def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
     record["query"] = ask.query.name
     record["sampling"] = json.dumps(ask.sampling.to_dict())
     record["sampling-key"] = ask.sampling_key
-    record["sample-count"], record["drawn-of"] = ask.sample_count, ask.drawn_of
+    record["sample-count"], record["roster-users"] = ask.sample_count, ask.roster_users
     record["mechanism"] = json.dumps(ask.mechanism.to_dict())
     record["num-rounds"] = ask.num_rounds
     record["relation"] = ask.relation.value
@@ -367,7 +371,7 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
             sampling=Sampling.from_dict(json.loads(str(record["sampling"]))),
             sampling_key=_key(record["sampling-key"]),
             sample_count=int(record["sample-count"]),  # type: ignore[arg-type]
-            drawn_of=int(record["drawn-of"]),  # type: ignore[arg-type]
+            roster_users=int(record["roster-users"]),  # type: ignore[arg-type]
             mechanism=mechanism_from_dict(json.loads(str(record["mechanism"]))),
             num_rounds=int(record["num-rounds"]),  # type: ignore[arg-type]
             relation=NeighboringRelation(str(record["relation"])),
@@ -414,7 +418,7 @@ def _check_claim(ask: Ask) -> None:
         # Else one group of users could be asked in every round as if it were its turn.
         raise WireError("the request's sampling is for another round")
     if isinstance(sampling, FixedSizeSampling) and not (
-        0 <= ask.sample_count <= min(sampling.sample_size, ask.drawn_of)
+        0 <= ask.sample_count <= min(sampling.sample_size, ask.roster_users)
     ):
         raise WireError("the request draws more users than the whole cohort has, or the node")
     if ask.secure is not None and (

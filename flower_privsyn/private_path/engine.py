@@ -309,7 +309,7 @@ class PrivateSumStrategy(Strategy):
                         # node may know the coins of another's users.
                         sampling_key=self._random.uint64(4).tobytes(),
                         sample_count=one.count,
-                        drawn_of=one.roster_users if one.count >= 0 else -1,
+                        roster_users=one.roster_users,
                     ),
                 )
 

@@ -22,10 +22,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=HANDLERS,
         function="_Node._charged_answer",
         before=(
-            "    guard.charge(charge)\n    bound = ask.query.answer_bound(len(prepared.user_ids))\n"
+            "    guard.charge(charge)\n    bound = ask.query.answer_bound(announced)\n"
         ),
         after=(
-            "    bound = ask.query.answer_bound(len(prepared.user_ids))\n"
+            "    bound = ask.query.answer_bound(announced)\n"
             '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'
             "    wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
             "    guard.charge(charge)\n"
@@ -205,8 +205,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a node draws more users than the whole cohort has",
         file=WIRE,
         function="_check_claim",
-        before="<= min(sampling.sample_size, ask.drawn_of)",
-        after="<= ask.drawn_of",
+        before="<= min(sampling.sample_size, ask.roster_users)",
+        after="<= ask.roster_users",
         tests=("tests/messages/test_wire.py",),
     ),
     Mutation(
@@ -221,15 +221,23 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a node that has lost users draws as many as before",
         file="flower_privsyn/client_apps/answer.py",
         function="chosen_users",
-        before="ask.drawn_of > len(user_ids):\n",
+        before="ask.roster_users > len(user_ids):\n",
         after="False:\n",
         tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
+    ),
+    Mutation(
+        name="a node answers for more users than it announced, is charged and left out",
+        file="flower_privsyn/client_apps/answer.py",
+        function="chosen_users",
+        before="        chosen[announced:] = False\n",
+        after="        pass\n",
+        tests=("tests/private_path/test_engine.py::TestNodesWhoseDataGrow",),
     ),
     Mutation(
         name="a refusal tells how many users were drawn",
         file="flower_privsyn/client_apps/answer.py",
         function="chosen_users",
-        before="if ask.query.answer_bound(len(user_ids)) > LARGEST_SUM:\n",
+        before="if ask.query.answer_bound(announced) > LARGEST_SUM:\n",
         after=(
             "drawn = sampling.participants(user_ids, key=ask.sampling_key)\n"
             "    if ask.query.answer_bound(int(drawn.sum())) > LARGEST_SUM:\n"

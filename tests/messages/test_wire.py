@@ -88,8 +88,8 @@ class TestRequests:
             {"data": replace(DATA, max_nodes_per_user=0)},
             {"num_rounds": 3},
             {"sampling": FixedSizeSampling(3, population=40)},
-            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 4, "drawn_of": 9},
-            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3, "drawn_of": 2},
+            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 4, "roster_users": 9},
+            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3, "roster_users": 2},
             {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3},
             {"sampling": TURNS},
             {"sampling": TURNS.of_round(3)},
@@ -106,8 +106,8 @@ class TestRequests:
     @pytest.mark.parametrize(
         "changes",
         [
-            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3, "drawn_of": 3},
-            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 0, "drawn_of": 9},
+            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3, "roster_users": 3},
+            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 0, "roster_users": 9},
             {"sampling": TURNS.of_round(4)},
         ],
     )
@@ -116,7 +116,7 @@ class TestRequests:
         content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
         got = wire.unpack_ask(message(content), NearestNeighborHistogram)
         assert (got.sampling, got.sample_count) == (sent.sampling, sent.sample_count)
-        assert got.drawn_of == sent.drawn_of
+        assert got.roster_users == sent.roster_users
 
     def test_correlated_rounds_arrive_with_their_pattern(self) -> None:
         rounds = Participation(rounds=6)

@@ -222,7 +222,7 @@ class TestWhoIsDrawn:
         node = {"dataset": "people"}
         for population, expected in ((11, "BAD_REQUEST"), (12, 3)):
             sampling = FixedSizeSampling(3, population=population)
-            drawn = {"sampling": sampling, "sample_count": 3, "drawn_of": 12}
+            drawn = {"sampling": sampling, "sample_count": 3, "roster_users": 12}
             assert answers(twelve, node, **drawn)[0] == expected
         assert len(NodeLedger("people").account().charges) == 1
 
@@ -230,7 +230,7 @@ class TestWhoIsDrawn:
         """Of fewer users each would be likelier to be drawn than was accounted for."""
         node, sampling = {"dataset": "people"}, FixedSizeSampling(3, population=40)
         for said, expected in ((13, "BAD_REQUEST"), (12, 3), (11, 3)):
-            drawn = {"sampling": sampling, "sample_count": 3, "drawn_of": said}
+            drawn = {"sampling": sampling, "sample_count": 3, "roster_users": said}
             assert answers(twelve, node, **drawn)[0] == expected
 
     def test_coins_are_flipped_once(self, answers: Answering) -> None:

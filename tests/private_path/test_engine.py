@@ -204,6 +204,38 @@ def steps(length: int, width: int, value: int = 0) -> np.ndarray:
     return pack_steps(np.full(length, value), width=width)
 
 
+class TestNodesWhoseDataGrow:
+    @pytest.mark.parametrize("secure", [False, True])
+    def test_go_on_with_the_users_that_they_announced(
+        self, config: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure: bool
+    ) -> None:
+        """Else the server would leave their answers out, which they have charged."""
+        monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
+        come = [0]
+
+        def load(context: Context) -> Users:
+            return make_users(6 + (come[0] if context.node_config["partition-id"] == 0 else 0))
+
+        def app(message: Message, context: Context) -> Message:
+            """Each message meets a process of its own."""
+            fresh = create_client_app(
+                load, embedder=hash_embedder, cache_directory=tmp_path / "cache"
+            )
+            reply = fresh(message, context)
+            if context.node_config["partition-id"] == 0:
+                come[0] = 70  # and so many that a number of their sum may be a byte longer
+            return reply
+
+        settings = {"secure_aggregation": True, "num_nodes": 4, "colluding_nodes": 0}
+        nodes = 4 if secure else 2
+        strategy = Probe(config(num_rounds=2, **(settings if secure else {})))
+        strategy.start(LoopbackGrid(app, num_nodes=nodes))  # type: ignore[arg-type]
+        assert [released.num_users for released in strategy.released] == [6 * nodes] * 2
+        for line in lines(strategy.run.metrics_file):
+            assert line["answers"] == nodes
+            assert not [key for key in line if key.startswith("rejected")]
+
+
 class TestMisbehavingNodes:
     def run(
         self,

@@ -274,7 +274,7 @@ class TestLosses:
         strategy = probe(num_rounds=1)
         strategy.start(federation(make_users(18), num_nodes=NODES, tamper=archive))
         assert [released.num_users for released in strategy.released] == [15]
-        assert strategy.run.metrics()[-1]["sa_input: rejected: unreadable answer"] == 1
+        assert strategy.run.metrics()[-1]["rejected: unreadable answer"] == 1
 
     def test_a_node_whose_key_agrees_with_nobody_is_lost_alone(
         self, federation: Builder, probe: Builder
