@@ -168,7 +168,7 @@ def _guarded(
         return wire.error_reply(wire.ClientErrorCode.PROTOCOL, message)
     except LedgerError as error:
         logger.error("%s", error)
-        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)
+        return wire.error_reply(wire.ClientErrorCode.ACCOUNT, message)
     except wire.WireError as error:
         logger.error("request refused: %s", error)
         return wire.error_reply(wire.ClientErrorCode.BAD_REQUEST, message)

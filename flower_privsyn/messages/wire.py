@@ -85,6 +85,7 @@ class ClientErrorCode(IntEnum):
     NOT_ALLOWED = 1005
     USER_ON_SEVERAL_NODES = 1006
     PROTOCOL = 1007
+    ACCOUNT = 1008
 
 
 #: Where a node says more than it sends.
@@ -101,6 +102,7 @@ CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
     ClientErrorCode.USER_ON_SEVERAL_NODES: "a user is on more nodes than max-nodes-per-user says",
     ClientErrorCode.PROTOCOL: "the node takes no part in this step of secure aggregation; its own "
     "log says why",
+    ClientErrorCode.ACCOUNT: f"the node's own account cannot be kept; {NODE_LOG}",
 }
 
 

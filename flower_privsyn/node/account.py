@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from flower_privsyn.privacy.ledger_file import LedgerFile, unwritable
 
 _VERSION = 1
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Written and removed before a run: some charges are as long.
+_TRIED_BYTES = 2**13
 # The accountants are deterministic; the room is for other platforms.
 _TOLERANCE = 1e-9
 
@@ -273,6 +276,24 @@ class NodeLedger:
             self._add_others(account, data=self._data)
             return account
         return self._account(read_chain(self.path).lines)
+
+    def check_writable(self) -> None:
+        """Refuse a folder that takes no charge, before a run asks anything and pays for it.
+
+        Raises:
+            LedgerError: The folder or the file cannot be written, or others can write there.
+        """
+        self._make_folder()
+        try:
+            # Rights alone do not tell: a disk may be full, and root may write anything.
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".try-") as file:
+                file.write(bytes(_TRIED_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            if self.path.exists():
+                self.path.open("ab").close()
+        except OSError as error:
+            raise unwritable(self._folder, error) from error
 
     def charge(self, charge: Charge, policy: NodePolicy) -> None:
         """Charge an answer; it may leave once this returns.

@@ -268,12 +268,13 @@ class NodeGuard:
 
         Raises:
             NotAllowedError: The owner does not allow its questions or what they cost together.
-            LedgerError: The account cannot be read.
+            LedgerError: The account cannot be read, or no answer could be charged to it.
         """
         policy = self._policy
         if policy is None or self.ledger is None:
             return
         policy.check_server(self.server)
+        self.ledger.check_writable()
         for query in plan.queries:
             self.check_openness(query, secure=plan.secure)
             policy.check_question(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import subprocess
@@ -232,3 +233,30 @@ def test_kill_9_between_charge_and_answer_never_counts_less(owner: Path, public_
     assert sum(line["event"] == "release" for line in ledger) == 1
     account = NodeLedger("people").account()
     assert [charge.round_number for charge in account.charges] == [1, 2]
+
+
+@pytest.mark.parametrize("fault", ["no folder", "loose", "full"])
+def test_a_node_that_cannot_keep_its_account_says_so_before_anything_is_spent(
+    fault: str, grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any], owner: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    folder = owner / "kept"
+    if fault == "no folder":
+        folder = Path("/proc/nowhere")
+    elif fault == "loose":
+        folder.mkdir()
+        folder.chmod(0o777)
+    else:
+
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("flower_privsyn.node.account.tempfile.NamedTemporaryFile", full)
+    monkeypatch.setenv("PRIVSYN_NODE_LEDGERS", str(folder))
+    grid, run = grid_of("north", 1111), run_of("north")
+    said = wire.CLIENT_ERROR_TEXT[wire.ClientErrorCode.ACCOUNT]
+    with pytest.raises(FederationError, match=said):
+        run.start(grid)
+    assert [message.metadata.message_type for message in grid.requests] == [wire.PREPARE]
+    assert not run.run.ledger_file.exists()
+    assert f"{folder} " in caplog.text
