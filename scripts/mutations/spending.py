@@ -263,8 +263,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="changes of a resumed run are not recorded",
         file=CHANGES,
         function="record_changes",
-        before="    run.record_changes(dict(changes))\n",
+        before="    history.record_changes(run, changes, libraries)\n",
         after="",
+        tests=(f"{CHANGES_TESTS}::TestChanges",),
+    ),
+    Mutation(
+        name="a run goes on with other libraries in silence",
+        file=CHANGES,
+        function="record_changes",
+        before="    libraries = history.other_versions(run)\n",
+        after="    libraries = {}\n",
         tests=(f"{CHANGES_TESTS}::TestChanges",),
     ),
     Mutation(
