@@ -201,6 +201,12 @@ class RunDirectory:
         run = cls.open(path)
         run.refuse_finished()
         run.lock(wait_seconds=10)
+        try:
+            # Again: the process that was waited for may have finished it.
+            run.refuse_finished()
+        except BaseException:
+            run.unlock()
+            raise
         return run
 
     def refuse_existing(self) -> None:

@@ -268,6 +268,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{CHANGES_TESTS}::TestChanges",),
     ),
     Mutation(
+        name="what a killed round cost is in no line of metrics.jsonl",
+        file="flower_privsyn/private_path/rounds.py",
+        function="RoundEnds.go_on",
+        before="            self._hold_cost(number, ledger)\n",
+        after="",
+        tests=("tests/private_path/test_engine.py::TestResume",),
+    ),
+    Mutation(
+        name="a run that another process has finished is done again",
+        file="flower_privsyn/runs/directory.py",
+        function="RunDirectory.start",
+        before="may have finished it.\n        run.refuse_finished()\n",
+        after="may have finished it.\n        pass\n",
+        tests=("tests/runs/test_directory.py",),
+    ),
+    Mutation(
         name="a run goes on with other libraries in silence",
         file=CHANGES,
         function="record_changes",
