@@ -125,7 +125,8 @@ def _show(facts: Mapping[str, Any]) -> None:
     if facts["continue"]:
         row("continue", facts["continue"])
     for change in facts["changes"]:
-        told = (f"{key} = {one['to']!r}" for key, one in change["settings"].items())
+        told = [f"{key} = {one['to']!r}" for key, one in change["settings"].items()]
+        told += [f"{key} {one['to'] or 'none'}" for key, one in change.get("versions", {}).items()]
         row("changed", f"after round {change['after_round']}: {', '.join(told)}")
     row("created", facts["created"])
     lost = len(facts["rounds_lost"])

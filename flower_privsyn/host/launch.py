@@ -40,6 +40,7 @@ from flower_privsyn.host.app import (
 from flower_privsyn.host.flower import Flower, FlowerStatus, one_line
 from flower_privsyn.host.progress import read_progress
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, lock_file, supervisor_lock
+from flower_privsyn.runs.history import changed_settings
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.runs.surroundings import disk_full_sentence
 
@@ -211,7 +212,7 @@ def _resumption(run_path: Path, settings: Sequence[str]) -> tuple[App, Mapping[s
         raise RunDirectoryError(f"{run_path / LAUNCH_FILE} is damaged.") from error
     app = load_app(app_path)
     if begun:  # what was changed by an earlier resumption stays changed
-        later = RunDirectory.open(run_path).changed_settings()
+        later = changed_settings(RunDirectory.open(run_path))
         values |= {key: value for key, value in later.items() if key in values}
     changed = f"{app.path} has changed since the run began: "
     for key, value in values.items():

@@ -43,11 +43,15 @@ _LATENESS = 1 / 8
 _ATTEMPTS = 3
 
 #: What Ray says of a process that has ended, or whose machine is gone, in Flower's words for an
-#: error of its simulation.
-_DEAD_PROCESS = re.compile(
-    r"ActorDiedError.*?actor_id: ([0-9a-f]+)|ActorUnavailableError.*?The actor ([0-9a-f]+)",
-    re.DOTALL,
+#: error of its simulation: the error's kind, and after it the name of the process.
+_DEAD_PROCESS = (
+    ("ActorDiedError", re.compile("actor_id: ([0-9a-f]+)")),
+    ("ActorUnavailableError", re.compile("The actor ([0-9a-f]+)")),
 )
+
+#: Characters of an error in which that is looked for: Ray says it first. The rest may be long, and
+#: in a deployment it is a client's own text.
+_ERROR_BEGINNING = 2_000
 
 
 class WindowedGrid(Grid):
@@ -230,13 +234,17 @@ class WindowedGrid(Grid):
         self._late += reply.has_content()
 
 
-def _simulating_cores() -> int | None:
-    """Cores of the machines that Flower's simulation runs on; None where this is none."""
+def _simulator() -> Any | None:
+    """Ray, where Flower simulates on it; None elsewhere."""
     ray = sys.modules.get("ray")  # whoever simulates has loaded it, or is about to
     is_initialized = getattr(ray, "is_initialized", None)
-    if ray is None or is_initialized is None or not is_initialized():
-        return None
-    return max(1, int(ray.cluster_resources().get("CPU", 1)))
+    return ray if is_initialized is not None and is_initialized() else None
+
+
+def _simulating_cores() -> int | None:
+    """Cores of the machines that Flower's simulation runs on; None where this is none."""
+    ray = _simulator()
+    return None if ray is None else max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 def _holding(waiting: dict[str, tuple[Message, float]], now: float) -> int:
@@ -254,6 +262,17 @@ def _again(message: Message) -> Message:
 
 
 def _ended_process(reply: Message) -> str | None:
-    """The name of the simulation's process that had ended, if that is what the reply says."""
-    found = _DEAD_PROCESS.search(reply.error.reason or "") if reply.has_error() else None
-    return found and (found.group(1) or found.group(2))
+    """The name of the simulation's process that had ended, if that is what the reply says.
+
+    Looks nowhere but in a simulation: elsewhere no such process exists, and the words are a
+    client's, who could write anything there. One look costs the same however long they are.
+    """
+    if not reply.has_error() or _simulator() is None:
+        return None
+    said = (reply.error.reason or "")[:_ERROR_BEGINNING]
+    for kind, name in _DEAD_PROCESS:
+        at = said.find(kind)
+        found = name.search(said, at) if at >= 0 else None
+        if found:
+            return found.group(1)
+    return None

@@ -9,6 +9,7 @@ from typing import Final
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.private_path.resume import all_released
 from flower_privsyn.runs.directory import RunDirectory
+from flower_privsyn.runs.history import changed_settings
 from flower_privsyn.runs.run_format import LAUNCH_FILE
 
 #: Strategies that ask first and make all of their result of the releases afterwards.
@@ -55,7 +56,7 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
         raise ConfigError(f"{run.path} has not finished: `privsyn resume {run.path}` goes on")
     # A copy of one that ended early could go on with the rounds that were left, and so could every
     # other copy.
-    if "num-rounds" in run.changed_settings():
+    if "num-rounds" in changed_settings(run):
         raise ConfigError(f"{run.path} ended early, by another num-rounds than it was begun with")
     if not all_released(run, num_rounds=int(run.document["config"]["num-rounds"])):
         raise ConfigError(

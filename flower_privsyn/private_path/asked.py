@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from flower_privsyn.private_path.meeting import Roster
 from flower_privsyn.private_path.method import Question
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Query
+from flower_privsyn.runs.directory import FOR_THE_OWNER
+
+logger = logging.getLogger("flwr.privsyn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +115,17 @@ def refuse_off_the_grid(query: Query, roster: Roster) -> None:
         )
     users = roster.total
     largest = query.answer_bound(users)
-    if largest > LARGEST_SUM:
-        raise ConfigError(
-            f"a clip norm of {query.clip_norm:g} for {users} users lets the sum reach {largest:g}; "
-            f"sums are exact up to 2^23 = {LARGEST_SUM:,.0f}: choose a smaller clip norm"
-        )
+    if largest <= LARGEST_SUM:
+        return
+    told, advice = f"{users} users", "choose a smaller clip norm"
+    rest = users - most
+    if 0 < rest < most and query.answer_bound(rest) <= LARGEST_SUM:
+        # A node can announce what it likes: without this one there would be nothing to refuse.
+        told = f"{users} users, {most} of whom one node announces by itself,"
+        advice = "look whether it has so many (the ServerApp's log names the node), or " + advice
+        loudest = max(roster.users, key=lambda node: roster.users[node])
+        logger.warning("node %d announces %d users", loudest, most, extra=FOR_THE_OWNER)
+    raise ConfigError(
+        f"a clip norm of {query.clip_norm:g} for {told} lets the sum reach {largest:g}; "
+        f"sums are exact up to 2^23 = {LARGEST_SUM:,.0f}: {advice}"
+    )

@@ -11,7 +11,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.resume import all_released, earliest_end
 from flower_privsyn.private_path.settings import NODE_KEYS, PrivateSumConfig
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs import RunDirectory, history
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -86,15 +86,26 @@ def _without_retired(run: RunDirectory) -> dict[str, Any]:
 def record_changes(
     run: RunDirectory, changes: Mapping[str, tuple[Any, Any]], *, num_rounds: int
 ) -> None:
-    """Keep what is changed, and since when: the run directory says what made its texts."""
-    if not changes:
+    """Keep what is changed, and since when: the run directory says what made its texts.
+
+    So of the libraries: another version is no reason to refuse, but it may write and train
+    otherwise.
+    """
+    libraries = history.other_versions(run)
+    if not changes and not libraries:
         return
+    if libraries:
+        told = (
+            f"{name} {now or 'none'} in place of {was or 'none'}"
+            for name, (was, now) in libraries.items()
+        )
+        logger.warning("the run goes on with other libraries: %s", ", ".join(told))
     for key, (before, now) in changes.items():
         logger.info("%s = %r from now on, in place of %r", key, now, before)
     if "num-rounds" in changes and num_rounds in run.rounds_with_outcome("released"):
         # Before the change is recorded: until then the round is done as one among others.
         run.reopen_round(num_rounds)
-    run.record_changes(dict(changes))
+    history.record_changes(run, changes, libraries)
 
 
 def changes_of_resume(

@@ -261,8 +261,15 @@ class Meeting:
         roster: dict[int, int] = {}
         problems: Counter[str] = Counter()
         seen: set[int] = set()
+        gone = 0
         for reply in replies:
             node = reply.metadata.src_node_id
+            if node not in asked and reply.has_error():
+                # Flower's own word, in its own name, about a node that it reaches no longer.
+                gone += 1
+                problems["the node is gone (an error of Flower)"] += 1
+                stage.update()
+                continue
             if node not in asked or node in seen:
                 problems["a reply that was not asked for"] += 1
                 continue
@@ -283,8 +290,8 @@ class Meeting:
                 problems[self._other_model(source)] += 1
                 continue
             roster[node] = entry.num_users
-        if len(seen) < len(asked):
-            problems["no reply"] += len(asked) - len(seen)
+        if len(seen) + gone < len(asked):
+            problems["no reply"] += len(asked) - len(seen) - gone
         return roster, problems
 
     def _other_model(self, source: RecordSource) -> str:

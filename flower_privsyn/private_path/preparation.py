@@ -96,7 +96,8 @@ class Preparation:
         sources = method.prepare(
             Workplace(run=run, progress=progress, released=lambda number: released_in(run, number))
         )
-        record_changes(run, changes, num_rounds=settings.num_rounds)
+        if resume:
+            record_changes(run, changes, num_rounds=settings.num_rounds)
         record_generators(run, method)
         if resume and all_released(run, num_rounds=settings.num_rounds):
             logger.info("every round has been asked: the result is made without the nodes")

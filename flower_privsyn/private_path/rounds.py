@@ -111,13 +111,30 @@ class RoundEnds:
             release = released_in(self.run, number)
             if release is None:
                 logger.warning("round %d was interrupted: it is charged and left out", number)
+                self._hold_cost(number, ledger)
                 self.skip(number, "interrupted")
             else:
                 self.finish(release)
+        self.run.settle_metrics()
         ended = bool((self.run.round_state(reached) or {}).get("ended"))
         if reached >= self.total or ended:
             return Next(behind=reached, question=None)
         return Next(behind=reached, question=self.method.restore(reached + 1))
+
+    def _hold_cost(self, number: int, ledger: PrivacyLedger) -> None:
+        """Give a round that was killed while it was asked its line of `metrics.jsonl`.
+
+        Nobody has counted its replies, but epsilon has grown, and whoever reads that file alone
+        would miss it. One that was killed later has its line.
+        """
+        if any(line.get("round") == number for line in self.run.metrics()):
+            return
+        stamp = {} if self.method.stamp is None else {"stamp": self.method.stamp}
+        spent = {
+            "epsilon_release": ledger.epsilon_release,
+            "epsilon_known_cohorts": ledger.epsilon_known_cohorts,
+        }
+        self.run.hold_metrics(number, {"round": number, "released": False, **spent, **stamp})
 
     def _settle_lines(self) -> None:
         """Complete the metrics of rounds that were killed after their users had answered."""

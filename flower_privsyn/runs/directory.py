@@ -196,6 +196,12 @@ class RunDirectory:
         run = cls.open(path)
         run.refuse_finished()
         run.lock(wait_seconds=10)
+        try:
+            # Again: the process that was waited for may have finished it.
+            run.refuse_finished()
+        except BaseException:
+            run.unlock()
+            raise
         return run
 
     def refuse_existing(self) -> None:
@@ -264,37 +270,6 @@ class RunDirectory:
         if not isinstance(config, dict):
             raise RunDirectoryError(f'{self.config_file} holds no "config" object.')
         return config
-
-    def record_changes(self, changes: Mapping[str, tuple[Any, Any]]) -> None:
-        """Record that a resumed run goes on with other settings, and after which round.
-
-        `config` then holds the new values, and `changes` every change, oldest first.
-
-        Args:
-            changes: For each key the value before and the one from now on.
-        """
-        document = self.document
-        history = list(document.get("changes", []))
-        history.append(
-            {
-                "after_round": max(self.finished_rounds(), default=0),
-                "texts_before": sum(1 for _ in read_json_lines(self.path / "expanded.jsonl")),
-                "settings": {
-                    key: {"from": plain(before), "to": plain(now)}
-                    for key, (before, now) in changes.items()
-                },
-            }
-        )
-        config = {**self.config, **{key: plain(now) for key, (_, now) in changes.items()}}
-        write_json(self.config_file, {**document, "config": config, "changes": history})
-
-    def changed_settings(self) -> dict[str, Any]:
-        """The settings that were changed since the run began, with their last values."""
-        return {
-            key: change["to"]
-            for entry in self.document.get("changes", [])
-            for key, change in entry["settings"].items()
-        }
 
     def progress(self) -> Progress:
         """The reporter that writes this run's `progress.json`; always the same one."""

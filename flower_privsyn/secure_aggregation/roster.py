@@ -90,18 +90,18 @@ class KeyCard:
             )
 
     def check_keys(self, taken: Collection[bytes]) -> None:
-        """Refuse X25519 keys by which nothing could be agreed, or that another node has shown.
+        """Refuse keys by which nothing could be agreed, or that another node has shown.
 
         Args:
-            taken: The X25519 keys of other nodes.
+            taken: The keys of other nodes, of all three kinds.
 
         Raises:
             ProtocolError: They are.
         """
         for key in (self.seal_key, self.mask_key):
             check_agreement_key(key)
-            if key in taken:
-                raise ProtocolError(f"node {self.name} shows a key of another node")
+        if not {self.node_key, self.seal_key, self.mask_key}.isdisjoint(taken):
+            raise ProtocolError(f"node {self.name} shows a key of another node")
 
     def to_bytes(self) -> bytes:
         """168 bytes."""

@@ -179,6 +179,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/messages/test_window.py",),
     ),
     Mutation(
+        name="a client of a deployment says that a process of a simulation ended",
+        file="flower_privsyn/messages/window.py",
+        function="_ended_process",
+        before="    if not reply.has_error() or _simulator() is None:\n",
+        after="    if not reply.has_error():\n",
+        tests=("tests/messages/test_window.py::TestEndedProcesses",),
+    ),
+    Mutation(
+        name="all of a client's text is looked through",
+        file="flower_privsyn/messages/window.py",
+        function="_ended_process",
+        before='    said = (reply.error.reason or "")[:_ERROR_BEGINNING]\n',
+        after='    said = reply.error.reason or ""\n',
+        tests=("tests/messages/test_window.py::TestEndedProcesses",),
+    ),
+    Mutation(
         name="another strategy goes on with a run",
         file="flower_privsyn/private_path/changes.py",
         function="changes_of_run",

@@ -31,6 +31,7 @@ from flower_privsyn.host.launch import Outcome
 from flower_privsyn.host.processes import descendants, is_alive, name_of, started_at
 from flower_privsyn.host.progress import read_progress
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
+from flower_privsyn.runs.history import record_changes
 from tests.support.flower_app import write_app
 from tests.support.run_files import times_in
 from tests.support.simulation import free_port
@@ -137,7 +138,7 @@ def test_a_run_is_resumed_with_what_was_changed(
     assert launched[0]["resume"] is True
     assert launched[0]["run-config"] == {**values, "note": "another", "epsilon": 2.0}
     # The run takes and records one of them, and is resumed without any word about it.
-    run.record_changes({"note": ("a text", "another")})
+    record_changes(run, {"note": ("a text", "another")})
     launch.resume_run(run.path)
     assert launched[1]["run-config"] == {**values, "note": "another"}
     assert run.config["note"] == "another"

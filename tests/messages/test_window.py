@@ -45,6 +45,11 @@ def senders(replies: Iterable[Message]) -> list[int]:
     return [reply.metadata.src_node_id for reply in replies]
 
 
+def an_error(reason: str, *, to: Message | None = None) -> Message:
+    request = to or next(ask([1]))
+    return Message(Error(code=0, reason=reason), reply_to=request)
+
+
 class Slow(LoopbackGrid):
     """Keeps the replies of some nodes back."""
 
@@ -296,6 +301,14 @@ class TestSilence:
 
 
 class TestEndedProcesses:
+    @pytest.fixture(autouse=True)
+    def simulation(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ray runs on so many cores that the window stays as it is."""
+        ray = types.ModuleType("ray")
+        monkeypatch.setattr(ray, "is_initialized", lambda: True, raising=False)
+        monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0}, raising=False)
+        monkeypatch.setitem(sys.modules, "ray", ray)
+
     def test_messages_that_met_an_ended_process_are_sent_again(self) -> None:
         grid = Pool(echo(), num_nodes=30, living=1, ended=1)
         windowed = WindowedGrid(grid, window=8)
@@ -361,3 +374,28 @@ class TestEndedProcesses:
         replies = list(WindowedGrid(grid).send_and_receive(ask(range(1, 6)), timeout=60))
         assert [reply.error.code for reply in replies] == [2] * 5
         assert failed == [1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize(
+        ("reason", "process"),
+        [
+            ("<class 'ray.exceptions.ActorDiedError'>:<'It died.\n\tactor_id: 0a1b\n'>", "0a1b"),
+            ("<class 'ray.exceptions.ActorUnavailableError'>:<'The actor 0a1b is un", "0a1b"),
+            ("<class 'ray.exceptions.ActorDiedError'>:<'" + "." * 5_000 + "actor_id: 0a1b", None),
+            ("actor_id: 0a1b, says an ActorDiedError", None),
+            ("ActorDiedErrorActorUnavailableError", None),
+            ("", None),
+        ],
+    )
+    def test_what_names_a_process_that_ended(self, reason: str, process: str | None) -> None:
+        assert window_module._ended_process(an_error(reason)) == process
+
+    def test_a_client_of_a_deployment_cannot_say_that_a_process_ended(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(sys.modules, "ray")
+        said = "ray.exceptions.ActorDiedError\n\tactor_id: 01"
+        grid = LoopbackGrid(
+            echo(), num_nodes=3, tamper=lambda request, reply: [an_error(said, to=request)]
+        )
+        replies = list(WindowedGrid(grid).send_and_receive(ask([1, 2, 3]), timeout=60))
+        assert len(replies) == len(grid.requests) == 3  # nobody is asked twice for it

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.cli.inspect import inspect_run
+from flower_privsyn.cli.inspect import inspect, inspect_run
 from flower_privsyn.errors import (
     ConfigError,
     GenerationError,
@@ -18,7 +18,9 @@ from flower_privsyn.errors import (
     PrivsynError,
     RunDirectoryError,
 )
+from flower_privsyn.files import write_json
 from flower_privsyn.generation import OpenAIGenerator
+from flower_privsyn.runs import directory, history
 from flower_privsyn.strategies import KernelSketchConfig, POPri, POPriConfig
 from flower_privsyn.strategies.kernel_sketch import SketchRefinement
 from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
@@ -219,6 +221,42 @@ class TestChanges:
         history = [{"after_round": 3, "texts_before": 0, "settings": changes}]
         assert again.run.document["changes"] == inspect_run(again.run.path)["changes"] == history
         assert again.run.config["generator"] == "privsyn-lm"
+
+    def test_other_libraries_are_told_and_recorded(
+        self,
+        federation: Builder,
+        config: Builder,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        def die(request: Any, reply: Any) -> Any:
+            if request.content["privsyn.request"].get("round") == 2:
+                raise Killed
+            return [reply]
+
+        monkeypatch.setattr(directory, "versions", lambda: {"numpy": "1.9", "gone": "3"})
+        with pytest.raises(Killed):
+            Probe(config(num_rounds=3)).start(federation(tamper=die))
+        monkeypatch.setattr(history, "versions", lambda: {"numpy": "2.0", "new": "1"})
+        with caplog.at_level("INFO", logger="flwr.privsyn"):
+            again = Probe(config(num_rounds=3, resume=True))
+            again.start(federation())
+        told = [line for line in caplog.messages if "other libraries" in line]
+        assert told == [
+            "the run goes on with other libraries: gone none in place of 3, new 1 in place of "
+            "none, numpy 2.0 in place of 1.9"
+        ]
+        (entry,) = again.run.document["changes"]
+        assert (entry["after_round"], entry["settings"]) == (1, {})
+        assert entry["versions"]["numpy"] == {"from": "1.9", "to": "2.0"}
+        assert again.run.document["versions"] == {"numpy": "2.0", "new": "1"}
+        inspect(again.run.path)
+        assert "after round 1: gone none, new 1, numpy 2.0" in capsys.readouterr().out
+        # A run that says of no version is not said to have changed.
+        document = {**again.run.document, "versions": None}
+        write_json(again.run.config_file, document)
+        assert history.other_versions(again.run) == {}
 
     def test_what_a_release_to_come_depends_on_may_not(
         self, federation: Builder, settings: Builder, evolution: Builder

@@ -654,8 +654,10 @@ class TestResume:
         strategy = start(resume=True)
         self.check(path, interrupted=[])
         found = [(one["round"], one["released"]) for one in lines(path / "metrics.jsonl")]
-        middle = [] if released is None else [(2, released)]
-        assert found == [(1, True), *middle, (3, True)]
+        # One whose replies nobody had counted has a line all the same: epsilon has grown.
+        assert found == [(1, True), (2, bool(released)), (3, True)]
+        spent = [one["epsilon_release"] for one in lines(path / "metrics.jsonl")]
+        assert spent == [one["epsilon_release"] for one in releases(path)]
         cost = run_costs(strategy.run)
         assert (cost.rounds, cost.lost_rounds) == ((2, 1) if released is None else (3, 0))
         assert not list(path.glob("rounds/*/metrics.json"))
@@ -671,6 +673,10 @@ class TestResume:
                 start(resume=attempt > 0, tamper=die)
         with pytest.raises(FederationError, match="no round was released.* 3 rounds were charged"):
             start(resume=True)
+        metrics = lines(tmp_path / "run/metrics.jsonl")
+        assert [(one["round"], one["released"]) for one in metrics] == [
+            (1, False), (2, False), (3, False),
+        ]  # fmt: skip
         charged = releases(tmp_path / "run")
         assert [(line["round"], line["interrupted"]) for line in charged] == [
             (1, True), (2, True), (3, True),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,21 @@ def probe(config: Builder) -> Builder:
         return Probe(config(**values), candidates=candidates)
 
     return build
+
+
+@pytest.fixture
+def node_keys(monkeypatch: pytest.MonkeyPatch) -> list[NodeKey]:
+    """The keys of the nodes, in their order, the same in every round; a test may change them."""
+    keys = [NodeKey.generate() for _ in range(NODES)]
+    turns = itertools.cycle(range(NODES))
+
+    class Kept(NodeKey):
+        @classmethod
+        def generate(cls) -> NodeKey:
+            return keys[next(turns)]
+
+    monkeypatch.setattr("flower_privsyn.client_apps.secure.NodeKey", Kept)
+    return keys
 
 
 def losing(step: str, *nodes: int, rounds: int = 99) -> Callable[[Message, Message], list[Message]]:
@@ -297,6 +314,44 @@ class TestLosses:
         assert [released.num_users for released in strategy.released] == [15]
         line = strategy.run.metrics()[-1]
         assert line["sa_keys: rejected: breaks the protocol"] == 1
+
+    def test_of_two_nodes_with_one_key_one_is_lost(
+        self,
+        federation: Builder,
+        probe: Builder,
+        node_keys: list[NodeKey],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """As of a copied disk: it used to end every round for all."""
+        node_keys[2] = node_keys[1]
+        strategy = probe()
+        with caplog.at_level("WARNING", logger="flwr.privsyn"):
+            strategy.start(federation(make_users(18), num_nodes=NODES))
+        assert [released.num_users for released in strategy.released] == [15, 15]
+        assert strategy.run.metrics()[-1]["sa_keys: rejected: breaks the protocol"] == 1
+        told = [record for record in caplog.records if "one node key" in record.getMessage()]
+        assert len(told) == 1  # not once a round
+        assert told[0].getMessage().startswith("nodes 2 and 3 have one node key")
+        for file in strategy.run.path.rglob("*.json*"):  # which nodes: for the owner alone
+            assert "node key" not in file.read_text()
+
+    def test_a_copied_public_key_throws_nobody_out(
+        self, federation: Builder, probe: Builder, node_keys: list[NodeKey]
+    ) -> None:
+        """Node 1 is heard of first, and shows what everybody knows of node 2."""
+
+        def copy(request: Message, reply: Message) -> list[Message]:
+            asked = request.metadata.message_type
+            if (asked, reply.metadata.src_node_id) == (secure_wire.KEYS, 1):
+                run, card = secure_wire.unpack_card(reply)
+                reply.content = secure_wire.pack_card(
+                    run, replace(card, node_key=node_keys[1].public)
+                )
+            return [reply]
+
+        strategy = probe(num_rounds=1)
+        strategy.start(federation(make_users(18), num_nodes=NODES, tamper=copy))
+        assert [released.num_users for released in strategy.released] == [15]
 
     @pytest.mark.parametrize("step", list(secure_wire.REPLY_KEYS))
     def test_a_server_that_is_killed_in_a_round(

@@ -104,6 +104,28 @@ def test_start_resumes_only_what_has_not_finished(tmp_path: Path) -> None:
         RunDirectory.start(tmp_path, config={}, resume=True)
 
 
+def test_a_run_that_another_process_finished_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several that resume one run, those that wait for the first have nothing left to do."""
+    run = RunDirectory.create(tmp_path / "run", config={})
+    run.unlock()
+    lock = RunDirectory.lock
+
+    def wait(self: RunDirectory, **options: float) -> None:
+        monkeypatch.undo()
+        with RunDirectory.open(run.path).session():
+            pass  # whoever held the lock finishes the run, and lets go
+        lock(self, **options)
+
+    monkeypatch.setattr(RunDirectory, "lock", wait)
+    with pytest.raises(RunDirectoryError, match="has finished; there is nothing to resume"):
+        RunDirectory.start(run.path, config={}, resume=True)
+    assert run.state["starts"] == 1
+    run.lock()  # and nobody keeps it
+    run.unlock()
+
+
 def test_a_torn_metrics_line_is_cut_off(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, config={})
     add_line(run, {"round": 1, "distance": np.float32(0.5), "ratio": float("inf")})

@@ -329,6 +329,8 @@ class TestNodesThatLie:
             replace(good, mask_key=bytes(32)).check_keys(())
         with pytest.raises(ProtocolError, match="node 1 shows a key of another node"):
             good.check_keys({good.seal_key})
+        with pytest.raises(ProtocolError, match="node 1 shows a key of another node"):
+            good.check_keys({good.node_key})
 
     def test_a_card_of_another_round(self, protocol: Protocol) -> None:
         protocol.cards[1].check(SESSION)

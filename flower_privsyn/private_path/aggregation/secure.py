@@ -22,6 +22,7 @@ from flower_privsyn.private_path.aggregation.aggregation import (
     Expected,
     first_replies,
 )
+from flower_privsyn.runs.directory import FOR_THE_OWNER
 from flower_privsyn.secure_aggregation import KeyCard, Roster, ServerRound, Session, Terms
 
 logger = logging.getLogger("flwr.privsyn")
@@ -61,6 +62,7 @@ class Secure(Aggregation):
         self._begun: _Begun | None = None
         self._lost = ""
         self._counts: Counter[str] = Counter()
+        self._told: set[frozenset[int]] = set()
 
     def messages(
         self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid
@@ -161,14 +163,17 @@ class Secure(Aggregation):
         if terms is None:
             raise RuntimeError("a question without terms cannot be aggregated securely")
         shown: dict[int, tuple[int, KeyCard]] = {}
-        taken: set[bytes] = set()
+        holders: dict[bytes, int] = {}
 
         def take_card(node: int, reply: Message) -> None:
             run, card = secure_wire.unpack_card(reply)
+            # First: whoever copies a public key, and cannot sign by it, does not hold it.
             card.check(Session(run=run, round_number=number))
+            if card.node_key in holders:
+                self._tell_of_one_key(holders[card.node_key], node)
             # A node that shows such keys would end the round for all: it counts as lost.
-            card.check_keys(taken)
-            taken.update((card.seal_key, card.mask_key))
+            card.check_keys(holders.keys())
+            holders.update(dict.fromkeys((card.node_key, card.seal_key, card.mask_key), node))
             shown[node] = run, card
 
         request = secure_wire.pack_keys_request(number)
@@ -187,6 +192,19 @@ class Secure(Aggregation):
             lambda node, reply: protocol.add_shares(node, secure_wire.unpack_sealed(reply)),
         )
         return protocol
+
+    def _tell_of_one_key(self, first: int, second: int) -> None:
+        """Tell the server's owner once of two nodes with one key: nobody else can mend it."""
+        pair = frozenset((first, second))
+        if pair not in self._told:
+            self._told.add(pair)
+            logger.warning(
+                "nodes %d and %d have one node key, as of a copied disk: in every round the one "
+                "that is heard of second is lost; give one of them its own (`privsyn node key "
+                "--init`), and list it in the policies of all nodes",
+                *sorted(pair),
+                extra=FOR_THE_OWNER,
+            )
 
     def _exchange(
         self,
