@@ -506,6 +506,12 @@ def unpack_answer(
     return Answer(total=steps, num_users=num_users)
 
 
+def words_of(code: int) -> str:
+    """The fixed sentence of an error code; one for all codes that are none of a client's."""
+    known = {int(known): text for known, text in CLIENT_ERROR_TEXT.items()}
+    return known.get(code, "an error of Flower")
+
+
 def error_reply(code: ClientErrorCode, message: Message) -> Message:
     """The reply of a client that failed: a fixed code and its fixed sentence."""
     return Message(Error(code=int(code), reason=CLIENT_ERROR_TEXT[code]), reply_to=message)

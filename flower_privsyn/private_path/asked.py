@@ -11,6 +11,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism, Phase, Sampling
 from flower_privsyn.privacy.grid import LARGEST_SUM
+from flower_privsyn.private_path.aggregation import words_of
 from flower_privsyn.private_path.meeting import Roster
 from flower_privsyn.private_path.method import Question
 from flower_privsyn.private_path.release import ReleasedSum
@@ -63,6 +64,19 @@ class AskedRound:
         metrics["num_nodes"] = len(self.most_users)
         metrics["num_users"] = 0 if released is None else released.num_users
         return metrics | {key: counts[key] for key in sorted(counts)}
+
+    def told(self, counts: Counter[str]) -> str:
+        """Why nodes are not in the sum, as ": 2 x the client app failed"; "" where all are.
+
+        Args:
+            counts: replies that were used, and why others were not.
+        """
+        found = [
+            f"{count} x {words_of(reason)}"
+            for reason, count in sorted(counts.items())
+            if count and reason != "answers"
+        ]
+        return f": {', '.join(found)}" if found else ""
 
     def consequence_of_silence(self, *, makes_up: bool, go_on: str) -> str:
         """What rounds that too few answered have cost, and how the run goes on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Mapping
 
@@ -9,6 +10,9 @@ import numpy as np
 
 from flower_privsyn.errors import FederationError
 from flower_privsyn.privacy import RandomSource, Sampling
+from flower_privsyn.runs.directory import FOR_THE_OWNER
+
+logger = logging.getLogger("flwr.privsyn")
 
 #: Rounds in a row without enough answers after which a run ends.
 LOST_IN_A_ROW = 2
@@ -77,10 +81,26 @@ class Attendance:
     def __init__(self, *, secret: bool) -> None:
         self._secret = secret
         self._lost: list[tuple[int, str]] = []
+        self._missed = ""
 
     def answered(self) -> None:
         """Note a round that was released with answers in it."""
         self._lost.clear()
+
+    def missed(self, number: int, why: str) -> None:
+        """Say that a round is released without some of its nodes, once for every change of why.
+
+        A node that is gone is gone for many rounds. Where the cohort is secret the server's owner
+        alone is told.
+
+        Args:
+            number: of the round.
+            why: as `AskedRound.told` has it; "" where all were there.
+        """
+        if why and why != self._missed:
+            who = FOR_THE_OWNER if self._secret else None
+            logger.warning("round %d is released without some nodes%s", number, why, extra=who)
+        self._missed = why
 
     def lost(self, number: int, reason: str) -> None:
         """Note a round that was lost.

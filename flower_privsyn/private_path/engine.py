@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from flower_privsyn import clock
-from flower_privsyn.errors import ConfigError, LedgerError
+from flower_privsyn.errors import LedgerError
 from flower_privsyn.files import leftovers, user_path
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
@@ -154,7 +154,7 @@ class PrivateSumStrategy(Strategy):
             grid: Flower's connection to the nodes.
             initial_arrays: must be None: the method makes its own first broadcast.
             num_rounds: must be None or `config.num_rounds`: the noise depends on it.
-            timeout: seconds per round; default `config.round_timeout`.
+            timeout: seconds per round, above 0; None for `config.round_timeout`.
             train_config: must be None.
             evaluate_config: must be None: no evaluate phase is sent.
             evaluate_fn: called by Flower with (round, arrays): with 0 and what round 1 is asked of,
@@ -173,16 +173,10 @@ class PrivateSumStrategy(Strategy):
                 directory keeps everything finished so far.
         """
         settings = self.config
-        if initial_arrays is not None or train_config is not None or evaluate_config is not None:
-            raise ConfigError(
-                f"{type(self).__name__}.start makes its own messages: leave initial_arrays, "
-                "train_config and evaluate_config out"
-            )
-        if num_rounds is not None and num_rounds != settings.num_rounds:
-            raise ConfigError(
-                f"num_rounds = {num_rounds} differs from num-rounds = {settings.num_rounds}, for "
-                "which the noise is computed: set it in the configuration"
-            )
+        own = (initial_arrays, train_config, evaluate_config)
+        flower_loop.refuse_own_messages(type(self).__name__, *own)
+        flower_loop.refuse_other_rounds(num_rounds, settings)
+        timeout = flower_loop.seconds_per_round(timeout, settings)
         run, resume = self._open_run()
         with run.session():
             self._grid = WindowedGrid(grid, window=self.messages_under_way)
@@ -203,7 +197,7 @@ class PrivateSumStrategy(Strategy):
                 result = self._ask_all(
                     ledger,
                     resume=resume,
-                    timeout=settings.round_timeout if timeout is None else timeout,
+                    timeout=timeout,
                     evaluate_fn=evaluate_fn,
                 )
                 with self._timed("finish"):
@@ -395,12 +389,12 @@ class PrivateSumStrategy(Strategy):
         if not reason and num_users < required:
             reason = (
                 f"{num_users} users on {counts['answers']} of {len(asked.most_users)} nodes "
-                f"answered, {required} are required"
+                f"answered, {required} are required{asked.told(counts)}"
             )
         if reason:
             self._leave_out(asked, reason, num_users=num_users, charged=collected.charged)
             return None, counts
-        self._note_attendance(asked, collected.answering)
+        self._note_attendance(asked, collected.answering, counts)
         random: RandomSource = self._random
         noise_std = asked.mechanism.standard_deviation
         if self._noise is not None:
@@ -440,7 +434,9 @@ class PrivateSumStrategy(Strategy):
             ledger.discard(round=asked.number, num_users=num_users, reason=reason)
         logger.warning("round %d is left out: %s", asked.number, reason)
 
-    def _note_attendance(self, asked: AskedRound, answering: frozenset[int]) -> None:
+    def _note_attendance(
+        self, asked: AskedRound, answering: frozenset[int], counts: Counter[str]
+    ) -> None:
         """Note who answered a round that is released, and tell the server's owner of silence."""
         attendance = need(self._federation).attendance
         if not asked.sampling.hides_cohort or answering & asked.always_asked:
@@ -455,6 +451,7 @@ class PrivateSumStrategy(Strategy):
                 asked.number,
                 extra=FOR_THE_OWNER,
             )
+        attendance.missed(asked.number, asked.told(counts))
 
     def _open_noise(self, number: int) -> Correlation | None:
         """Begin the stream of a phase's correlated noise, or go on with it."""

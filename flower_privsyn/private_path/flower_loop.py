@@ -12,12 +12,55 @@ from typing import Any, TypeAlias
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
+from flower_privsyn.checks import check_number
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.private_path.method import Method, Question
 from flower_privsyn.private_path.outline import broadcast_of
 from flower_privsyn.private_path.settings import PrivateSumConfig
 
 #: From the number of a round and its arrays to metrics, as Flower has it.
 Evaluate: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+def refuse_own_messages(strategy: str, *given: object) -> None:
+    """Refuse what Flower's strategies take to make messages of; a private round makes its own.
+
+    Args:
+        strategy: its name.
+        given: `initial_arrays`, `train_config` and `evaluate_config` of `start`.
+
+    Raises:
+        ConfigError: one of them is not None.
+    """
+    if any(one is not None for one in given):
+        raise ConfigError(
+            f"{strategy}.start makes its own messages: leave initial_arrays, train_config and "
+            "evaluate_config out"
+        )
+
+
+def refuse_other_rounds(num_rounds: int | None, settings: PrivateSumConfig) -> None:
+    """Refuse a number of rounds that the noise was not computed for.
+
+    Raises:
+        ConfigError: it is not None, and another one than the setting.
+    """
+    if num_rounds is not None and num_rounds != settings.num_rounds:
+        raise ConfigError(
+            f"num_rounds = {num_rounds} differs from num-rounds = {settings.num_rounds}, for "
+            "which the noise is computed: set it in the configuration"
+        )
+
+
+def seconds_per_round(timeout: float | None, settings: PrivateSumConfig) -> float:
+    """How long a round waits for its nodes, as `start` is told, else as the settings say.
+
+    Raises:
+        ConfigError: it is no number above 0: a round would be charged without waiting for anybody.
+    """
+    if timeout is None:
+        return settings.round_timeout
+    return check_number("timeout", timeout, gt=0)
 
 
 def evaluated_by(evaluate: Evaluate, behind: int, last: Callable[[], int]) -> Evaluate:

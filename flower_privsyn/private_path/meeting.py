@@ -327,8 +327,7 @@ def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataR
 
 def _told(code: int, queries: Collection[str]) -> str:
     """Words for an error code; a node's own text is never shown."""
-    known = {int(c): text for c, text in wire.CLIENT_ERROR_TEXT.items()}
-    told = known.get(code, "an error of Flower")
+    told = wire.words_of(code)
     if code == wire.ClientErrorCode.UNKNOWN_QUERY:
         told += (
             f" ({', '.join(queries)}): install the server's flower-privsyn on the node, and serve "

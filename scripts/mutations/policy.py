@@ -21,9 +21,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="an answer leaves before the node has charged it",
         file=HANDLERS,
         function="_Node._charged_answer",
-        before=(
-            "    guard.charge(charge)\n    bound = ask.query.answer_bound(announced)\n"
-        ),
+        before=("    guard.charge(charge)\n    bound = ask.query.answer_bound(announced)\n"),
         after=(
             "    bound = ask.query.answer_bound(announced)\n"
             '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'

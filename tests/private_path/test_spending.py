@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,64 @@ def events(run: Path) -> list[str]:
 
 
 class TestSilence:
+    def test_of_nodes_that_fail_says_how_they_failed(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        """Their owners are sent to the nodes' logs, and not to nodes that are there."""
+
+        def failing(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == wire.PREPARE:
+                return [reply]
+            return [wire.error_reply(wire.ClientErrorCode.DATA_UNAVAILABLE, request)]
+
+        said = (
+            r"0 users on 0 of 2 nodes answered, 6 are required: 2 x the node's text could not be "
+            r"loaded; its own log says why; they cost nothing"
+        )
+        with pytest.raises(FederationError, match=said):
+            Probe(config(num_rounds=5)).start(federation(tamper=failing))
+
+    @pytest.mark.parametrize("secret", [False, True])
+    def test_of_a_node_is_said_once_and_to_whom_it_may_be(
+        self,
+        federation: Builder,
+        config: Builder,
+        caplog: pytest.LogCaptureFixture,
+        secret: bool,
+    ) -> None:
+        """Who failed in a round of a secret cohort is the server's owner's to know."""
+
+        def failing(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == wire.PREPARE or reply.metadata.src_node_id != 1:
+                return [reply]
+            return [wire.error_reply(wire.ClientErrorCode.NOT_ALLOWED, request)]
+
+        drawn = {"sampling": "poisson", "sampling_rate": 0.5} if secret else {}
+        strategy = Probe(config(num_rounds=3, **drawn))
+        strategy.start(federation(tamper=failing))
+        (record,) = [r for r in caplog.records if "without some nodes" in r.getMessage()]
+        assert record.getMessage() == (
+            "round 1 is released without some nodes: 1 x the node's owner does not allow this "
+            "question"
+        )
+        run = strategy.run.path
+        said = [
+            file
+            for file in run.rglob("*")
+            if file.is_file() and b"without some" in file.read_bytes()
+        ]
+        assert bool(said) is not secret
+
+    @pytest.mark.parametrize("seconds", [0, -5, "60", math.nan])
+    def test_is_waited_for_or_nothing_is_spent(
+        self, federation: Builder, config: Builder, tmp_path: Path, seconds: Any
+    ) -> None:
+        grid = federation()
+        with pytest.raises(ConfigError, match=r"timeout must be .*got"):
+            Probe(config(sampling="poisson", sampling_rate=0.5)).start(grid, timeout=seconds)
+        assert grid.requests == []
+        assert not (tmp_path / "run").exists()
+
     def test_nodes_that_fall_silent_after_preparation_cost_nothing_and_end_the_run(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:
@@ -119,8 +178,8 @@ class TestSilence:
         with pytest.raises(FederationError) as caught:
             strategy.start(federation(tamper=silent()))
         assert str(caught.value) == (
-            "rounds 1 and 2 were lost: 0 users on 0 of 2 nodes answered, 6 are required; they cost "
-            "nothing; bring the nodes back and continue with "
+            "rounds 1 and 2 were lost: 0 users on 0 of 2 nodes answered, 6 are required: 2 x no "
+            "reply; they cost nothing; bring the nodes back and continue with "
             f"`privsyn resume {tmp_path / 'run'}`, which asks them again"
         )
         assert events(tmp_path / "run") == ["opened", *2 * ["started", "discarded"]]

@@ -16,6 +16,9 @@ from flwr.serverapp import Grid
 from flower_privsyn.messages import wire
 from flower_privsyn.queries import Query
 
+_ERROR_CODE = "error code "
+_OTHER_ERROR = "error of Flower or another code"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
@@ -126,8 +129,20 @@ def first_replies(
     counts["missing"] = max(0, len(asked) - len(seen) - unreachable)
 
 
+def words_of(key: str) -> str:
+    """What a count of replies is of, in words.
+
+    Args:
+        key: of the counts, as "error code 1002" or "missing".
+    """
+    code = key.removeprefix(_ERROR_CODE)
+    if code != key:
+        return wire.words_of(int(code))
+    return {"missing": "no reply", _OTHER_ERROR: wire.words_of(-1)}.get(key, key)
+
+
 def error_key(code: int) -> str:
     """A name for an error code: a client could put anything into a number that is not agreed."""
     if code in set(wire.ClientErrorCode):
-        return f"error code {code}"
-    return "error of Flower or another code"
+        return f"{_ERROR_CODE}{code}"
+    return _OTHER_ERROR
