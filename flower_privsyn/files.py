@@ -198,6 +198,19 @@ def says_disk_full(text: str) -> bool:
     return _NO_ROOM.search(text) is not None
 
 
+def refuses_files(folder: Path) -> str | None:
+    """Why no file can be made in a folder, in the system's words; None where one can.
+
+    Asked by making one without a name: modes alone do not say it of a file system that is mounted
+    to be read.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
 def full_disk(folders: Iterable[Path]) -> Path | None:
     """The first of these folders that takes no more bytes; None where all do, or are not there."""
     for folder in folders:

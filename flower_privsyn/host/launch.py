@@ -8,6 +8,7 @@ and judges how it ended.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -284,6 +285,9 @@ def _launch(
             if is_disk_full(error):
                 where = full_disk([run_path, owner.path])
                 raise RunDirectoryError(f"{disk_full_sentence(where)}.") from error
+            if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+                place = error.filename or run_path
+                raise RunDirectoryError(f"{place} cannot be written: {error.strerror}.") from error
             raise
         finally:
             _forget_start(run_path)

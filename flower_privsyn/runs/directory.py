@@ -406,10 +406,9 @@ class RunDirectory:
 
         Raises:
             ValueError: The number is negative.
+            RunDirectoryError: There is a file in its place.
         """
-        folder = self.round_path(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return self.rounds.files(number).make()
 
     def round_path(self, number: int) -> Path:
         """The folder of one round, which may not exist."""
@@ -571,6 +570,7 @@ class RunDirectory:
             watch_supervisor()
             self.mark_running()
             try:
+                self.rounds.refuse_files()
                 with _warnings_to(self.progress()):
                     yield self
             except BaseException as error:
