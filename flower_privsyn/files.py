@@ -75,6 +75,26 @@ def located(name: str) -> str:
     return str(path) if there else name
 
 
+def refuse_other_than_utf8(what: str, text: str | Path) -> None:
+    """Refuse what cannot be handed to another process or written into a file of settings.
+
+    Names of files are bytes; those that are no UTF-8 come into Python as surrogates.
+
+    Args:
+        what: the text is, at the beginning of a sentence.
+        text: a setting, or the name of a file.
+
+    Raises:
+        ConfigError: it holds surrogates.
+    """
+    try:
+        str(text).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{what} is {str(text)!r}, which holds bytes that are no UTF-8: give it another name."
+        ) from None
+
+
 def sha256_of(path: str | Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal digits.
 

@@ -130,8 +130,6 @@ class RunDirectory:
             RunDirectoryError: The folder holds a run, cannot be written or is locked.
         """
         run = cls(expanded(path).absolute())
-        if run.path.exists() and not run.path.is_dir():
-            raise RunDirectoryError(f"The run directory {run.path} is a file, not a folder.")
         run.refuse_existing()
         try:
             run.path.mkdir(parents=True, exist_ok=True)
@@ -204,7 +202,9 @@ class RunDirectory:
         return run
 
     def refuse_existing(self) -> None:
-        """Raise a RunDirectoryError when the folder already holds a run."""
+        """Raise a RunDirectoryError when the folder is a file, or already holds a run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunDirectoryError(f"The run directory {self.path} is a file, not a folder.")
         if self.config_file.exists():
             raise RunDirectoryError(
                 f"{self.path} already holds a run; choose another run directory, or resume it: "
