@@ -75,6 +75,26 @@ def located(name: str) -> str:
     return str(path) if there else name
 
 
+def refuse_other_than_utf8(what: str, text: str | Path) -> None:
+    """Refuse what cannot be handed to another process or written into a file of settings.
+
+    Names of files are bytes; those that are no UTF-8 come into Python as surrogates.
+
+    Args:
+        what: the text is, at the beginning of a sentence.
+        text: a setting, or the name of a file.
+
+    Raises:
+        ConfigError: it holds surrogates.
+    """
+    try:
+        str(text).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{what} is {str(text)!r}, which holds bytes that are no UTF-8: give it another name."
+        ) from None
+
+
 def sha256_of(path: str | Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal digits.
 
@@ -196,6 +216,19 @@ def is_disk_full(error: BaseException) -> bool:
 def says_disk_full(text: str) -> bool:
     """Whether what a program printed says that a disk has no room left."""
     return _NO_ROOM.search(text) is not None
+
+
+def refuses_files(folder: Path) -> str | None:
+    """Why no file can be made in a folder, in the system's words; None where one can.
+
+    Asked by making one without a name: modes alone do not say it of a file system that is mounted
+    to be read.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def full_disk(folders: Iterable[Path]) -> Path | None:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.cli.destination import file_to_write
 from flower_privsyn.cli.options import option
 from flower_privsyn.cli.signals import ended_by_signals
 from flower_privsyn.errors import ConfigError
@@ -78,11 +80,13 @@ def paraphrase(
         raise ConfigError("give either --epsilon-per-document or --temperature")
     if (clip_low is None) != (clip_high is None):
         raise ConfigError("--clip-low and --clip-high go together")
+    _check_numbers(epsilon_per_document=epsilon_per_document, temperature=temperature)
+    _check_counts(max_document_tokens, max_new_tokens, batch_size)
     bounds = None if clip_low is None or clip_high is None else (clip_low, clip_high)
     places = {"client-column": client_column or "", "text-column": text_column or ""}
     return _paraphrase(
         {"data": data, **places},
-        output,
+        file_to_write(output, corpus=data, what="--data"),
         price=(epsilon_per_document, temperature),
         bounds=bounds,
         loaded={
@@ -93,6 +97,19 @@ def paraphrase(
         },
         batch_size=batch_size,
     )
+
+
+def _check_numbers(**numbers: float | None) -> None:
+    """Refuse numbers that are no price, by the name and the value that were given."""
+    for name, number in numbers.items():
+        if number is not None:
+            check_number(f"--{name.replace('_', '-')}", number, gt=0)
+
+
+def _check_counts(max_document_tokens: int, max_new_tokens: int, batch_size: int) -> None:
+    check_whole("--max-document-tokens", max_document_tokens, ge=1)
+    check_whole("--max-new-tokens", max_new_tokens, ge=1)
+    check_whole("--batch-size", batch_size, ge=1)
 
 
 def _paraphrase(

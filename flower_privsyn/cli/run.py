@@ -75,6 +75,7 @@ def run(
         path = runs.default_run_directory(loaded.name)
     else:
         path = runs.new_run_path(Path("runs"), loaded.name)
+    launch.refuse_odd_places(path)
     host_app.check_settings(loaded, values)
     with quarantine.counting() as tally:
         _check_users(loaded, values)

@@ -28,7 +28,12 @@ from flower_privsyn.generation.api_key import is_address, shown_address
 from flower_privsyn.generation.generators import check_server, is_gguf, is_remote
 from flower_privsyn.generation.gguf_backend import file_of
 from flower_privsyn.host.app import App, ConfigValue, federation_of, ray_address, strategies_of
-from flower_privsyn.host.launch import refuse_resume, require_cluster, require_simulation
+from flower_privsyn.host.launch import (
+    refuse_odd_places,
+    refuse_resume,
+    require_cluster,
+    require_simulation,
+)
 from flower_privsyn.models import gemma
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.privacy import accounting, quarantine
@@ -40,6 +45,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan, plan_of, settle
 from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.trackers import require_tracker
 from flower_privsyn.strategies.by_name import built
 
 #: How many standard deviations of the noise stand out.
@@ -110,6 +116,8 @@ def check_method(
         report: takes what is found.
         shelf: where models are; one for several methods looks at each model once.
     """
+    with report.refusals("libraries"):
+        require_tracker(settings.tracker)
     check_needs(
         method.needs(),
         report=report,
@@ -157,9 +165,14 @@ def _place(values: Mapping[str, ConfigValue], report: Report) -> None:
     path = user_path(named or "runs").absolute()
     with report.refusals("run directory"):
         refuse_resume(values, path)
+        refuse_odd_places(path)
         if named:
             RunDirectory(path).refuse_existing()
         there = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not there.is_dir():
+            raise RunDirectoryError(
+                f"{there}, below which the run is to be written, is a file, not a folder"
+            )
         if not os.access(there, os.W_OK):
             raise RunDirectoryError(f"{there}, where the run is to be written, cannot be written")
         free = shutil.disk_usage(there).free

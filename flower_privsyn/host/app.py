@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import expanded, refuse_other_than_utf8
 from flower_privsyn.models.threads import most_threads
 
 if TYPE_CHECKING:
@@ -61,11 +61,12 @@ def load_app(path: str | Path) -> App:
     """Read a Flower app's `pyproject.toml`.
 
     Raises:
-        ConfigError: There is no such folder, or it holds no Flower app.
+        ConfigError: There is no such folder, it holds no Flower app, or its name is no UTF-8.
     """
     folder = expanded(path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"There is no app folder {path}.")
+    refuse_other_than_utf8("The app's folder", folder)
     file = folder / "pyproject.toml"
     if not file.is_file():
         raise ConfigError(f"{path} is not a Flower app: it holds no pyproject.toml.")
@@ -97,8 +98,12 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
 
     Raises:
         ConfigError: A value is out of range or contradicts another one.
+        MissingExtraError: The library of the tracker is not installed.
     """
-    strategies_of(app, values)
+    from flower_privsyn.runs.trackers import require_tracker
+
+    for settings, _ in strategies_of(app, values):
+        require_tracker(settings.tracker)
 
 
 def strategies_of(
@@ -248,7 +253,8 @@ def check_setting(app: App, key: str, value: ConfigValue, *, source: str) -> Con
         source: What an error message begins with: where the value comes from, or "".
 
     Raises:
-        ConfigError: The app declares no such setting, or one of another type.
+        ConfigError: The app declares no such setting, or one of another type; or the value is a
+            text that is no UTF-8.
     """
     if key not in app.defaults:
         near = difflib.get_close_matches(key, app.defaults, n=1, cutoff=0.5)
@@ -268,6 +274,8 @@ def check_setting(app: App, key: str, value: ConfigValue, *, source: str) -> Con
             f"{source}The setting {key} is {value!r}; it must be {kinds[type(default)]}, "
             f"such as {json.dumps(default)}."
         )
+    if isinstance(value, str):
+        refuse_other_than_utf8(f"{source}The setting {key}", value)
     return value
 
 

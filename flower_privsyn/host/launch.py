@@ -8,6 +8,7 @@ and judges how it ended.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -26,7 +27,14 @@ from flower_privsyn.errors import (
     PrivsynError,
     RunDirectoryError,
 )
-from flower_privsyn.files import expanded, full_disk, is_disk_full, says_disk_full, write_json
+from flower_privsyn.files import (
+    expanded,
+    full_disk,
+    is_disk_full,
+    refuse_other_than_utf8,
+    says_disk_full,
+    write_json,
+)
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
@@ -122,6 +130,19 @@ def refuse_resume(values: Mapping[str, ConfigValue], run_path: Path) -> None:
             "resume = true continues nothing here: `privsyn run` starts a run, which would charge "
             f"the same people again. To continue one: privsyn resume {run_path}"
         )
+
+
+def refuse_odd_places(run_path: Path) -> None:
+    """Refuse folders that Flower and the files of a run cannot be told of.
+
+    Args:
+        run_path: the run directory, absolute.
+
+    Raises:
+        ConfigError: the name of one of them is no UTF-8.
+    """
+    refuse_other_than_utf8("The run directory", run_path)
+    refuse_other_than_utf8("The folder that the command was typed in", Path.cwd())
 
 
 def resume_run(
@@ -263,6 +284,7 @@ def _launch(
     follow: Follower | None,
 ) -> Outcome:
     require_simulation()
+    refuse_odd_places(run_path)
     if address := ray_address(launch["run-config"]):
         require_cluster(address)
     owner = OwnerFolder(run_path)
@@ -285,6 +307,9 @@ def _launch(
             if is_disk_full(error):
                 where = full_disk([run_path, owner.path])
                 raise RunDirectoryError(f"{disk_full_sentence(where)}.") from error
+            if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+                place = error.filename or run_path
+                raise RunDirectoryError(f"{place} cannot be written: {error.strerror}.") from error
             raise
         finally:
             _forget_start(run_path)

@@ -95,11 +95,20 @@ def request_record(data: DataRequest) -> ConfigRecord:
     fields: dict[str, Any] = {key.replace("_", "-"): value for key, value in asdict(data).items()}
     fields["trains"] = json.dumps(data.trains.to_dict() if data.trains else None)
     fields["classes"] = list(data.classes)
-    if not data.classes:
-        del fields["classes"]
     if not data.conditioned:
         del fields["conditioned"]
-    return ConfigRecord({"protocol": PROTOCOL, **fields})
+    return ConfigRecord(without_empty({"protocol": PROTOCOL, **fields}))
+
+
+def without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a record without empty texts, bytes and lists, which readers take as default.
+
+    Flower's `message_size_mod`, which counts the bytes of a record, fails on empty values.
+
+    Args:
+        values: by key, what a `ConfigRecord` may hold.
+    """
+    return {key: value for key, value in values.items() if value not in ("", b"", [])}
 
 
 def data_request(record: ConfigRecord) -> DataRequest:
@@ -115,7 +124,7 @@ def data_request(record: ConfigRecord) -> DataRequest:
         )
     try:
         trains = json.loads(str(record["trains"]))
-        check_printable(record["embedding-model"], record["embedding-precision"], trains)
+        check_printable(record.get("embedding-model"), record["embedding-precision"], trains)
         reads = str(record["reads"])
         if reads not in READS or (trains is not None and reads != "tokens"):
             raise WireError("the request does not say what is read")
@@ -123,14 +132,15 @@ def data_request(record: ConfigRecord) -> DataRequest:
         if not isinstance(conditioned, bool) or (conditioned and trains is None):
             raise WireError("the request does not say what conditions are for")
         embeds = conditioned or (trains is None and reads != "text")
-        if embeds and not str(record["embedding-model"]):
+        model = str(record.get("embedding-model", ""))
+        if embeds and not model:
             raise WireError("the request names no embedding model")
         return DataRequest(
-            embedding_model=str(record["embedding-model"]),
+            embedding_model=model,
             embedding_precision=str(record["embedding-precision"]),
             max_tokens=int(record["max-tokens"]),  # type: ignore[arg-type]
             max_samples=int(record["max-samples"]),  # type: ignore[arg-type]
-            newer_than=str(record["newer-than"]),
+            newer_than=str(record.get("newer-than", "")),
             held_out_fraction=float(record["held-out-fraction"]),  # type: ignore[arg-type]
             seed=int(record["seed"]),  # type: ignore[arg-type]
             max_nodes_per_user=int(record["max-nodes-per-user"]),  # type: ignore[arg-type]

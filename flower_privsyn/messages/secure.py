@@ -18,6 +18,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_privsyn.errors import ConfigError, ProtocolError
+from flower_privsyn.messages.data_request import without_empty
 from flower_privsyn.messages.packed import packed_bytes
 from flower_privsyn.messages.shared_array import content_digest, numbers_of
 from flower_privsyn.messages.wire import MASKED as _MASKED
@@ -40,6 +41,9 @@ REPLY_KEYS: Final[Mapping[str, frozenset[str]]] = {
     AGREE: frozenset({"signature"}),
     UNMASK: frozenset({"in-sum", "seeds", "lost", "mask-keys"}),
 }
+
+#: Of them, what is left out where it names nobody: mask keys, unless a node was lost.
+_MAY_BE_MISSING: Final = frozenset({"receivers", "letters", "in-sum", "seeds", "lost", "mask-keys"})
 
 
 # ---- sa_keys
@@ -129,7 +133,7 @@ def pack_sealed(sealed: Sealed) -> RecordDict:
         "receivers": _names(sealed.letters),
         "letters": list(sealed.letters.values()),
     }
-    return RecordDict({_SECURE: ConfigRecord(values)})  # type: ignore[arg-type]
+    return RecordDict({_SECURE: ConfigRecord(without_empty(values))})
 
 
 def unpack_sealed(message: Message) -> Sealed:
@@ -173,7 +177,7 @@ def pack_input(content: RecordDict, mail: Mail) -> RecordDict:
         "senders": _names(mail.letters),
         "letters": list(mail.letters.values()),
     }
-    return RecordDict({**content, _SECURE: ConfigRecord(values)})  # type: ignore[arg-type]
+    return RecordDict({**content, _SECURE: ConfigRecord(without_empty(values))})
 
 
 def unpack_mail(message: Message) -> Mail:
@@ -250,7 +254,7 @@ def pack_survivors(
         "neighbours": _names(answered),
         "signatures": list(answered.values()),
     }
-    return RecordDict({_SECURE: ConfigRecord(values)})  # type: ignore[arg-type]
+    return RecordDict({_SECURE: ConfigRecord(without_empty(values))})
 
 
 def unpack_survivors(message: Message) -> tuple[list[int], dict[int, bytes]]:
@@ -285,7 +289,7 @@ def pack_signatures(round_number: int, signatures: Mapping[int, bytes]) -> Recor
         "signers": _names(signatures),
         "signatures": list(signatures.values()),
     }
-    return RecordDict({_SECURE: ConfigRecord(values)})  # type: ignore[arg-type]
+    return RecordDict({_SECURE: ConfigRecord(without_empty(values))})
 
 
 def unpack_signatures(message: Message) -> dict[int, bytes]:
@@ -305,7 +309,7 @@ def pack_unmasking(shares: Unmasking) -> RecordDict:
         "lost": _names(shares.mask_keys),
         "mask-keys": list(shares.mask_keys.values()),
     }
-    return RecordDict({_SECURE: ConfigRecord(values)})  # type: ignore[arg-type]
+    return RecordDict({_SECURE: ConfigRecord(without_empty(values))})
 
 
 def unpack_unmasking(message: Message) -> Unmasking:
@@ -373,7 +377,7 @@ def _reply(message: Message, step: str, *, beside: str | None = None) -> ConfigR
     if set(message.content) != {_SECURE} | ({beside} if beside else set()):
         raise WireError("unexpected records")
     record = _record(message)
-    if set(record) != REPLY_KEYS[step]:
+    if not REPLY_KEYS[step] - _MAY_BE_MISSING <= set(record) <= REPLY_KEYS[step]:
         raise WireError(f"{_SECURE} holds other keys than agreed")
     return record
 
@@ -400,7 +404,8 @@ def _numbers(record: ConfigRecord, key: str) -> list[int]:
 
 
 def _by_name(record: ConfigRecord, names: str, values: str, *, length: int) -> dict[int, bytes]:
-    found, listed = _numbers(record, names), record.get(values)
+    found = _numbers(record, names) if names in record else []
+    listed = record.get(values, [])
     if (
         not isinstance(listed, list)
         or len(listed) != len(found)

@@ -24,7 +24,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from flower_privsyn.messages.data_request import DataRequest as DataRequest
 from flower_privsyn.messages.data_request import WireError as WireError
-from flower_privsyn.messages.data_request import check_printable, data_request, request_record
+from flower_privsyn.messages.data_request import (
+    check_printable,
+    data_request,
+    request_record,
+    without_empty,
+)
 from flower_privsyn.messages.packed import (
     bytes_per_number,
     most_steps,
@@ -211,14 +216,13 @@ def pack_prepare(data: DataRequest, *, plan: Announcement | None = None) -> Reco
     """
     plan = plan or Announcement()
     record = request_record(data)
-    record["queries"] = list(plan.queries)
     record["num-rounds"] = plan.num_rounds
     record["relation"] = plan.relation.value
     record["clip-norm"] = plan.clip_norm
     record["releases"] = plan.releases
     record["noise-multiplier"] = json.dumps(plan.noise_multiplier)
     record["sampling"] = json.dumps(plan.sampling.to_dict() if plan.sampling else None)
-    record["stream"] = plan.stream
+    record.update(without_empty({"queries": list(plan.queries), "stream": plan.stream}))
     if plan.secure:
         record["secure"] = True
     return RecordDict({_REQUEST: record})
@@ -227,7 +231,7 @@ def pack_prepare(data: DataRequest, *, plan: Announcement | None = None) -> Reco
 def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
     """Read a preparation request on a node: how to make records, and what will be asked."""
     record = _config(message, _REQUEST)
-    data, queries = data_request(record), record.get("queries")
+    data, queries = data_request(record), record.get("queries", [])
     if not isinstance(queries, list) or not all(isinstance(name, str) for name in queries):
         raise WireError("the request does not name its questions")
     check_printable(queries)
@@ -242,7 +246,7 @@ def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
             noise_multiplier=None if multiplier is None else float(multiplier),
             relation=NeighboringRelation(str(record["relation"])),
             sampling=None if sampling is None else Sampling.from_dict(sampling),
-            stream=str(record["stream"]),
+            stream=str(record.get("stream", "")),
             secure=bool(record.get("secure", False)),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.format import read_array
 
+from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import replacing
 from flower_privsyn.privacy import PoissonSampling, Sampling
 from flower_privsyn.privacy.grid import LARGEST_SUM
@@ -134,11 +136,30 @@ def stored_release(run: RunDirectory, number: int, *, sampling: Sampling) -> Rel
         run: the run directory.
         number: of the round.
         sampling: who was drawn from in it.
+
+    Raises:
+        RunDirectoryError: the file is damaged, or cannot be read.
     """
     if not is_stored(run, number):
         return None
-    with RoundFiles(run.round_path(number)).release.open("rb") as file:
-        values, header = np.load(file), np.load(file)
+    path = RoundFiles(run.round_path(number)).release
+    try:
+        with path.open("rb") as file:
+            # Not `np.load`, which also opens archives and says of bad ones whatever these say.
+            values, header = read_array(file), read_array(file)
+        if (
+            values.ndim != 1
+            or header.shape != (2,)
+            or {values.dtype.kind, header.dtype.kind} != {"f"}
+        ):
+            raise ValueError("other arrays than those of a release")
+    except PermissionError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(
+            f"{path} is damaged: it does not hold the release of round {number}, which was "
+            "charged; put back a copy of it."
+        ) from error
     return ReleasedSum(
         round_number=number,
         values=values,

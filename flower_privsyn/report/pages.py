@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flower_privsyn.errors import MissingExtraError
+from flower_privsyn.errors import MissingExtraError, RunDirectoryError
 from flower_privsyn.files import replacing
 from flower_privsyn.report import figures, numbers, svg
 from flower_privsyn.report.comparison import ComparisonFacts
@@ -39,7 +39,7 @@ def write_run_page(run: RunDirectory, path: Path | None = None) -> Path:
     Raises:
         MissingExtraError: Jinja2 or matplotlib is not installed.
         LedgerError: the ledger is damaged, or lacks a line that another file states.
-        RunDirectoryError: a file of the run is damaged.
+        RunDirectoryError: a file of the run is damaged, or the page cannot be written.
     """
     target = run.path / "report.html" if path is None else path
     _write(run_page(run), target)
@@ -60,6 +60,7 @@ def write_comparison_page(document: Mapping[str, Any], path: Path) -> None:
     Raises:
         MissingExtraError: Jinja2 or matplotlib is not installed.
         DataError: the document holds no comparison.
+        RunDirectoryError: the page cannot be written.
     """
     _write(comparison_page(document), path)
 
@@ -122,5 +123,10 @@ def _environment() -> Environment:
 
 def _write(page: str, path: Path) -> None:
     """Write a page as a whole: a reader finds the old one or the new one."""
-    with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"The report {path} cannot be written: {error.strerror or error}."
+        ) from error

@@ -125,8 +125,6 @@ class RunDirectory:
             RunDirectoryError: The folder holds a run, cannot be written or is locked.
         """
         run = cls(expanded(path).absolute())
-        if run.path.exists() and not run.path.is_dir():
-            raise RunDirectoryError(f"The run directory {run.path} is a file, not a folder.")
         run.refuse_existing()
         try:
             run.path.mkdir(parents=True, exist_ok=True)
@@ -205,7 +203,9 @@ class RunDirectory:
         return run
 
     def refuse_existing(self) -> None:
-        """Raise a RunDirectoryError when the folder already holds a run."""
+        """Raise a RunDirectoryError when the folder is a file, or already holds a run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunDirectoryError(f"The run directory {self.path} is a file, not a folder.")
         if self.config_file.exists():
             raise RunDirectoryError(
                 f"{self.path} already holds a run; choose another run directory, or resume it: "
@@ -376,10 +376,9 @@ class RunDirectory:
 
         Raises:
             ValueError: The number is negative.
+            RunDirectoryError: There is a file in its place.
         """
-        folder = self.round_path(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return self.rounds.files(number).make()
 
     def round_path(self, number: int) -> Path:
         """The folder of one round, which may not exist."""
@@ -541,6 +540,7 @@ class RunDirectory:
             watch_supervisor()
             self.mark_running()
             try:
+                self.rounds.refuse_files()
                 with _warnings_to(self.progress()):
                     yield self
             except BaseException as error:

@@ -13,6 +13,7 @@ from typing import IO
 
 from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
 from flower_privsyn.errors import RunDirectoryError
+from flower_privsyn.files import refuses_files
 from flower_privsyn.host.processes import is_alive, started_at
 from flower_privsyn.runs.run_format import LAUNCH_FILE, hide_dates, read_json_object
 
@@ -59,14 +60,23 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
         The open file. Closing it, or the end of the process, releases the lock.
 
     Raises:
-        RunDirectoryError: Another process holds the lock.
+        RunDirectoryError: Another process holds the lock, or the folder or the lock file cannot be
+            written.
     """
     try:
         import fcntl
     except ImportError as error:  # Windows
         raise RunDirectoryError("Runs need a system with file locks: Linux or macOS.") from error
 
-    file = path.open("a+", encoding="utf-8")
+    # Who locks wants to write beside the lock, and the lock file may take what its folder refuses.
+    if why := refuses_files(path.parent):
+        raise RunDirectoryError(f"{what[:1].upper()}{what[1:]} cannot be written: {why}.")
+    try:
+        file = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"The lock file {path} cannot be opened: {error.strerror or error}."
+        ) from error
     begun = time.monotonic()
     while True:
         try:

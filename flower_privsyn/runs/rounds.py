@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from flower_privsyn.errors import RunDirectoryError
+
 ROUNDS: Final = "rounds"
 """Folder of the rounds in a run directory."""
 
@@ -49,6 +51,18 @@ class RoundFiles:
     """
 
     folder: Path
+
+    def make(self) -> Path:
+        """Make the folder where there is none, and return it.
+
+        Raises:
+            RunDirectoryError: There is a file in its place.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise _in_place_of_a_folder(self.folder) from error
+        return self.folder
 
     @property
     def state(self) -> Path:
@@ -162,6 +176,25 @@ class Rounds:
 
     def __iter__(self) -> Iterator[tuple[int, RoundFiles]]:
         """Number and files of every round that has a folder, ascending."""
-        entries = self.folder.iterdir() if self.folder.is_dir() else ()
-        for number in sorted(int(entry.name) for entry in entries if entry.name.isdigit()):
+        for number in sorted(int(entry.name) for entry in self._named() if entry.is_dir()):
             yield number, self.files(number)
+
+    def refuse_files(self) -> None:
+        """Refuse files where folders of rounds belong, before a round is asked that would need one.
+
+        Raises:
+            RunDirectoryError: The name of one is a round's number.
+        """
+        for entry in self._named():
+            if not entry.is_dir():
+                raise _in_place_of_a_folder(entry)
+
+    def _named(self) -> Iterator[Path]:
+        """What has the number of a round for its name; other figures than ASCII's are none."""
+        for entry in self.folder.iterdir() if self.folder.is_dir() else ():
+            if entry.name.isascii() and entry.name.isdecimal():
+                yield entry
+
+
+def _in_place_of_a_folder(path: Path) -> RunDirectoryError:
+    return RunDirectoryError(f"{path} is a file where the folder of a round belongs: move it away.")

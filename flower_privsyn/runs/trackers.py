@@ -11,6 +11,7 @@ in the tracked run it has, and whatever failed to arrive is caught up with.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import logging
 import math
@@ -62,6 +63,25 @@ class Tracker(Protocol):
             run: its directory, for an adapter that writes into it.
             figures: all until now.
         """
+
+
+def require_tracker(name: str) -> None:
+    """Refuse a tracker whose library is not installed, before a run is begun; it is not imported.
+
+    Args:
+        name: as of `tracker_of`.
+
+    Raises:
+        MissingExtraError: its library is not installed.
+    """
+    if name and importlib.util.find_spec(name) is None:
+        raise _missing(name)
+
+
+def _missing(name: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"tracker = \"{name}\" needs its library: pip install 'flower-privsyn[{name}]'"
+    )
 
 
 def tracker_of(name: str) -> Tracker | None:
@@ -123,10 +143,7 @@ class TensorBoard:
         try:
             import tensorboard.summary.writer.record_writer  # noqa: F401
         except ImportError as error:
-            raise MissingExtraError(
-                'tracker = "tensorboard" needs its library: '
-                "pip install 'flower-privsyn[tensorboard]'"
-            ) from error
+            raise _missing("tensorboard") from error
 
     def write(self, run: RunDirectory, figures: Figures) -> None:
         """Write the file; see `Tracker.write`."""
@@ -186,9 +203,7 @@ class MLflow:
         try:
             import mlflow  # noqa: F401
         except ImportError as error:
-            raise MissingExtraError(
-                "tracker = \"mlflow\" needs its library: pip install 'flower-privsyn[mlflow]'"
-            ) from error
+            raise _missing("mlflow") from error
 
     def write(self, run: RunDirectory, figures: Figures) -> None:
         """Send what is lacking; see `Tracker.write`."""
@@ -246,9 +261,7 @@ class WeightsAndBiases:
         try:
             import wandb  # noqa: F401
         except ImportError as error:
-            raise MissingExtraError(
-                "tracker = \"wandb\" needs its library: pip install 'flower-privsyn[wandb]'"
-            ) from error
+            raise _missing("wandb") from error
 
     def write(self, run: RunDirectory, figures: Figures) -> None:
         """Send all figures of a finished run, once; see `Tracker.write`."""

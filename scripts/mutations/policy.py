@@ -273,7 +273,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a request names no embedding model",
         file="flower_privsyn/messages/data_request.py",
         function="data_request",
-        before='if embeds and not str(record["embedding-model"])',
+        before="if embeds and not model",
         after="if False",
         tests=("tests/messages/test_wire.py",),
     ),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, arrays_size_mod, fixedclipping_mod, message_size_mod
 
 from flower_privsyn.client_apps import add_handlers, create_client_app, users_of_node
 from flower_privsyn.data import Users
@@ -146,6 +147,27 @@ class TestHandlers:
         request = Message(RecordDict(), dst_node_id=5, message_type="query.mine")
         assert app(request, context()).has_content()
         assert wire.unpack_roster(self.prepare(app, context())).num_users == 1
+
+    def test_mods_of_flower(self, tmp_path: Path) -> None:
+        """Those of an app meet the library's messages, too; those of a handler do not."""
+        refused = (fixedclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5))
+        for mods, of_the_app in (
+            ([], [message_size_mod, arrays_size_mod]),
+            ([*refused, message_size_mod], []),
+        ):
+            app = ClientApp(mods=of_the_app)
+
+            @app.train(mods=mods)
+            def mine(message: Message, where: Context) -> Message:
+                return Message(RecordDict(), reply_to=message)
+
+            add_handlers(
+                app,
+                lambda where: Users.from_rows([("a", "court")]),
+                embedder=hash_embedder,
+                cache_directory=tmp_path,
+            )
+            assert wire.unpack_roster(self.prepare(app, context())).num_users == 1
 
     def test_a_request_it_cannot_read_is_a_code(self, tmp_path: Path) -> None:
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,13 @@ def test_where_the_run_is_to_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert found(**{"run-dir": str(tmp_path / "new")}).findings == []
     said = stops(found(**{"run-dir": str(taken)}))["run directory"]
     assert said.startswith(f"{taken} already holds a run")
+    file = taken / "config.json"
+    said = stops(found(**{"run-dir": str(file)}))["run directory"]
+    assert said == f"The run directory {file} is a file, not a folder"
+    said = stops(found(**{"run-dir": str(file / "a" / "b")}))["run directory"]
+    assert said == f"{file}, below which the run is to be written, is a file, not a folder"
+    said = stops(found(**{"run-dir": str(tmp_path / "\udce9")}))["run directory"]
+    assert said.startswith(f"The run directory is '{tmp_path}/\\udce9', which holds bytes that are")
     said = stops(found(**{"run-dir": str(taken), "resume": True}))["run directory"]
     assert said.startswith("resume = true continues nothing here")
     usage = shutil.disk_usage(tmp_path)._replace(free=5 * 10**6)
@@ -244,6 +252,45 @@ def test_where_the_run_is_to_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert finding.sentence.startswith("5 MB are free on the disk of ")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert "where the run is to be written, cannot be written" in stops(found())["run directory"]
+
+
+def test_a_tracker_without_its_library(
+    check: Check,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Flower would be started and the run directory taken before the ServerApp misses it."""
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    said = "tracker = \"mlflow\" needs its library: pip install 'flower-privsyn[mlflow]'"
+    assert stops(check("epsilon=8", "tracker=mlflow")) == {"libraries": said}
+    words = ["run", str(OWN_DATA), "--set", "tracker=mlflow", "--run-dir", str(tmp_path / "run")]
+    assert main([*words, "--set", f"data={users_file(tmp_path)}"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"privsyn: {said}"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_names_that_are_no_utf8(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Names of files are bytes: what is none of UTF-8 comes as surrogates."""
+    monkeypatch.chdir(tmp_path)
+    odd = os.fsdecode(b"us\xe9rs.jsonl")
+    users_file(tmp_path).rename(tmp_path / odd)
+    assert main([command, str(OWN_DATA), "--set", f"data={odd}"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "privsyn: The setting data is 'us\\udce9rs.jsonl', which holds bytes that are no UTF-8: "
+        "give it another name."
+    ]
+    app = tmp_path / os.fsdecode(b"\xe9")
+    shutil.copytree(OWN_DATA, app)
+    assert main([command, str(app), "--set", "data=users.jsonl"]) == 2
+    assert capsys.readouterr().err.startswith(f"privsyn: The app's folder is '{tmp_path}/\\udce9'")
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / odd, app])
 
 
 def test_all_that_stops_a_run_is_named_at_once(

@@ -32,6 +32,7 @@ from flower_privsyn.host.processes import descendants, is_alive, name_of, starte
 from flower_privsyn.host.progress import read_progress
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
 from flower_privsyn.runs.history import record_changes
+from tests.support.data_cases import locked
 from tests.support.flower_app import write_app
 from tests.support.run_files import times_in
 from tests.support.simulation import free_port
@@ -186,6 +187,25 @@ def test_how_a_run_without_a_result_goes_on(stopped: RunDirectory, app: App) -> 
     assert "was not started by `privsyn run`; resume it with `flwr run APP" in said
     stopped.mark_finished()
     assert launch.how_to_go_on(stopped) is None
+
+
+def test_a_run_that_may_only_be_read_is_not_gone_on_with(stopped: RunDirectory) -> None:
+    said = f"The run in {stopped.path} cannot be written: Permission denied"
+    for folder in (stopped.path, (stopped.path / LAUNCH_FILE).parent):
+        with locked(folder, mode=0o555), pytest.raises(RunDirectoryError, match=said):
+            launch.resume_run(stopped.path)
+    assert stopped.status == "failed"
+
+
+def test_a_place_that_takes_no_files_later_is_named(
+    stopped: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mounted_anew(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(stopped.state_file))
+
+    monkeypatch.setattr(superlink, "write_keys", mounted_anew)
+    with pytest.raises(RunDirectoryError, match=r"state\.json cannot be written: Read-only file"):
+        launch.resume_run(stopped.path)
 
 
 def _judge(

@@ -68,6 +68,23 @@ class TestRequests:
         told = wire.pack_prepare(DATA, plan=plan)
         assert wire.unpack_prepare(message(told, wire.PREPARE)) == (DATA, plan)
 
+    def test_no_value_is_empty(self) -> None:
+        """Flower's mod that counts the bytes of a message fails on empty ones."""
+        data = replace(DATA, embedding_model="", reads="text")
+        sent = ask(data=data)
+        record = wire.broadcast_record(sent.broadcast, precision="float32")
+        plan = Announcement(queries=("kernel_mean",))
+        for content in (wire.pack_prepare(data, plan=plan), wire.pack_ask(sent, record)):
+            assert all(one.count_bytes() for one in content.values())
+
+    def test_empty_values_of_older_servers_are_read(self) -> None:
+        data = replace(DATA, embedding_model="", reads="text")
+        content = wire.pack_prepare(data)
+        for key in ("newer-than", "stream", "embedding-model"):
+            assert key not in content.config_records["privsyn.request"]
+            content.config_records["privsyn.request"][key] = ""
+        assert wire.unpack_prepare(message(content, wire.PREPARE)) == (data, Announcement())
+
     @pytest.mark.parametrize(
         ("key", "value"),
         [("releases", 8), ("noise-multiplier", "-1.0"), ("clip-norm", float("inf")),

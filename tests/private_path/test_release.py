@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.privacy import FixedSizeSampling, FullParticipation, PoissonSampling, Sampling
-from flower_privsyn.private_path.release import ReleasedSum, SumOfUsers, added_up
+from flower_privsyn.private_path.release import (
+    ReleasedSum,
+    SumOfUsers,
+    added_up,
+    store_release,
+    stored_release,
+)
+from flower_privsyn.runs import RunDirectory
+from tests.support.data_cases import locked
 
 PEOPLE, ROUNDS, MEAN, SPREAD = 60, 3, 2.0, 0.5
 
@@ -60,3 +71,35 @@ def test_the_mean_varies_as_it_says(sampling: Sampling) -> None:
 
 def test_one_round_of_everybody_is_a_sample_of_them() -> None:
     assert SumOfUsers(np.zeros(1), 300.0, 1.0).sample == (300.0, 0.0)
+
+
+def test_a_stored_release_is_read_as_it_was_or_named(tmp_path: Path) -> None:
+    run, sampling = RunDirectory.create(tmp_path, config={}), FullParticipation(PEOPLE)
+    assert stored_release(run, 1, sampling=sampling) is None
+    released = ReleasedSum(
+        round_number=1,
+        values=np.arange(5.0),
+        noise_std=2.0,
+        num_users=PEOPLE,
+        expected_users=float(PEOPLE),
+        largest_clip_norm=1.0,
+    )
+    store_release(run, released)
+    found = stored_release(run, 1, sampling=sampling)
+    assert found is not None
+    assert np.array_equal(found.values, released.values)
+    assert (found.noise_std, found.num_users) == (2.0, PEOPLE)
+    file = tmp_path / "rounds" / "0001" / "release.npy"
+    whole = file.read_bytes()
+    said = r"rounds/0001/release\.npy is damaged: it does not hold the release of round 1"
+    first = whole[:168]  # the sum, without what is known of its noise
+    for content in (b"", b"xx", b"PK\x03\x04", whole[:100], whole[:-3], first, first * 2):
+        file.write_bytes(content)
+        with pytest.raises(RunDirectoryError, match=said):
+            stored_release(run, 1, sampling=sampling)
+    with (
+        locked(file),
+        pytest.raises(RunDirectoryError, match=r"release\.npy cannot be read: Permission denied"),
+    ):
+        stored_release(run, 1, sampling=sampling)
+    run.unlock()

@@ -21,6 +21,7 @@ from flower_privsyn.report.rounds import principal_plane, read_round, round_file
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.strategies.parts.population import Population
 from tests.support import golden_runs
+from tests.support.data_cases import locked
 from tests.support.ledgers import write_chain
 from tests.support.pages import Node, check, headings, rows, tips
 from tests.support.run_files import add_line
@@ -247,6 +248,10 @@ def test_the_command(
     ):
         assert main(["report", *words]) == 2
         assert re.search(sentence, capsys.readouterr().err)
+    with locked(empty.path, mode=0o555):
+        assert main(["report", str(empty.path)]) == 2
+    said = f"privsyn: The report {empty.path / 'report.html'} cannot be written: Permission denied."
+    assert capsys.readouterr().err.splitlines() == [said]
 
 
 def test_without_the_libraries(empty: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

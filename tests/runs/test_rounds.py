@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.rounds import RoundFiles, Rounds
 
@@ -31,12 +32,35 @@ def test_rounds_count_once_their_state_is_written(tmp_path: Path) -> None:
 def test_rounds_are_found_in_order_whatever_else_lies_there(tmp_path: Path) -> None:
     rounds = Rounds(tmp_path / "rounds")
     assert list(rounds) == []
-    for name in ("0010", "0002", "0000", "notes"):
+    # Figures that Python's own `isdigit` takes, and `int` does not, or takes for a 3.
+    for name in (
+        "0010",
+        "0002",
+        "0000",
+        "notes",
+        "\N{SUPERSCRIPT TWO}",
+        "\N{ARABIC-INDIC DIGIT THREE}",
+    ):
         (tmp_path / "rounds" / name).mkdir(parents=True)
+    (tmp_path / "rounds" / "0007").touch()
     assert [number for number, _ in rounds] == [0, 2, 10]
     assert rounds.files(2).release == tmp_path / "rounds" / "0002" / "release.npy"
     with pytest.raises(ValueError, match="cannot be negative"):
         rounds.files(-1)
+
+
+def test_a_file_in_a_rounds_place_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, config={})
+    run.round_dir(1)
+    (tmp_path / "rounds" / "0007").touch()
+    run.unlock()
+    assert run.finished_rounds() == []
+    said = "rounds/0007 is a file where the folder of a round belongs"
+    with pytest.raises(RunDirectoryError, match=said):
+        run.round_dir(7)
+    with pytest.raises(RunDirectoryError, match=said), run.session():
+        pytest.fail("the work has begun")
+    assert said in str(run.error)
 
 
 def test_the_texts_of_a_round_are_what_it_holds(tmp_path: Path) -> None:

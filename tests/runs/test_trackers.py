@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -17,6 +19,7 @@ from flower_privsyn.runs.trackers import (
     TensorBoard,
     WeightsAndBiases,
     figures_of,
+    require_tracker,
     tell,
     tracker_of,
 )
@@ -117,6 +120,13 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtraError, match=rf"pip install 'flower-privsyn\[{name}\]'"):
             tracker_of(name)
+        with pytest.raises(MissingExtraError, match=rf'^tracker = "{name}" needs its library'):
+            require_tracker(name)
+        there = ModuleType(name)
+        there.__spec__ = ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, there)
+        require_tracker(name)
+    require_tracker("")
 
 
 def test_a_real_run_tells_its_tracker_after_every_round_and_at_the_end(

@@ -18,6 +18,7 @@ from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.more_text import MoreText, Written, write_more
 from flower_privsyn.strategies.parts.population import Population, survivors, votes_by_class
 from flower_privsyn.testing import EchoGenerator
+from tests.support.data_cases import locked
 from tests.support.run_files import lines
 
 Builder = Callable[..., Any]
@@ -83,6 +84,17 @@ def test_texts_of_a_research_run_are_stamped(finished: RunDirectory) -> None:
     written = write(RunDirectory.open(finished.path))
     note = json.loads(written.path.with_name(f"{written.path.name}.settings.json").read_text())
     assert note["stamp"] == RESEARCH_STAMP
+
+
+def test_a_folder_that_takes_no_files_is_named_before_the_generator_is_asked(
+    finished: RunDirectory,
+) -> None:
+    file = finished.path / "expanded-privsyn-lm-1.jsonl"
+    with (
+        locked(finished.path, mode=0o555),
+        pytest.raises(RunDirectoryError, match=f"The file {file} cannot be written: Permission"),
+    ):
+        write(finished, writer=None)
 
 
 def test_goes_on_after_a_failure_and_to_more_texts(finished: RunDirectory) -> None:

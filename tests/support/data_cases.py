@@ -60,18 +60,23 @@ class DataCase:
 
 
 @contextlib.contextmanager
-def locked(path: Path | None) -> Iterator[None]:
-    """A file or a folder that this process may not read inside the block, also if it is root's."""
+def locked(path: Path | None, *, mode: int = 0) -> Iterator[None]:
+    """A file or a folder that this process may not use inside the block, also if it is root's.
+
+    Args:
+        path: the file or folder; None for none.
+        mode: what it may: 0 for nothing, 0o555 for all but writing.
+    """
     if path is None:
         yield
         return
-    mode = path.stat().st_mode
-    path.chmod(0)
+    before = path.stat().st_mode
+    path.chmod(mode)
     try:
         with _without_roots_rights() if os.geteuid() == 0 else contextlib.nullcontext():
             yield
     finally:
-        path.chmod(mode)
+        path.chmod(before)
 
 
 @contextlib.contextmanager
