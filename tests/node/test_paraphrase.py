@@ -51,6 +51,15 @@ def write(paraphraser: Paraphraser, choice: TokenChoice, tmp_path: Path) -> Call
     return build
 
 
+class Stop(BaseException):
+    """The process is killed."""
+
+
+def dying(count: int) -> None:
+    """Progress of a process that is killed once the first documents are written."""
+    raise Stop
+
+
 def test_every_document_is_charged_for_all_tokens(
     write: Callable[..., Any], paraphraser: Paraphraser, choice: TokenChoice, tmp_path: Path
 ) -> None:
@@ -92,12 +101,6 @@ def test_what_is_written_does_not_depend_on_the_documents_beside_it(
 def test_an_interrupted_file_goes_on_and_charges_nobody_twice(
     write: Callable[..., Any], tmp_path: Path
 ) -> None:
-    class Stop(BaseException):
-        pass
-
-    def dying(count: int) -> None:
-        raise Stop
-
     with pytest.raises(Stop):
         write(progress=dying)
     file = tmp_path / "out.jsonl"
@@ -115,12 +118,6 @@ def test_an_interrupted_file_goes_on_and_charges_nobody_twice(
 def test_documents_in_another_order_or_changed_are_not_told_again(
     write: Callable[..., Any], tmp_path: Path
 ) -> None:
-    class Stop(BaseException):
-        pass
-
-    def dying(count: int) -> None:
-        raise Stop
-
     with pytest.raises(Stop):
         write(progress=dying)
     before = (tmp_path / "out.jsonl").read_bytes()
