@@ -35,7 +35,7 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
     Raises:
         WireError: the sampling cannot be true here, or the sum would not be exact.
     """
-    sampling = ask.sampling
+    sampling, announced = ask.sampling, ask.announced(len(user_ids))
     if isinstance(sampling, FixedSizeSampling):
         if sampling.population < len(user_ids):
             raise wire.WireError("the request's population is smaller than this node's users alone")
@@ -44,9 +44,14 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
             raise wire.WireError(
                 "fewer users are on this node than when it was asked how many: begin another run"
             )
+    elif len(user_ids) > announced:
+        # The server would leave the answer out. Cutting it to as many would let somebody in for
+        # everybody who leaves.
+        raise wire.WireError(
+            "more users are on this node than when it was asked how many: begin another run"
+        )
     # Of everybody whom the node announced, as the server asks before it begins: a refusal must not
     # tell who was drawn.
-    announced = ask.announced(len(user_ids))
     if ask.query.answer_bound(announced) > LARGEST_SUM:
         raise wire.WireError("the clip norm lets sums leave the numbers that are exact")
     if (most := ask.query.largest_cohort) is not None and announced > most:
@@ -56,10 +61,6 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
         key=ask.sampling_key,
         count=ask.sample_count if ask.sample_count >= 0 else None,
     )
-    if not isinstance(sampling, FixedSizeSampling):
-        # A node gets new users while a run lasts, and the server takes no more than it announced.
-        # A draw of a fixed size is among all: of fewer each would be likelier to be drawn.
-        chosen[announced:] = False
     return chosen
 
 

@@ -276,13 +276,10 @@ class _Node:
             raise wire.WireError(str(error)) from None
         chosen = chosen_users(ask, prepared.user_ids)
         num_users = int(chosen.sum())
-        announced = ask.announced(len(prepared.user_ids))
-        if len(prepared.user_ids) > announced:
-            logger.info("users have come since the run began: it does not ask them")
         total = sum_of(ask, prepared.records, chosen)
         # On the node's disk before anything leaves; what never leaves stays charged.
         guard.charge(charge)
-        bound = ask.query.answer_bound(announced)
+        bound = ask.query.answer_bound(ask.announced(len(prepared.user_ids)))
         return wire.Answer(total=to_grid("the sum", total), num_users=num_users), bound
 
 

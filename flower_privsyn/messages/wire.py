@@ -144,8 +144,8 @@ class Ask:
         sampling: who takes part.
         sampling_key: 32 fresh random bytes, the key of the users' coins in this round.
         sample_count: users this node draws under fixed-size sampling; -1 otherwise.
-        roster_users: how many users the node had said it hosts when the run began; who came since
-            is not asked. -1 for all that are there.
+        roster_users: how many users the node had said it hosts when the run began; -1 where nobody
+            counts those in its answer, under secure aggregation.
         secure: under secure aggregation, how many nodes must be in the sum; the node then adds its
             share of the noise. The key of the coins is its own.
         mechanism: the noise of the whole sum, which the node charges to its own account.

@@ -368,17 +368,22 @@ def _opened(ledger: Path, output: Path, header: dict[str, Any]) -> set[int]:
     """The places of the documents that were charged before; begins the ledger where it is empty."""
     lines = list(read_json_lines(ledger))
     if not lines:
-        if output.exists():
+        if output.exists() and output.stat().st_size:
             raise DataError(
-                f"{output} exists, and {ledger.name} beside it does not: what it has cost is not "
-                "known, so nothing is added to it"
+                f"{output} holds paraphrases, and {ledger.name} beside it says nothing of them: "
+                "what it has cost is not known, so nothing is added to it"
             )
         output.touch(mode=0o600)
         append_json_lines(ledger, [header])
         return set()
     known = json.loads(json.dumps(header))
     first = dict(lines[0])
-    if first.get("texts") != known["texts"]:
+    if "texts" not in first:
+        raise DataError(
+            f"{output} was begun by an older version, whose ledger does not say of which "
+            "documents: write to another file"
+        )
+    if first["texts"] != known["texts"]:
         raise DataError(
             f"{output} was begun with other documents, or in another order: some would be told a "
             "second time. Tell those that are not in it to another file"

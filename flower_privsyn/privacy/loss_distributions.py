@@ -32,10 +32,13 @@ def epsilon(costs: Costs, delta: float, coarser: float = 1.0) -> float:
 
         return float(dp_accounting.get_epsilon_gaussian(_gaussian_multiplier(costs), delta))
     left = delta - _rounding(costs)
+    found = math.inf
+    if left > 0.0:
+        interval = _interval(costs, delta) * coarser
+        found = float(_pld(costs, interval).get_epsilon_for_delta(left))
     if left < delta / 2.0:
-        return _by_renyi(renyi.epsilon, costs, delta, otherwise=math.inf)
-    interval = _interval(costs, delta) * coarser
-    return float(_pld(costs, interval).get_epsilon_for_delta(left))
+        found = min(found, _by_renyi(renyi.epsilon, costs, delta, otherwise=math.inf))
+    return found
 
 
 def delta(costs: Costs, epsilon: float) -> float:

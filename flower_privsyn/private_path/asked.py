@@ -11,7 +11,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism, Phase, Sampling
 from flower_privsyn.privacy.grid import LARGEST_SUM
-from flower_privsyn.private_path.aggregation import words_of
+from flower_privsyn.private_path.aggregation import BESIDE, words_of
 from flower_privsyn.private_path.meeting import Roster
 from flower_privsyn.private_path.method import Question
 from flower_privsyn.private_path.release import ReleasedSum
@@ -74,7 +74,7 @@ class AskedRound:
         found = [
             f"{count} x {words_of(reason)}"
             for reason, count in sorted(counts.items())
-            if count and reason != "answers"
+            if count and reason != "answers" and reason not in BESIDE
         ]
         return f": {', '.join(found)}" if found else ""
 

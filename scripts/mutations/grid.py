@@ -96,7 +96,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="how long an answer is tells how many took part",
         file="flower_privsyn/client_apps/handlers.py",
         function="_Node._charged_answer",
-        before="    bound = ask.query.answer_bound(announced)\n",
+        before="    bound = ask.query.answer_bound(ask.announced(len(prepared.user_ids)))\n",
         after="    bound = ask.query.answer_bound(num_users)\n",
         tests=("tests/client_apps/test_reads.py::TestText",),
     ),

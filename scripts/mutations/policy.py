@@ -20,13 +20,19 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="an answer leaves before the node has charged it",
         file=HANDLERS,
-        function="_Node._charged_answer",
-        before=("    guard.charge(charge)\n    bound = ask.query.answer_bound(announced)\n"),
+        function="_Node.answer",
+        before=(
+            "    answer, bound = self._charged_answer(ask, context)\n"
+            "    return wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
+        ),
         after=(
-            "    bound = ask.query.answer_bound(announced)\n"
-            '    answer = wire.Answer(total=to_grid("the sum", total), num_users=num_users)\n'
-            "    wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
-            "    guard.charge(charge)\n"
+            "    guard = guard_of(context)\n"
+            "    charge, type(guard).charge = type(guard).charge, lambda *_: None\n"
+            "    answer, bound = self._charged_answer(ask, context)\n"
+            "    type(guard).charge = charge\n"
+            "    left = wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
+            "    guard.charge(charge_of(ask, context, guard))\n"
+            "    return left\n"
         ),
         tests=(f"{SERVER_TESTS}::test_kill_9_between_charge_and_answer_never_counts_less",),
     ),
@@ -227,8 +233,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a node answers for more users than it announced, is charged and left out",
         file="flower_privsyn/client_apps/answer.py",
         function="chosen_users",
-        before="        chosen[announced:] = False\n",
-        after="        pass\n",
+        before="    elif len(user_ids) > announced:\n",
+        after="    elif False:\n",
+        tests=("tests/private_path/test_engine.py::TestNodesWhoseDataGrow",),
+    ),
+    Mutation(
+        name="under secure aggregation all nodes are told how many users the first has announced",
+        file="flower_privsyn/private_path/aggregation/secure.py",
+        function="Secure.messages",
+        before=" sample_count=-1, roster_users=-1)",
+        after=" sample_count=-1)",
         tests=("tests/private_path/test_engine.py::TestNodesWhoseDataGrow",),
     ),
     Mutation(

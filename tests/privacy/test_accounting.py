@@ -430,3 +430,10 @@ def test_the_accountant_library_is_imported_on_first_use_and_stays_quiet() -> No
     assert done.returncode == 0, done.stderr
     assert done.stdout == "True\n"
     assert done.stderr == ""
+
+
+def test_what_rounding_leaves_of_a_small_delta_bounds_releases_without_a_renyi_curve() -> None:
+    """Two releases more are no reason for an infinite epsilon."""
+    release = Release(noise_multiplier=4.0, sampling=PoissonSampling(0.05), relation=REPLACE)
+    fewer, more = (PLDAccountant().epsilon({release: n}, delta=1e-12) for n in (2_250, 2_256))
+    assert fewer < more < 1.01 * fewer

@@ -30,6 +30,7 @@ from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationEr
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.packed import pack_steps
+from flower_privsyn.node import NodeLedger
 from flower_privsyn.privacy import InsecureRandom, PrivacyLedger
 from flower_privsyn.privacy.grid import to_grid
 from flower_privsyn.private_path import attendance, rounds
@@ -205,16 +206,17 @@ def steps(length: int, width: int, value: int = 0) -> np.ndarray:
 
 
 class TestNodesWhoseDataGrow:
-    @pytest.mark.parametrize("secure", [False, True])
-    def test_go_on_with_the_users_that_they_announced(
-        self, config: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure: bool
-    ) -> None:
-        """Else the server would leave their answers out, which they have charged."""
+    @pytest.fixture
+    def growing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+        """Nodes of 5, 6, ... users; the first has one more once the run has begun."""
         monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
+        monkeypatch.setenv("PRIVSYN_NODE_LEDGERS", str(tmp_path / "ledgers"))
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
         come = [0]
 
         def load(context: Context) -> Users:
-            return make_users(6 + (come[0] if context.node_config["partition-id"] == 0 else 0))
+            node = int(context.node_config["partition-id"])
+            return make_users(5 + node + (come[0] if node == 0 else 0))
 
         def app(message: Message, context: Context) -> Message:
             """Each message meets a process of its own."""
@@ -223,17 +225,40 @@ class TestNodesWhoseDataGrow:
             )
             reply = fresh(message, context)
             if context.node_config["partition-id"] == 0:
-                come[0] = 70  # and so many that a number of their sum may be a byte longer
+                come[0] = 1
             return reply
 
-        settings = {"secure_aggregation": True, "num_nodes": 4, "colluding_nodes": 0}
-        nodes = 4 if secure else 2
-        strategy = Probe(config(num_rounds=2, **(settings if secure else {})))
-        strategy.start(LoopbackGrid(app, num_nodes=nodes))  # type: ignore[arg-type]
-        assert [released.num_users for released in strategy.released] == [6 * nodes] * 2
-        for line in lines(strategy.run.metrics_file):
-            assert line["answers"] == nodes
-            assert not [key for key in line if key.startswith("rejected")]
+        def build(nodes: int, **more: Any) -> LoopbackGrid:
+            configs = [
+                {"partition-id": node, "num-partitions": nodes, "dataset": f"of-{node}"}
+                for node in range(nodes)
+            ]
+            return LoopbackGrid(app, node_configs=configs, **more)  # type: ignore[arg-type]
+
+        return build
+
+    def test_take_no_further_part_and_are_not_charged(
+        self, config: Builder, growing: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The server would leave out their answers, which they would have charged."""
+        strategy = Probe(config(num_rounds=2, min_users=1, num_nodes=3))
+        strategy.start(growing(3, is_simulation=False))
+        assert [released.num_users for released in strategy.released] == [13, 13]
+        assert [line["error code 1001"] for line in lines(strategy.run.metrics_file)] == [1, 1]
+        assert "more users are on this node than when it was asked how many" in caplog.text
+        assert "without some nodes: 1 x the client app does not understand" in caplog.text
+        assert NodeLedger("of-0").account().charges == []
+        assert len(NodeLedger("of-1").account().charges) == 2
+
+    def test_are_in_a_sum_in_which_nobody_is_counted(
+        self, config: Builder, growing: Callable[..., Any]
+    ) -> None:
+        """Every node answers for all of its users, however many others have announced."""
+        secure = {"secure_aggregation": True, "num_nodes": 4, "colluding_nodes": 0}
+        strategy = Probe(config(num_rounds=1, noise_multiplier=1e-3, **secure))
+        strategy.start(growing(4))
+        (released,) = strategy.released
+        assert released.values.sum() == pytest.approx(3 * (5 + 6 + 7 + 8 + 1), abs=0.5)
 
 
 class TestMisbehavingNodes:

@@ -1,6 +1,7 @@
 """How the answers of a round become one sum."""
 
 from flower_privsyn.private_path.aggregation.aggregation import (
+    BESIDE,
     Aggregation,
     Collected,
     Expected,
@@ -9,4 +10,4 @@ from flower_privsyn.private_path.aggregation.aggregation import (
 from flower_privsyn.private_path.aggregation.central import Central
 from flower_privsyn.private_path.aggregation.secure import Secure
 
-__all__ = ["Aggregation", "Central", "Collected", "Expected", "Secure", "words_of"]
+__all__ = ["BESIDE", "Aggregation", "Central", "Collected", "Expected", "Secure", "words_of"]

@@ -16,6 +16,9 @@ from flwr.serverapp import Grid
 from flower_privsyn.messages import wire
 from flower_privsyn.queries import Query
 
+#: Counts of replies beside those of the nodes that were asked: nobody is missing for them.
+BESIDE = frozenset({"rejected: not asked", "rejected: second reply", "rejected: late reply"})
+
 _ERROR_CODE = "error code "
 _OTHER_ERROR = "error of Flower or another code"
 
@@ -135,6 +138,9 @@ def words_of(key: str) -> str:
     Args:
         key: of the counts, as "error code 1002" or "missing".
     """
+    if key.startswith("sa_"):  # of a step of secure aggregation
+        step, _, rest = key.partition(": ")
+        return f"{words_of(rest)} ({step})"
     code = key.removeprefix(_ERROR_CODE)
     if code != key:
         return wire.words_of(int(code))

@@ -70,9 +70,13 @@ class Secure(Aggregation):
         """Exchange keys and shares, then one message a node: the question with its mail."""
         self._begun, self._lost, self._counts = None, "", Counter()
         # The same to the bit for everybody: every mask hangs on it, and the coins are the nodes'.
-        asked = {node: replace(ask, sampling_key=bytes(32), sample_count=-1) for node, ask in asks}
+        # Nobody counts who is in the sum, so no node is told how many it had announced.
+        asked = {
+            node: replace(ask, sampling_key=bytes(32), sample_count=-1, roster_users=-1)
+            for node, ask in asks
+        }
         ask = next(iter(asked.values()))
-        if any(one.sampling != ask.sampling for one in asked.values()):
+        if any(replace(one, broadcast={}) != replace(ask, broadcast={}) for one in asked.values()):
             raise RuntimeError("under secure aggregation every node is asked the same")
         content = wire.pack_ask(ask, broadcast)
         try:
