@@ -218,27 +218,39 @@ def says_disk_full(text: str) -> bool:
     return _NO_ROOM.search(text) is not None
 
 
-def refuses_files(folder: Path) -> str | None:
-    """Why no file can be made in a folder, in the system's words; None where one can.
+def try_file(folder: Path, *, size: int = 0) -> None:
+    """Make a file without a name in a folder, and let go of it.
 
-    Asked by making one without a name: modes alone do not say it of a file system that is mounted
-    to be read.
+    Rights alone do not tell: a file system may be mounted to be read, and a disk may be full.
+
+    Args:
+        folder: that is there.
+        size: bytes that are written to the disk.
+
+    Raises:
+        OSError: the folder takes no such file.
     """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if size:
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def refuses_files(folder: Path) -> str | None:
+    """Why no file can be made in a folder, in the system's words; None where one can."""
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            return None
+        try_file(folder)
     except OSError as error:
         return error.strerror or str(error)
+    return None
 
 
 def full_disk(folders: Iterable[Path]) -> Path | None:
     """The first of these folders that takes no more bytes; None where all do, or are not there."""
     for folder in folders:
         try:
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(bytes(_ROOM_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
+            try_file(folder, size=_ROOM_BYTES)
         except OSError as error:
             if is_disk_full(error):
                 return folder

@@ -40,7 +40,7 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
         if sampling.population < len(user_ids):
             raise wire.WireError("the request's population is smaller than this node's users alone")
         # Of fewer each would be likelier to be drawn than was accounted for.
-        if ask.roster_users > len(user_ids):
+        if announced > len(user_ids):
             raise wire.WireError(
                 "fewer users are on this node than when it was asked how many: begin another run"
             )

@@ -16,7 +16,6 @@ import logging
 import mmap
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.environment import RECORDS_GIB
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.files import expanded, replacing
+from flower_privsyn.files import expanded, replacing, try_file
 
 logger = logging.getLogger("flower_privsyn.embedding")
 
@@ -166,9 +165,7 @@ class RecordStore:
         try:
             for folder in (cache, self._folder, self._tickets):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Rights alone do not tell: root may write where the file system is read-only.
-            with tempfile.TemporaryFile(dir=self._tickets):
-                pass
+            try_file(self._tickets)
         except OSError as error:
             raise DataError(
                 f"The record store {self._folder} cannot be created or written "

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 from flower_privsyn import clock
 from flower_privsyn.environment import NODE_LEDGERS
 from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import expanded, try_file
 from flower_privsyn.node.charge import Charge, Key, release_of
 from flower_privsyn.node.policy import NodePolicy
 from flower_privsyn.privacy import (
@@ -285,11 +284,7 @@ class NodeLedger:
         """
         self._make_folder()
         try:
-            # Rights alone do not tell: a disk may be full, and root may write anything.
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".try-") as file:
-                file.write(bytes(_TRIED_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
+            try_file(self._folder, size=_TRIED_BYTES)
             if self.path.exists():
                 self.path.open("ab").close()
         except OSError as error:

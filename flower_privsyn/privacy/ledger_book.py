@@ -65,6 +65,14 @@ class LedgerBook:
         return self._epsilon_known_cohorts(self._charged) if self._private else None
 
     @property
+    def spent(self) -> dict[str, float | None]:
+        """Both epsilons so far, by the names that the files of a run give them."""
+        return {
+            "epsilon_release": self.epsilon_release,
+            "epsilon_known_cohorts": self.epsilon_known_cohorts,
+        }
+
+    @property
     def releases(self) -> tuple[dict[str, Any], ...]:
         """The release lines so far, oldest first."""
         return tuple(dict(line) for line in self._lines)

@@ -201,7 +201,7 @@ class PrivateSumStrategy(Strategy):
                     evaluate_fn=evaluate_fn,
                 )
                 with self._timed("finish"):
-                    summary = {**self.method.finish(), **self._spent(), **self._stamped()}
+                    summary = {**self.method.finish(), **ledger.spent, **self._stamped()}
                 run.mark_finished(summary)
                 self._rounds.settle()
             logger.info(
@@ -324,7 +324,7 @@ class PrivateSumStrategy(Strategy):
         if late := need(self._grid).take_late():
             counts["rejected: late reply"] = late
         answered = clock.seconds()
-        spent = {**self._spent(), **self._stamped()}
+        spent = {**need(self._ledger).spent, **self._stamped()}
         metrics = {**asked.outcome(released, counts), **spent, **asdict(asked.traffic)}
         # On the disk before anything is made of the release: a round that is killed from here on
         # keeps its line.
@@ -569,13 +569,6 @@ class PrivateSumStrategy(Strategy):
 
     def _stamped(self) -> dict[str, str]:
         return {} if self.method.stamp is None else {"stamp": self.method.stamp}
-
-    def _spent(self) -> dict[str, float | None]:
-        ledger = need(self._ledger)
-        return {
-            "epsilon_release": ledger.epsilon_release,
-            "epsilon_known_cohorts": ledger.epsilon_known_cohorts,
-        }
 
 
 #: What a subclass may not replace: everything but how it is made.

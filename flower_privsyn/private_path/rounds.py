@@ -130,11 +130,7 @@ class RoundEnds:
         if any(line.get("round") == number for line in self.run.metrics()):
             return
         stamp = {} if self.method.stamp is None else {"stamp": self.method.stamp}
-        spent = {
-            "epsilon_release": ledger.epsilon_release,
-            "epsilon_known_cohorts": ledger.epsilon_known_cohorts,
-        }
-        self.run.hold_metrics(number, {"round": number, "released": False, **spent, **stamp})
+        self.run.hold_metrics(number, {"round": number, "released": False, **ledger.spent, **stamp})
 
     def _settle_lines(self) -> None:
         """Complete the metrics of rounds that were killed after their users had answered."""

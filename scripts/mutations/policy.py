@@ -225,8 +225,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a node that has lost users draws as many as before",
         file="flower_privsyn/client_apps/answer.py",
         function="chosen_users",
-        before="ask.roster_users > len(user_ids):\n",
-        after="False:\n",
+        before="        if announced > len(user_ids):\n",
+        after="        if False:\n",
         tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
     ),
     Mutation(

@@ -251,7 +251,7 @@ def test_a_node_that_cannot_keep_its_account_says_so_before_anything_is_spent(
         def full(*_: Any, **__: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("flower_privsyn.node.account.tempfile.NamedTemporaryFile", full)
+        monkeypatch.setattr("flower_privsyn.node.account.try_file", full)
     monkeypatch.setenv("PRIVSYN_NODE_LEDGERS", str(folder))
     grid, run = grid_of("north", 1111), run_of("north")
     said = wire.CLIENT_ERROR_TEXT[wire.ClientErrorCode.ACCOUNT]
