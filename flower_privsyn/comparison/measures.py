@@ -307,14 +307,10 @@ def costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
         seconds = client_costs(cpu_time, users=users).cpu_seconds_rounds / users
     except PrivsynError:
         seconds = None  # nodes that cannot write the file still answer
-    # What a user may expect: nobody is in all rounds where users are drawn or take turns.
-    share = counted.participation
     return {
         "rounds": counted.rounds,
-        "floats_up": round(share * counted.floats_up),
-        "bytes_up": round(share * counted.bytes_up),
-        "floats_down": round(share * counted.floats_down),
-        "bytes_down": round(share * counted.bytes_down),
+        # What a user may expect: nobody is in all rounds where users are drawn or take turns.
+        **{name: round(counted.expected[name]) for name in sorted(counted.expected)},
         "client_cpu_seconds": seconds,
         "server_seconds": None if times is None else times.seconds_server,
     }

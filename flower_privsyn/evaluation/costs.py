@@ -260,6 +260,8 @@ class RunCosts:
         bytes_down: of the packed messages one user receives.
         bytes_up: of the packed messages one user sends.
         participation: share of rounds that a user is in, on average, by the sampling.
+        expected: the four counts as a user may expect them: each round's, times the share of users
+            who are in it.
         per_round: for each round its number and the four counts.
     """
 
@@ -270,6 +272,7 @@ class RunCosts:
     bytes_down: int
     bytes_up: int
     participation: float
+    expected: Mapping[str, float]
     per_round: tuple[dict[str, int], ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -296,10 +299,16 @@ def run_costs(run: RunDirectory) -> RunCosts:
         raise DataError(f"the run in {run.path} recorded no round with its communication")
     lost = run.rounds_with_outcome("interrupted")
     counted = {int(line["round"]) for line in lines}
+    shares = _shares(run)
     return RunCosts(
         rounds=len(lines),
         lost_rounds=len([number for number in lost if number not in counted]),
-        participation=_participation(run),
+        participation=sum(shares.values()) / len(shares) if shares else 1.0,
+        # Rounds differ in size and in who is in them: the product of two averages is another.
+        expected={
+            key: sum(shares.get(int(line["round"]), 1.0) * int(line[key]) for line in lines)
+            for key in _COUNTS
+        },
         per_round=tuple(
             {"round": int(line["round"]), **{key: int(line[key]) for key in _COUNTS}}
             for line in lines
@@ -405,11 +414,10 @@ def client_costs(file: str | Path, *, users: int) -> ClientCosts:
     )
 
 
-def _participation(run: RunDirectory) -> float:
-    """Expected share of rounds a user is in: public, from the ledger's own description."""
-    shares = [
-        Sampling.from_dict(line["sampling"]).rate
+def _shares(run: RunDirectory) -> dict[int, float]:
+    """By round, the expected share of users in it: public, from the ledger's own description."""
+    return {
+        int(line["round"]): Sampling.from_dict(line["sampling"]).rate
         for line in run.ledger_lines()
         if line.get("event") == "started"
-    ]
-    return sum(shares) / len(shares) if shares else 1.0
+    }

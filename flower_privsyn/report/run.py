@@ -338,6 +338,12 @@ class RunFacts:
                 f"{bytes_text(costs.bytes_up)} ({costs.floats_up:,} numbers)",
             ),
             ("Rounds a user is in, on average", f"{100 * costs.participation:.3g} %"),
+            (
+                "Down to and up from a user, on average",
+                " and ".join(
+                    bytes_text(round(costs.expected[way])) for way in ("bytes_down", "bytes_up")
+                ),
+            ),
             ("Rounds lost to an interruption", lost),
         ]
 

@@ -161,6 +161,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        name="what a user sends is the average share of all rounds, whatever their size",
+        file="flower_privsyn/evaluation/costs.py",
+        function="run_costs",
+        before='sum(shares.get(int(line["round"]), 1.0) * int(line[key]) for line in lines)',
+        after="sum(shares.values()) / len(shares) * sum(int(line[key]) for line in lines)",
+        tests=(
+            "tests/strategies/test_hybrid.py::TestTheBudget::test_a_user_sends_the_sketch_and_the_rounds_of_their_turn",
+        ),
+    ),
+    Mutation(
         name="a node's CPU time travels with its answer",
         file=HANDLERS,
         function="_guarded",

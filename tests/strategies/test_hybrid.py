@@ -15,6 +15,7 @@ from dp_accounting.pld import PLDAccountant
 
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, PrivsynError
+from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.messages import wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
@@ -113,6 +114,19 @@ class TestTheBudget:
         assert asked_of[0] == 16
         assert asked_of[1] + asked_of[2] == asked_of[3] + asked_of[4] == 16
         check_planned(strategy, size=model_of(run / "models" / "plain").dimension)
+
+    def test_a_user_sends_the_sketch_and_the_rounds_of_their_turn(
+        self, config: Builder, people: Users
+    ) -> None:
+        strategy = Hybrid(config())
+        strategy.start(training_nodes(people))
+        costs = run_costs(strategy.run)
+        for key in ("bytes_up", "bytes_down", "floats_up", "floats_down"):
+            sketch, *rounds = [line[key] for line in costs.per_round]
+            assert len(rounds) == 4
+            assert costs.expected[key] == sketch + sum(rounds) / 2  # of two groups
+        assert costs.participation == pytest.approx((1 + 4 / 2) / 5)
+        assert costs.expected["bytes_up"] != pytest.approx(costs.participation * costs.bytes_up)
 
     def test_every_sketch_is_noised_for_every_node_of_a_user(self, config: Builder) -> None:
         once, twice = (
