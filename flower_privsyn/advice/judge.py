@@ -2,13 +2,15 @@
 
 Methods are compared where they were measured in the same place alone: on the same text, with the
 same users, at the same epsilon. The place is the nearest one on logarithmic scales of users and
-epsilon. Nothing is interpolated, and no figure is made up for a place where nothing was run.
+epsilon where more than one was measured; what was measured alone, and nearer, is said beside it.
+Nothing is interpolated, and no figure is made up for a place where nothing was run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +20,9 @@ from flower_privsyn.strategies.catalogue import compared
 
 #: More users than there are people; a number beyond it is a slip.
 _EVERYBODY: Final = 10**10
+
+#: Accuracy by which two cells of one seed must differ.
+_SEEDS_APART: Final = 0.003
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,11 @@ class Judgement:
         place: users and epsilon of the nearest measured place.
         ranked: methods that were measured there and send little enough, best first.
         too_large: those that send more.
-        unseparated: whether the first two are less than two standard errors apart, or nobody knows.
+        leaders: the first of `ranked`, and those less than two standard errors behind it, or of
+            which nobody knows.
+        nearer: cells of methods that were measured nearer, each without a rival.
+        ahead: cells of methods that send little enough and were not measured there, in places where
+            they were ahead of the first of `ranked`; of each method the nearest.
         between: how the place differs from what is needed, where that lies between measured ones.
         beyond: the same, where it is less or more than all that was measured on this text.
     """
@@ -69,7 +78,9 @@ class Judgement:
     place: tuple[int, float]
     ranked: tuple[MeasuredCell, ...]
     too_large: tuple[MeasuredCell, ...]
-    unseparated: bool
+    leaders: tuple[MeasuredCell, ...]
+    nearer: tuple[MeasuredCell, ...]
+    ahead: tuple[MeasuredCell, ...]
     between: tuple[str, ...]
     beyond: tuple[str, ...]
 
@@ -95,8 +106,8 @@ class Advice:
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The method that is first on each kind of text, without repetition; none where none is."""
-        first = [one.ranked[0].method for one in self.judgements if one.ranked]
+        """The methods that are first on some kind of text, or not told apart from the first."""
+        first = [cell.method for one in self.judgements for cell in one.leaders]
         return tuple(dict.fromkeys(first))
 
 
@@ -120,39 +131,72 @@ def advise(table: MeasuredTable, need: Need) -> Advice:
 
 
 def _judged(cells: Sequence[MeasuredCell], need: Need) -> Judgement:
-    # Of two places as near the one with more methods says more.
-    sizes = {cell.place: sum(one.place == cell.place for one in cells) for cell in cells}
-    nearest = min(cells, key=lambda cell: (round(need.distance(cell), 9), -sizes[cell.place]))
-    here = sorted(
-        (cell for cell in cells if cell.place == nearest.place),
-        key=lambda cell: cell.rank,
-        reverse=True,
-    )
-    fits = [cell for cell in here if need.upload is None or cell.bytes_up <= need.upload]
+    sizes = Counter(cell.place for cell in cells)
+    # One method alone has nothing to say of others. Of two places as near that with more says more.
+    compared_ = [cell for cell in cells if sizes[cell.place] > 1] or cells
+    nearest = min(compared_, key=lambda cell: (_distance(cell, need), -sizes[cell.place]))
+    here = _ranked(cell for cell in cells if cell.place == nearest.place)
+    fits = [cell for cell in here if _fits(cell, need)]
     return Judgement(
         data=nearest.data,
         place=(nearest.users, nearest.epsilon),
         ranked=tuple(fits),
         too_large=tuple(cell for cell in here if cell not in fits),
-        unseparated=unseparated(fits),
+        leaders=leaders(fits),
+        nearer=tuple(cell for cell in cells if _distance(cell, need) < _distance(nearest, need)),
+        ahead=_ahead(cells, here, need),
         **_differences(cells, nearest, need),
     )
 
 
-def unseparated(ranked: Sequence[MeasuredCell]) -> bool:
-    """Whether the first two are less than two standard errors apart, or nobody knows.
+def _distance(cell: MeasuredCell, need: Need) -> float:
+    return round(need.distance(cell), 9)
+
+
+def _fits(cell: MeasuredCell, need: Need) -> bool:
+    return need.upload is None or cell.bytes_up <= need.upload
+
+
+def _ranked(cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
+    return sorted(cells, key=lambda cell: cell.rank, reverse=True)
+
+
+def _ahead(
+    cells: Sequence[MeasuredCell], here: Sequence[MeasuredCell], need: Need
+) -> tuple[MeasuredCell, ...]:
+    """What was not run in a place, fits, and is ahead of the first there in another one."""
+    run, found = {cell.method for cell in here}, dict[str, MeasuredCell]()
+    first = next((cell.method for cell in here if _fits(cell, need)), None)
+    for cell in sorted(cells, key=need.distance):
+        if cell.method in run or not _fits(cell, need):
+            continue
+        rival = next((one for one in cells if (one.place, one.method) == (cell.place, first)), None)
+        if first is None or (rival is not None and apart(cell, rival)):
+            found.setdefault(cell.method, cell)
+    return tuple(_ranked(found.values()))
+
+
+def leaders(ranked: Sequence[MeasuredCell]) -> tuple[MeasuredCell, ...]:
+    """The first of some methods, and those that are not told apart from it.
 
     Args:
         ranked: methods of one place, best first.
     """
-    if len(ranked) < 2:
-        return False
-    first, second = ranked[:2]
-    if first.accuracy_error is None or second.accuracy_error is None:
+    return tuple(cell for cell in ranked if not apart(ranked[0], cell))
+
+
+def apart(one: MeasuredCell, other: MeasuredCell) -> bool:
+    """Whether one method of a place is two standard errors above another, or clearly so.
+
+    Args:
+        one: of the place.
+        other: of the same place.
+    """
+    ahead = one.gain - other.gain
+    if one.accuracy_error is None or other.accuracy_error is None:
         # Of one seed: seeds of one place have been a tenth of a point apart, and more.
-        return first.gain - second.gain < 0.003
-    error = math.hypot(first.accuracy_error, second.accuracy_error)
-    return first.gain - second.gain < 2.0 * error
+        return ahead >= _SEEDS_APART
+    return ahead > 0 and ahead >= 2.0 * math.hypot(one.accuracy_error, other.accuracy_error)
 
 
 def _differences(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from flower_privsyn.advice.judge import Advice, Judgement
+from flower_privsyn.advice.judge import Advice, Judgement, leaders
 from flower_privsyn.advice.measured import MeasuredCell, MeasuredTable
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.numbers import bytes_text
@@ -42,34 +42,38 @@ def advice_lines(advice: Advice) -> Iterator[str]:
         yield f"  {advice.best[0]}: first where it had rivals, on {_listed(compared_on)}."
     else:
         yield from (_first_line(method, advice) for method in advice.best)
+    ahead = dict.fromkeys(cell.method for one in advice.judgements for cell in one.ahead)
+    if ahead:
+        yield f"  Not run in these places, and ahead in others: {_listed(list(ahead))}."
+    if all(one.beyond for one in advice.judgements):
+        yield "  Extrapolated: nothing like it was measured on any of these texts."
     for judgement in advice.judgements:
         yield ""
         yield from _judgement_lines(judgement)
     if advice.unmeasured:
         yield ""
         yield f"Not measured in these places: {', '.join(advice.unmeasured)}."
+    yield "How these were measured: `privsyn advise --page`."
     yield "Another model or public text may change the order: `privsyn compare` on your own."
 
 
 def _first_line(method: str, advice: Advice) -> str:
-    """Of one of several methods that are first: where, where it had no rival, and no cell."""
-    every = advice.judgements
-    ahead = [one for one in every if one.ranked and one.ranked[0].method == method]
-    first = [one.data for one in ahead if one.is_comparison]
-    alone = [one.data for one in ahead if not one.is_comparison]
-    never = [
-        one.data
-        for one in every
-        if all(cell.method != method for cell in (*one.ranked, *one.too_large))
+    """Of one of several methods that are first, or nearly so: where it had rivals."""
+    leads = [
+        one
+        for one in advice.judgements
+        if one.is_comparison and method in (cell.method for cell in one.leaders)
     ]
-    said = (("first on", first), ("alone on", alone), ("not measured on", never))
+    first = [one.data for one in leads if len(one.leaders) == 1]
+    near = [one.data for one in leads if len(one.leaders) > 1]
+    said = (("first on", first), ("not told apart from the first on", near))
     found = ", ".join(f"{what} {_listed(where)}" for what, where in said if where)
-    return f"  {method}: {found}."
+    return f"  {method}: {found or 'alone where it was measured'}."
 
 
-def _listed(kinds: Sequence[str]) -> str:
-    """Names of texts, which hold commas."""
-    return " and ".join(f'"{one}"' for one in kinds)
+def _listed(names: Sequence[str]) -> str:
+    """Names of texts or of methods, which hold commas."""
+    return " and ".join(f'"{one}"' for one in names)
 
 
 def _judgement_lines(judgement: Judgement) -> Iterator[str]:
@@ -82,14 +86,26 @@ def _judgement_lines(judgement: Judgement) -> Iterator[str]:
         yield f"  {cell.method:<{width}}  sends too much: {_cost(cell)} ({figures(cell)})"
     if judgement.ranked and not judgement.ranked[0].pays:
         yield "  Nothing pays there: the public model as it is predicts better."
-    if judgement.unseparated:
-        yield "  The first two are too near to each other to be told apart."
+    if len(judgement.leaders) > 1:
+        yield f"  The first {len(judgement.leaders)} are too near to each other to be told apart."
     if not judgement.is_comparison:
         yield "  No other method was measured there: this is no comparison."
+    for cell in judgement.ahead:
+        yield f"  Not run there, and ahead {_where(cell)}: {cell.method}, {_told(cell)}"
+    for cell in judgement.nearer:
+        yield f"  Nearer, but without a rival: {cell.method} {_where(cell)}, {_told(cell)}"
     for sentence in judgement.between:
         yield f"  Not this place: {sentence}."
     for sentence in judgement.beyond:
         yield f"  Extrapolated: {sentence}."
+
+
+def _where(cell: MeasuredCell) -> str:
+    return f"by {cell.users:,} users at epsilon {cell.epsilon:g}"
+
+
+def _told(cell: MeasuredCell) -> str:
+    return f"{figures(cell)}, {_cost(cell)}."
 
 
 def figures(cell: MeasuredCell) -> str:
@@ -138,8 +154,11 @@ def _regions(cells: Sequence[MeasuredCell]) -> Iterator[str]:
 def _best(here: Sequence[MeasuredCell]) -> str:
     if not here:
         return ""
-    best = max(here, key=lambda cell: cell.rank)
-    others = f"of {len(here)} methods" if len(here) > 1 else "no other method was run"
+    best, *others_ = sorted(here, key=lambda cell: cell.rank, reverse=True)
+    others = f"of {len(here)} methods" if others_ else "no other method was run"
+    near = leaders([best, *others_])[1:]
+    if near and best.pays:
+        others += f", not told apart from {_listed([cell.method for cell in near])}"
     if not best.pays:
         return f"**nothing: the public model is better**; {best.method}, {gained(best)}; {others}"
     return f"**{best.method}**, {gained(best)}, {_cost(best)}; {others}"

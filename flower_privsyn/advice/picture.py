@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from flower_privsyn.advice.judge import unseparated
+from flower_privsyn.advice.judge import leaders
 from flower_privsyn.advice.measured import MeasuredCell, MeasuredTable
 from flower_privsyn.advice.page import figures, gained
 from flower_privsyn.evaluation.result import STAMP
@@ -56,6 +56,6 @@ def _place(ranked: Sequence[MeasuredCell], look: dict[str, Look]) -> Place:
         look=look[best.method],
         gained=gained(best),
         bytes_up=best.bytes_up,
-        contested=not best.pays or len(ranked) < 2 or unseparated(ranked),
+        contested=not best.pays or len(ranked) < 2 or len(leaders(ranked)) > 1,
         tip="; ".join(told),
     )

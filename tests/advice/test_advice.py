@@ -158,8 +158,8 @@ class TestJudging:
         # On letters nothing sends so little, and nothing is first.
         assert '  popri: first where it had rivals, on "numbers".\n' in said
         both = "\n".join(advice_lines(advise(with_numbers, replace(need, upload=None))))
-        assert '  joint-sketch: first on "letters", not measured on "numbers".\n' in both
-        assert '  popri: first on "numbers", not measured on "letters".\n' in both
+        assert '  joint-sketch: first on "letters".\n' in both
+        assert '  popri: first on "numbers".\n' in both
         nothing = advise(table, Need(users=10_000, epsilon=1.0, upload=9))
         assert nothing.best == ()
         assert "nothing that was measured nearby" in "\n".join(advice_lines(nothing))
@@ -183,8 +183,57 @@ class TestJudging:
         half = "\n".join(advice_lines(advise(table, Need(users=3_000, epsilon=0.01))))
         assert "Not this place: users 3,000 is between" in half
         assert "Extrapolated: epsilon 0.01 is below" in half
-        alone = advise(table, Need(users=1_000, epsilon=0.1))
+        assert "\n  Extrapolated: nothing like it was measured on any of these texts.\n" in half
+        sure = "\n".join(advice_lines(advise(table, Need(users=1_000, epsilon=1.0))))
+        assert "Extrapolated" not in sure
+
+    def test_a_method_without_a_rival_is_said_and_judges_nothing(
+        self, table: MeasuredTable
+    ) -> None:
+        need = Need(users=1_000, epsilon=0.1)
+        advice = advise(table, need)
+        (judgement,) = advice.judgements
+        assert judgement.place == (1_000, 1.0)
+        assert [(cell.method, cell.epsilon) for cell in judgement.nearer] == [("joint-sketch", 0.1)]
+        said = "\n".join(advice_lines(advice))
+        assert (
+            "  Nearer, but without a rival: joint-sketch by 1,000 users at epsilon 0.1, "
+            "+2.00 points, 20 % of the gap, 1 seed, 98 kB up." in said
+        )
+        only = replace(table, cells=tuple(cell for cell in table.cells if cell.epsilon == 0.1))
+        alone = advise(only, need)
+        assert alone.judgements[0].nearer == ()
         assert "this is no comparison" in "\n".join(advice_lines(alone))
+
+    def test_what_was_not_run_there_and_is_ahead_elsewhere_is_said(
+        self, table: MeasuredTable
+    ) -> None:
+        """By how it compares with the first of the place, and not by its gain elsewhere."""
+        more = [
+            record("popri", 1.0, 0.26, up=50_000),
+            record("joint-sketch", 1.0, 0.25, up=98_000),
+            record("aug-pe", 1.0, 0.22, up=50_000),
+            record("ctcl", 1.0, 0.29, up=2_000_000),
+            record("fred", 7.0, 0.29, up=50_000),
+        ]
+        cells = [
+            *(cell for cell in table.cells if cell.users == 10_000),
+            *collect(place(100, FLOOR, *more)),
+        ]
+        here = replace(table, cells=tuple(cells))
+        limit = Need(users=10_000, epsilon=1.0, upload=10**6)
+        (judgement,) = advise(here, limit).judgements
+        # popri is ahead of the sketch by a point, aug-pe behind; ctcl sends too much.
+        assert [cell.method for cell in judgement.ahead] == ["popri"]
+        said = "\n".join(advice_lines(advise(here, limit)))
+        assert "Not run there, and ahead by 100 users at epsilon 1: popri, +6.00 points" in said
+        assert '  Not run in these places, and ahead in others: "popri".\n' in said
+        (without,) = advise(here, replace(limit, upload=None)).judgements
+        assert without.ranked[0].method == "dp-ftrl"
+        assert without.ahead == ()  # nothing was run beside it
+        (nothing,) = advise(here, replace(limit, upload=60_000)).judgements
+        assert nothing.ranked == ()
+        assert [cell.method for cell in nothing.ahead] == ["fred", "popri", "aug-pe"]
 
     def test_two_that_are_too_near_are_not_told_apart(self, table: MeasuredTable) -> None:
         near = [
@@ -193,12 +242,15 @@ class TestJudging:
             else cell
             for cell in table.cells
         ]
-        (judgement,) = advise(
-            replace(table, cells=tuple(near)), Need(users=1_000, epsilon=1.0)
-        ).judgements
-        assert judgement.unseparated
+        advice = advise(replace(table, cells=tuple(near)), Need(users=1_000, epsilon=1.0))
+        (judgement,) = advice.judgements
+        assert [cell.method for cell in judgement.leaders] == ["joint-sketch", "dp-ftrl"]
+        assert advice.best == ("joint-sketch", "dp-ftrl")
+        said = "\n".join(advice_lines(advice))
+        assert '  dp-ftrl: not told apart from the first on "letters".\n' in said
+        assert "  The first 2 are too near to each other to be told apart.\n" in said
         (clear,) = advise(table, Need(users=1_000, epsilon=1.0)).judgements
-        assert not clear.unseparated
+        assert [cell.method for cell in clear.leaders] == ["joint-sketch"]
 
     def test_a_method_below_the_public_model_is_not_called_the_best(self) -> None:
         cells = collect(place(300, FLOOR, record("joint-sketch", 0.1, 0.19, up=98_000)))
@@ -266,7 +318,10 @@ class TestThePage:
         found = MeasuredTable(
             cells=tuple(collect(place(10, FLOOR, hybrid, sketch))), setup=("One model.",)
         )
-        assert "| 10 | **joint-sketch**, +5.0 points, 98 kB up; of 2 methods |" in page(found)
+        assert (
+            "| 10 | **joint-sketch**, +5.0 points, 98 kB up; "
+            'of 2 methods, not told apart from "hybrid" |' in page(found)
+        )
         better = record("hybrid", 1.0, 0.250_1, up=815_000)
         found = MeasuredTable(
             cells=tuple(collect(place(10, FLOOR, better, sketch))), setup=("One model.",)
