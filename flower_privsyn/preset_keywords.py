@@ -256,6 +256,7 @@ class CausalTrainingKeywords(TypedDict, total=False):
     max_tokens: int
     layout: Literal["pad", "pack"]
     long_texts: Literal["split", "cut"]
+    learn_ends: bool
     retokenize: bool
     schedule: Literal["constant", "linear", "cosine"]
     warmup_steps: int

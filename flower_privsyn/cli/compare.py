@@ -55,6 +55,14 @@ _Downstream = Annotated[str, option("MODEL", "causal model every method is to ma
 _Steps = Annotated[int, option("N", "of its fine-tuning")]
 _LearningRate = Annotated[float, option("X", "AdamW's")]
 _BatchSize = Annotated[int, option("N", "samples a step")]
+_LearnEnds = Annotated[
+    bool,
+    typer.Option(
+        "--learn-ends",
+        help="students learn where texts end, too; they are not asked for it, and most written "
+        "text ends where its generator was cut off",
+    ),
+]
 _MaxTexts = Annotated[int, option("N", "most texts to embed on either side")]
 _App = Annotated[str | None, option("DIR", "folder of the runs' settings (default: the package's)")]
 _Config = Annotated[
@@ -116,6 +124,7 @@ def compare(
     steps: _Steps = 200,
     learning_rate: _LearningRate = 2e-4,
     batch_size: _BatchSize = 32,
+    learn_ends: _LearnEnds = False,
     max_texts: _MaxTexts = 1000,
     app: _App = None,
     config: _Config = None,
@@ -169,7 +178,10 @@ def compare(
         delta=delta,
         downstream=downstream,
         training=CausalTraining(
-            learning_rate=learning_rate, batch_size=batch_size, max_steps=steps
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            max_steps=steps,
+            learn_ends=learn_ends,
         ),
         max_texts=max_texts,
         settings=settings or (),

@@ -110,7 +110,7 @@ def evaluate(
     columns = {**own_data(of_the_run), **given}
     taking_part, others = _people(run, held_out, users, private, columns)
     folder = _folder(run, output)
-    training = CausalTraining() if steps is None else CausalTraining(max_steps=steps)
+    training = CausalTraining(max_steps=steps or 0, learn_ends=False)
     folder.mkdir(parents=True, exist_ok=True)
     with follower() as follow:
         record = evaluate_run(

@@ -490,7 +490,7 @@ def make_plans(
             seeds=tuple(range(first_seed, first_seed + seeds)),
             delta=1.0 / (size * math.log(size)) if delta is None else delta,
             downstream=downstream,
-            training=training or CausalTraining(),
+            training=training or CausalTraining(learn_ends=False),
             max_texts=max_texts,
             settings=tuple(settings),
             newer_than=people.newer_than,

@@ -178,10 +178,10 @@ def training_rows(
         rows = retokenized(tokenizer, texts, max_tokens=window + 1)
         return [row for row in rows if len(row) > 2]  # more than a beginning and an end
     begin, end = first_token(tokenizer), tokenizer.eos_token_id
-    closing = [] if end is None else [int(end)]
+    closing = [int(end)] if settings.learn_ends and end is not None else []
     sequences = [[*row, *closing] for row in token_rows(tokenizer, texts) if row]
     if settings.layout == "pack":
-        separator = [] if end is not None else [begin]
+        separator = [] if closing else [begin]
         order = np.random.default_rng([seed, 0]).permutation(len(sequences))
         stream = [token for index in order for token in (*separator, *sequences[index])]
         sequences = [stream]

@@ -64,6 +64,11 @@ class CausalTraining(Settings):
         '"split": a text of more than `max_tokens` becomes several rows; "cut": only its beginning '
         'is used. For "pad".',
     ] = "split"
+    learn_ends: Annotated[
+        bool,
+        "whether the end of a text is predicted as well. Text that a generator's limit cut off has "
+        "none, and a model that learnt one there ends its own text anywhere.",
+    ] = True
     retokenize: Annotated[
         bool,
         "train on texts tokenized twice, as the papers' evaluation does; only for comparing with "
@@ -94,6 +99,11 @@ class CausalTraining(Settings):
             raise ConfigError(
                 'training setting retokenize = true needs layout = "pad" and long_texts = "cut", '
                 f'got "{self.layout}" and "{self.long_texts}"'
+            )
+        if self.retokenize and not self.learn_ends:
+            raise ConfigError(
+                "training setting retokenize = true is the papers' way, which has ends: it needs "
+                "learn_ends = true, got false"
             )
 
     def _called(self, name: str) -> str:

@@ -64,6 +64,19 @@ class TestRows:
         assert row[-1] == tokenizer.eos_token_id
         assert tokenizer.decode(row[1:-1]) == texts[0]
 
+    def test_ends_may_be_left_out(self, tokenizer: Any, texts: list[str]) -> None:
+        for changes in ({"max_tokens": 200}, {"max_tokens": 5}):
+            learnt = self.rows(tokenizer, texts[:3], **changes)
+            left_out = self.rows(tokenizer, texts[:3], learn_ends=False, **changes)
+            every = [token for row in learnt for token in row[1:]]
+            assert every.count(tokenizer.eos_token_id) == 3
+            assert [token for row in left_out for token in row[1:]] == [
+                token for token in every if token != tokenizer.eos_token_id
+            ]
+        packed = self.rows(tokenizer, texts[:3], learn_ends=False, layout="pack", max_tokens=900)
+        # A beginning stands where one text stops and the next starts.
+        assert packed[0].count(tokenizer.bos_token_id) == 1 + 3
+
     def test_long_texts_are_split_or_cut(self, tokenizer: Any, texts: list[str]) -> None:
         whole = self.rows(tokenizer, texts[:1], max_tokens=200)[0][1:]
         split = self.rows(tokenizer, texts[:1], max_tokens=5)
@@ -352,6 +365,10 @@ class TestRefusals:
             ({"precision": "int8"}, "precision must be one of"),
             ({"retokenize": True}, "retokenize = true needs"),
             ({"retokenize": 1}, "retokenize must be true or false"),
+            (
+                {"retokenize": True, "long_texts": "cut", "learn_ends": False},
+                "it needs learn_ends = true, got false",
+            ),
         ],
     )
     def test_settings(self, changes: dict[str, Any], words: str) -> None:
