@@ -35,11 +35,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.private_path import flower_loop
 from flower_privsyn.private_path.aggregation import Aggregation, Central, Expected, Secure
-from flower_privsyn.private_path.asked import (
-    AskedRound,
-    refuse_off_the_grid,
-    refuse_other_question,
-)
+from flower_privsyn.private_path.asked import AskedRound, refuse_unfit
 from flower_privsyn.private_path.method import Method, Question, need
 from flower_privsyn.private_path.outline import (
     ask_of,
@@ -244,21 +240,30 @@ class PrivateSumStrategy(Strategy):
         phase = federation.settled.plan.at(number)
         # As nodes see it after the journey.
         question = replace(self._next, broadcast=wire.read_broadcast(arrays))
-        refuse_other_question(question.query, phase)
+        roster, source = federation.roster, federation.source_of(question.query)
+        refuse_unfit(question, number, phase=phase, source=source, roster=roster)
         mechanism = mechanism_of(question.query, phase, settings)
-        refuse_off_the_grid(question.query, federation.roster)
         started = clock.seconds()
         connection = need(self._grid)
-        always = federation.roster.always_asked(
+        always = roster.always_asked(
             phase.sampling,
             connected=set(connection.get_node_ids()),
             random=self._random,
             everybody=settings.secure_aggregation,
         )
-        recipients = federation.roster.recipients(
-            phase.sampling, always=always, random=self._random
-        )
+        recipients = roster.recipients(phase.sampling, always=always, random=self._random)
         correlation = self._open_noise(number)
+        ask = ask_of(
+            question,
+            settings,
+            federation.settled,
+            number=number,
+            mechanism=mechanism,
+            source=source,
+            secure=federation.terms,
+        )
+        # Packed before it is paid for: what cannot be packed is not asked.
+        traffic = traffic_of(ask, arrays, nodes=len(recipients))
         need(self._ledger).begin(
             round=number,
             query=question.query.name,
@@ -270,15 +275,6 @@ class PrivateSumStrategy(Strategy):
             correlation=correlation,
             max_nodes_per_user=settings.max_nodes_per_user,
         )
-        ask = ask_of(
-            question,
-            settings,
-            federation.settled,
-            number=number,
-            mechanism=mechanism,
-            source=federation.source_of(question.query),
-            secure=federation.terms,
-        )
         self._asked = AskedRound(
             number=number,
             question=question,
@@ -288,7 +284,7 @@ class PrivateSumStrategy(Strategy):
             roster_users={node: one.roster_users for node, one in recipients.items()},
             always_asked=always,
             started=started,
-            traffic=traffic_of(ask, arrays, nodes=len(recipients)),
+            traffic=traffic,
             secure=settings.secure_aggregation,
         )
 

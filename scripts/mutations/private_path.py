@@ -78,6 +78,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{SUM_TESTS}::TestSampling",),
     ),
     Mutation(
+        name="a round is charged that no node would answer",
+        file="flower_privsyn/private_path/asked.py",
+        function="refuse_unfit",
+        before="    refuse_unanswerable(question, number=number, dimension=source.dimension)\n",
+        after="",
+        tests=("tests/private_path/test_asked.py::TestWhatNoNodeAnswers",),
+    ),
+    Mutation(
+        name="a parameter that no message carries is noticed once a round is begun",
+        file="flower_privsyn/messages/parameters.py",
+        function="refuse_uncarried",
+        before="    sent = query.to_wire()\n",
+        after="    return\n    sent = query.to_wire()\n",
+        tests=("tests/messages/test_parameters.py", "tests/private_path/test_asked.py"),
+    ),
+    Mutation(
         name="a lost ledger is not noticed",
         file=ROUNDS,
         function="RoundEnds.go_on",
