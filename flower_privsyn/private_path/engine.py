@@ -49,7 +49,7 @@ from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
 from flower_privsyn.private_path.settings import PrivateSumConfig
-from flower_privsyn.runs import RunDirectory, unnamed_run
+from flower_privsyn.runs import RunDirectory, how_to_resume, unnamed_run
 from flower_privsyn.runs.directory import FOR_THE_OWNER
 from flower_privsyn.runs.opened import OpenedRun
 from flower_privsyn.runs.trackers import tracker_of
@@ -561,7 +561,7 @@ class PrivateSumStrategy(Strategy):
 
     @property
     def _go_on(self) -> str:
-        return f"bring the nodes back and continue with `privsyn resume {self.run.path}`"
+        return f"bring the nodes back and continue with {how_to_resume(self.run.path)}"
 
     def _stamped(self) -> dict[str, str]:
         return {} if self.method.stamp is None else {"stamp": self.method.stamp}

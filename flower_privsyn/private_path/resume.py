@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flower_privsyn.privacy import PrivacyLedger, Sampling
 from flower_privsyn.private_path.release import ReleasedSum, is_stored, stored_release
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs import RunDirectory, how_to_resume
 
 
 def rounds_behind(run: RunDirectory) -> int:
@@ -79,5 +79,5 @@ def nothing_spent(run: RunDirectory) -> str:
         return "nothing more was spent"
     return (
         "nothing more was spent; to end with what was released: "
-        f"`privsyn resume {run.path} --set num-rounds={end}`"
+        f"{how_to_resume(run.path, num_rounds=end)}"
     )

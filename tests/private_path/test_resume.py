@@ -30,7 +30,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.private_path.resume import rounds_behind
 from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import NearestNeighborHistogram
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, how_to_resume
 from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
 from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
@@ -151,8 +151,14 @@ class TestResultWithoutNodes:
         assert str(caught.value) == (
             "1 nodes are connected after 0.2 s, 2 were planned (num-nodes); nothing more was "
             "spent; to end with what was released: "
-            f"`privsyn resume {strategy.run.path} --set num-rounds=2`"
+            f"{how_to_resume(strategy.run.path, num_rounds=2)}"
         )
+        # `privsyn resume` is for what `privsyn run` has started, and is not advised for others.
+        assert f'`flwr run APP --run-config \'run-dir="{strategy.run.path}"' in str(caught.value)
+        (strategy.run.path / LAUNCH_FILE).parent.mkdir()
+        (strategy.run.path / LAUNCH_FILE).write_text("{}")
+        with pytest.raises(FederationError, match=r"`privsyn resume .* --set num-rounds=2`$"):
+            Probe(config(resume=True)).start(federation(num_nodes=1))
         with pytest.raises(ConfigError, match="result is noise.*; nothing more was spent; to end"):
             Probe(config(resume=True, accept_noise=False)).start(federation(make_users(2)))
 
