@@ -113,7 +113,7 @@ class Preparation:
             sources=sources,
             progress=progress,
             nothing_spent=spent,
-            resumed=resume,
+            resumed=run if resume else None,
         ).hold(announcement(method, settings, settled, behind=rounds_behind(run)))
         settings.check_delta(roster.total)
         # Nodes without users have nothing to hide and are asked nothing.

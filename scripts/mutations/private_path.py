@@ -229,6 +229,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{SUM_TESTS}::TestResume",),
     ),
     Mutation(
+        name="nodes are left out whose share of the noise was counted on",
+        file="flower_privsyn/private_path/changes.py",
+        function="may_leave_out_nodes",
+        before="    return not settings.secure_aggregation and not (",
+        after="    return not (",
+        tests=("tests/private_path/test_resume.py::TestNodesThatAreGoneForGood",),
+    ),
+    Mutation(
+        name="users are dealt anew to fewer nodes in the middle of a run",
+        file="flower_privsyn/private_path/changes.py",
+        function="may_leave_out_nodes",
+        before=" and not (run.path / LAUNCH_FILE).is_file()\n",
+        after="\n",
+        tests=("tests/private_path/test_resume.py::TestNodesThatAreGoneForGood",),
+    ),
+    Mutation(
         name="a node answers about another run's file",
         file=NODE_USERS,
         function="NodeUsers.prepared",

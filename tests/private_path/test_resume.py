@@ -149,15 +149,18 @@ class TestResultWithoutNodes:
         with pytest.raises(FederationError) as caught:
             Probe(config(resume=True)).start(federation(num_nodes=1))
         assert str(caught.value) == (
-            "1 nodes are connected after 0.2 s, 2 were planned (num-nodes); nothing more was "
-            "spent; to end with what was released: "
+            "1 nodes are connected after 0.2 s, 2 were planned (num-nodes); to go on without those "
+            f"that are gone for good: {how_to_resume(strategy.run.path, num_nodes=1)}; nothing "
+            "more was spent; to end with what was released: "
             f"{how_to_resume(strategy.run.path, num_rounds=2)}"
         )
         # `privsyn resume` is for what `privsyn run` has started, and is not advised for others.
         assert f'`flwr run APP --run-config \'run-dir="{strategy.run.path}"' in str(caught.value)
         (strategy.run.path / LAUNCH_FILE).parent.mkdir()
         (strategy.run.path / LAUNCH_FILE).write_text("{}")
-        with pytest.raises(FederationError, match=r"`privsyn resume .* --set num-rounds=2`$"):
+        # Of its runs no node is ever gone: fewer of them are dealt the same users.
+        said = r"\(num-nodes\); nothing more .*`privsyn resume .* --set num-rounds=2`$"
+        with pytest.raises(FederationError, match=said):
             Probe(config(resume=True)).start(federation(num_nodes=1))
         with pytest.raises(ConfigError, match="result is noise.*; nothing more was spent; to end"):
             Probe(config(resume=True, accept_noise=False)).start(federation(make_users(2)))
@@ -216,6 +219,106 @@ class TestEndingEarly:
             strategy.start(federation())
         with pytest.raises(ConfigError, match="num-rounds = 2 differs"):
             CorrelatedProbe(votes(epsilon=2.0, num_rounds=2, resume=True)).start(federation())
+
+
+class TestNodesThatAreGoneForGood:
+    """A deployed run goes on without them where nothing depends on how many nodes there are."""
+
+    @pytest.fixture
+    def left(self, federation: Builder) -> Callable[[], Any]:
+        """The nodes of two that are left: one, with the six users that it had."""
+        here = [{"partition-id": 0, "num-partitions": 2}]
+        return lambda: federation(node_configs=here)
+
+    def pay(self, federation: Builder, strategy: Probe) -> None:
+        """Let a run die in its second round."""
+        with pytest.raises(Killed):
+            killed_in(strategy, 2).start(federation())
+
+    def test_a_run_goes_on_at_the_same_noise(
+        self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        self.pay(federation, Probe(config(num_users=6)))
+        grid, strategy = left(), Probe(config(num_users=6, num_nodes=1, resume=True))
+        strategy.start(grid)
+        assert rounds_asked(grid) == [3]
+        written = releases(tmp_path / "run")
+        assert [line["round"] for line in written] == [1, 2, 3]
+        assert len({line["noise_multiplier"] for line in written}) == 1
+        assert 3.9 < written[-1]["epsilon_release"] <= 4.0 * (1 + 1e-6)
+        assert [line.get("num_users") for line in strategy.run.metrics()] == [12, 12, 6]
+        (change,) = strategy.run.document["changes"]
+        assert change["settings"] == {"num-nodes": {"from": 2, "to": 1}}
+
+    def test_so_does_one_whose_noise_was_paid_for_with_the_first_round(
+        self, federation: Builder, left: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        self.pay(federation, CorrelatedProbe(votes(epsilon=2.0)))
+        paid = releases(tmp_path / "run")[-1]["epsilon_release"]
+        grid = left()
+        strategy = CorrelatedProbe(votes(epsilon=2.0, num_nodes=1, resume=True))
+        strategy.start(grid)
+        assert rounds_asked(grid) == [3, 4, 5, 6, 7, 8]
+        written = releases(tmp_path / "run")
+        assert [line["round"] for line in written] == list(range(1, 9))
+        assert {line["epsilon_release"] for line in written} == {paid}
+        assert len({line["noise_multiplier"] for line in written}) == 1
+
+    def test_a_draw_of_as_many_from_fewer_users_gets_more_noise(
+        self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        settings = {"sampling": "fixed-size", "sample_size": 1, "epsilon": 2.0, "num_rounds": 4}
+        self.pay(federation, Probe(config(**settings)))
+        Probe(config(**settings, num_nodes=1, resume=True)).start(left())
+        written = releases(tmp_path / "run")
+        assert [line["sampling"]["population"] for line in written] == [12, 12, 6, 6]
+        noise = [line["noise_multiplier"] for line in written]
+        assert noise[0] == noise[1] < noise[2] == noise[3]
+        assert written[-1]["epsilon_release"] <= 2.0 * (1 + 1e-6)
+
+    def test_not_with_fewer_users_than_were_planned(
+        self, federation: Builder, left: Builder, config: Builder
+    ) -> None:
+        self.pay(federation, Probe(config(num_users=7)))
+        grid = left()
+        with pytest.raises(FederationError, match="6 users are ready on 1 of 1 nodes, 7 were"):
+            Probe(config(num_users=7, num_nodes=1, resume=True)).start(grid)
+        assert rounds_asked(grid) == []
+
+    def test_more_nodes_than_there_were_are_not_planned(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        self.pay(federation, Probe(config()))
+        with pytest.raises(ConfigError, match="num-nodes = 3 differs from the 2"):
+            Probe(config(num_nodes=3, resume=True)).start(federation(num_nodes=3))
+
+    def test_not_where_they_would_be_dealt_the_users_anew(
+        self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        (tmp_path / "run" / LAUNCH_FILE).parent.mkdir(parents=True)
+        (tmp_path / "run" / LAUNCH_FILE).write_text("{}")
+        self.pay(federation, Probe(config()))
+        with pytest.raises(ConfigError, match="num-nodes = 1 differs from the 2"):
+            Probe(config(num_nodes=1, resume=True)).start(left())
+
+    def test_not_where_every_node_adds_its_share_of_the_noise(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
+        secure = {"secure_aggregation": True, "colluding_nodes": 0, "least_nodes": 4}
+        strategy = Probe(config(**secure, num_nodes=6))
+        with pytest.raises(Killed):
+            killed_in(strategy, 2).start(federation(num_nodes=6))
+        fewer = federation(num_nodes=5)
+        with pytest.raises(ConfigError, match="num-nodes = 5 differs from the 6"):
+            Probe(config(**secure, num_nodes=5, resume=True)).start(fewer)
+        with pytest.raises(FederationError, match=r"6 were planned \(num-nodes\); nothing more"):
+            Probe(config(**secure, num_nodes=6, resume=True)).start(fewer)
+        assert fewer.requests == []
 
 
 class TestUnitOfPrivacy:
