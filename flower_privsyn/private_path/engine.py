@@ -109,9 +109,7 @@ class PrivateSumStrategy(Strategy):
         self.config = config
         self.method = method
         self._random: RandomSource = random or SecureRandom()
-        self._aggregation: Aggregation = (
-            Secure(timeout=config.round_timeout) if config.secure_aggregation else Central()
-        )
+        self._aggregation: Aggregation | None = None
         self._run: RunDirectory | None = None
         self._grid: WindowedGrid | None = None
         self._ledger: PrivacyLedger | None = None
@@ -150,7 +148,8 @@ class PrivateSumStrategy(Strategy):
             grid: Flower's connection to the nodes.
             initial_arrays: must be None: the method makes its own first broadcast.
             num_rounds: must be None or `config.num_rounds`: the noise depends on it.
-            timeout: seconds per round, above 0; None for `config.round_timeout`.
+            timeout: seconds for the replies to what is sent at a time, in a round or before the
+                first one, above 0; None for `config.round_timeout`.
             train_config: must be None.
             evaluate_config: must be None: no evaluate phase is sent.
             evaluate_fn: called by Flower with (round, arrays): with 0 and what round 1 is asked of,
@@ -173,6 +172,7 @@ class PrivateSumStrategy(Strategy):
         flower_loop.refuse_own_messages(type(self).__name__, *own)
         flower_loop.refuse_other_rounds(num_rounds, settings)
         timeout = flower_loop.seconds_per_round(timeout, settings)
+        self._aggregation = Secure(timeout=timeout) if settings.secure_aggregation else Central()
         run, resume = self._open_run()
         with run.session():
             self._grid = WindowedGrid(grid, window=self.messages_under_way)
@@ -188,6 +188,7 @@ class PrivateSumStrategy(Strategy):
                 method=self.method,
                 strategy=type(self).__name__,
                 grid=self._grid,
+                timeout=timeout,
             ).get_ready(resume=resume)
             with self._open_ledger(run) as ledger:
                 result = self._ask_all(
@@ -303,7 +304,7 @@ class PrivateSumStrategy(Strategy):
                     ),
                 )
 
-        return self._aggregation.messages(asks(), arrays, grid=connection)
+        return need(self._aggregation).messages(asks(), arrays, grid=connection)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -378,7 +379,9 @@ class PrivateSumStrategy(Strategy):
             most_users=asked.most_users,
             roster_users=asked.roster_users,
         )
-        collected = self._aggregation.collect(replies, expected=expected, grid=need(self._grid))
+        collected = need(self._aggregation).collect(
+            replies, expected=expected, grid=need(self._grid)
+        )
         counts, num_users = collected.counts, collected.num_users
         required = self.config.required_users(asked.sampling)
         reason = collected.lost

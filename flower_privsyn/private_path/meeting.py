@@ -130,6 +130,7 @@ class Meeting:
     Attributes:
         grid: Flower's connection to the nodes.
         settings: the settings.
+        timeout: seconds to wait for the nodes' replies.
         sources: what makes records at the server, one for each kind.
         progress: shows how many nodes have read.
         nothing_spent: words for what a run has cost that stops now.
@@ -138,6 +139,7 @@ class Meeting:
 
     grid: Grid
     settings: PrivateSumConfig
+    timeout: float
     sources: tuple[RecordSource, ...]
     progress: Progress
     nothing_spent: str
@@ -216,7 +218,7 @@ class Meeting:
             )
             for node in nodes
         )
-        replies = self.grid.send_and_receive(messages, timeout=self.settings.round_timeout)
+        replies = self.grid.send_and_receive(messages, timeout=self.timeout)
         roster, found = self._roster_of(
             replies, asked=set(nodes), source=source, queries=announcement.queries, stage=stage
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
+from flower_privsyn.host.progress import Progress
 from flower_privsyn.private_path.attendance import Attendance
 from flower_privsyn.private_path.changes import changes_of_run, record_changes
 from flower_privsyn.private_path.meeting import Meeting, Roster
@@ -64,6 +65,7 @@ class Preparation:
         method: to be prepared.
         strategy: the name of the strategy that runs it.
         grid: Flower's connection to the nodes.
+        timeout: seconds to wait for their replies.
     """
 
     run: RunDirectory
@@ -71,6 +73,7 @@ class Preparation:
     method: Method
     strategy: str
     grid: Grid
+    timeout: float
 
     def get_ready(self, *, resume: bool) -> Federation | None:
         """Prepare the method, meet the nodes and settle the noise.
@@ -107,14 +110,8 @@ class Preparation:
         if settings.sampling != "fixed-size":
             settled = self._settled(population=max(1, settings.num_users))
         spent = nothing_spent(run)
-        roster = Meeting(
-            grid=self.grid,
-            settings=settings,
-            sources=sources,
-            progress=progress,
-            nothing_spent=spent,
-            resumed=run if resume else None,
-        ).hold(announcement(method, settings, settled, behind=rounds_behind(run)))
+        meeting = self._meeting(sources, progress=progress, spent=spent, resume=resume)
+        roster = meeting.hold(announcement(method, settings, settled, behind=rounds_behind(run)))
         settings.check_delta(roster.total)
         # Nodes without users have nothing to hide and are asked nothing.
         asked = sum(users > 0 for users in roster.users.values())
@@ -151,6 +148,19 @@ class Preparation:
             sources=sources,
             attendance=Attendance(secret=secret),
             terms=terms,
+        )
+
+    def _meeting(
+        self, sources: tuple[RecordSource, ...], *, progress: Progress, spent: str, resume: bool
+    ) -> Meeting:
+        return Meeting(
+            grid=self.grid,
+            settings=self.settings,
+            timeout=self.timeout,
+            sources=sources,
+            progress=progress,
+            nothing_spent=spent,
+            resumed=self.run if resume else None,
         )
 
     def _settled(self, *, population: int) -> SettledPlan:
