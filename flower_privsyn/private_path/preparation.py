@@ -14,9 +14,9 @@ from flower_privsyn.private_path.meeting import Meeting, Roster
 from flower_privsyn.private_path.method import Method, RecordSource, Workplace
 from flower_privsyn.private_path.noise_check import check_noise, refuse_unfit_noise
 from flower_privsyn.private_path.resume import (
+    Releases,
     all_released,
     nothing_spent,
-    released_in,
     rounds_behind,
 )
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -96,9 +96,7 @@ class Preparation:
         logger.info("run directory: %s", run.path)
         if method.stamp is not None:
             logger.warning("%s", method.stamp)
-        sources = method.prepare(
-            Workplace(run=run, progress=progress, released=lambda number: released_in(run, number))
-        )
+        sources = method.prepare(Workplace(run=run, progress=progress, released=Releases(run).of))
         if resume:
             record_changes(run, changes, num_rounds=settings.num_rounds)
         record_generators(run, method)

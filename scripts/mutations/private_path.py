@@ -229,6 +229,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{SUM_TESTS}::TestResume",),
     ),
     Mutation(
+        name="a release is read by a ledger that has grown since",
+        file="flower_privsyn/private_path/resume.py",
+        function="Releases.of",
+        before="    if written is None or written != self._read:\n",
+        after="    if self._read is None:\n",
+        tests=("tests/private_path/test_resume.py::TestReleases",),
+    ),
+    Mutation(
         name="nodes are left out whose share of the noise was counted on",
         file="flower_privsyn/private_path/changes.py",
         function="may_leave_out_nodes",

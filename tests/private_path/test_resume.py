@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from flower_privsyn.errors import (
@@ -16,6 +17,7 @@ from flower_privsyn.errors import (
     ConfigError,
     FederationError,
     GenerationError,
+    LedgerError,
 )
 from flower_privsyn.files import full_disk, is_disk_full
 from flower_privsyn.privacy import (
@@ -219,6 +221,69 @@ class TestEndingEarly:
             strategy.start(federation())
         with pytest.raises(ConfigError, match="num-rounds = 2 differs"):
             CorrelatedProbe(votes(epsilon=2.0, num_rounds=2, resume=True)).start(federation())
+
+
+class Reading(ProbeMethod):
+    """Reads every release so far after every round, and all of them at the end."""
+
+    def prepare(self, place: Any) -> Any:
+        self.place = place
+        self.seen: list[list[float]] = []
+        return super().prepare(place)
+
+    def following(self, release: Any, *, last: bool) -> Any:
+        found = [self.place.released(number) for number in range(1, release.round_number + 2)]
+        assert found[-1] is None  # the round to come
+        assert np.array_equal(found[-2].values, release.values)
+        self.seen.append([one.expected_users for one in found[:-1] if one is not None])
+        return super().following(release, last=last)
+
+    def finish(self) -> dict[str, Any]:
+        rounds = self.place.run.rounds_with_outcome("released")
+        assert all(self.place.released(number) is not None for number in rounds)
+        return {}
+
+
+class TestReleases:
+    """What a method gets of the rounds before, while the run goes on."""
+
+    def test_they_are_those_of_the_ledger_as_it_stands(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        first = Probe(config(num_rounds=4), method=Reading)
+        with pytest.raises(FederationError, match="rounds 2 and 3 were lost"):
+            first.start(federation(tamper=silent(2, 3)))
+        # Rounds 2 and 3 are asked again, of fewer users.
+        again = Probe(config(num_rounds=4, resume=True), method=Reading)
+        again.start(federation(make_users(5)))
+        assert again.method.seen == [[12.0, 5.0], [12.0, 5.0, 5.0], [12.0, 5.0, 5.0, 5.0]]
+
+    def test_all_of_a_run_are_read_with_one_look_at_the_ledger_for_each_of_its_lines(
+        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks: list[int] = []
+        lines_of = RunDirectory.ledger_lines
+
+        def noted(run: RunDirectory) -> Any:
+            looks.append(1)
+            return lines_of(run)
+
+        strategy = Probe(config(num_rounds=8), method=Reading)
+        monkeypatch.setattr(RunDirectory, "ledger_lines", noted)
+        strategy.start(federation())
+        # After every round there is a line more, read once for all 2 + 3 + ... + 9 releases that
+        # are asked for; after the last one there is none, and its 8 take no further look.
+        assert len(looks) == 8
+
+    def test_a_ledger_that_lost_a_line_is_refused(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config(), method=Reading)
+        strategy.start(federation())
+        path = tmp_path / "run/ledger.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+        with pytest.raises(LedgerError, match="lacks|cut|missing"):
+            strategy.method.place.released(1)
 
 
 class TestNodesThatAreGoneForGood:
