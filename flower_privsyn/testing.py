@@ -30,6 +30,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flower_privsyn.embedding import check_company
+from flower_privsyn.messages.parameters import refuse_uncarried
 from flower_privsyn.node import simulated
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
@@ -415,12 +416,17 @@ def random_cohort(
 def check_query(
     query: Query, cohort: Cohort, broadcast: Broadcast, *, tolerance: float = 0.0
 ) -> None:
-    """Check what every query must hold on one input; raises AssertionError with the reason.
+    """Check what every query must hold on one input.
 
-    Every contribution is within the clip norm; `answer` equals the sum of contributions to
-    `tolerance` (relative to its largest coordinate); cohorts of one user add up to the same by
-    `add_answer`.
+    Its parameters reach the nodes as they are; every contribution is within the clip norm; `answer`
+    equals the sum of contributions to `tolerance` (relative to its largest coordinate); cohorts of
+    one user add up to the same by `add_answer`.
+
+    Raises:
+        ConfigError: no message carries one of its parameters.
+        AssertionError: one of the others does not hold; it says which.
     """
+    refuse_uncarried(query)
     contributions = query.contribution(cohort, broadcast)
     norms = np.linalg.norm(contributions, axis=1)
     if len(norms) and norms.max() > query.clip_norm * (1 + 1e-12):

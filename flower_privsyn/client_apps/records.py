@@ -34,6 +34,7 @@ from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import TEXT_DIMENSION, TEXT_FINGERPRINT, Cohort
+from flower_privsyn.queries.trial import public_cohorts, public_embedding
 
 logger = logging.getLogger("flower_privsyn.client")
 
@@ -129,15 +130,10 @@ class FixedRecords:
     @property
     def public_cohorts(self) -> tuple[Cohort, ...]:
         """One user without records, and one with a public one, of the first class if any."""
-        owners = np.zeros(1, dtype=np.int64)
-        labels = None if self.cohort.labels is None else owners
-        if self.example is None:
-            record = np.zeros((1, self.cohort.records.shape[1]), dtype=np.float32)
-            record[:, :1] = 1.0
-            one = Cohort(record, owners, 1, labels)
-        else:
-            one = Cohort.of([self.example], owners, 1, labels)
-        return replace(self.cohort.rows(slice(0)), num_users=1), one
+        labelled = self.cohort.labels is not None
+        if self.example is not None:
+            return public_cohorts(self.example, labelled=labelled)
+        return public_cohorts(public_embedding(self.cohort.records.shape[1]), labelled=labelled)
 
     def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
         """The records of the users who take part; what is mapped, a part at a time.

@@ -47,7 +47,13 @@ from flower_privsyn.host.app import (
 )
 from flower_privsyn.host.flower import Flower, FlowerStatus, one_line
 from flower_privsyn.host.progress import read_progress
-from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, lock_file, supervisor_lock
+from flower_privsyn.runs import (
+    LAUNCH_FILE,
+    RunDirectory,
+    how_to_resume,
+    lock_file,
+    supervisor_lock,
+)
 from flower_privsyn.runs.history import changed_settings
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.runs.surroundings import disk_full_sentence
@@ -226,8 +232,7 @@ def _resumption(run_path: Path, settings: Sequence[str]) -> tuple[App, Mapping[s
             RunDirectory.open(run_path)  # says what is missing
         raise RunDirectoryError(
             f"The run in {run_path} was not started by `privsyn run`; resume it with "
-            f"`flwr run APP --run-config 'run-dir=\"{run_path}\" resume=true'`, or where the app "
-            "sets run_dir in code, with resume=True there."
+            f"{how_to_resume(run_path)}."
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{run_path / LAUNCH_FILE} is damaged.") from error

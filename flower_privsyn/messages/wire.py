@@ -345,7 +345,7 @@ def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
     if ask.secure is not None:
         record["secure"] = [ask.secure.least_nodes, ask.secure.colluding]
     return RecordDict(
-        {_REQUEST: record, _QUERY: ConfigRecord(ask.query.to_wire()), _BROADCAST: broadcast}  # type: ignore[arg-type]
+        {_REQUEST: record, _QUERY: ConfigRecord(ask.query.to_wire()), _BROADCAST: broadcast}
     )
 
 

@@ -10,7 +10,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.private_path.resume import all_released
 from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.history import changed_settings
-from flower_privsyn.runs.run_format import LAUNCH_FILE
+from flower_privsyn.runs.run_format import LAUNCH_FILE, how_to_resume
 
 #: Strategies that ask first and make all of their result of the releases afterwards.
 STRATEGIES: Final = ("JointSketch",)
@@ -53,7 +53,7 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
             f"releases alone is a run of {' or '.join(STRATEGIES)}"
         )
     if run.status != "finished":
-        raise ConfigError(f"{run.path} has not finished: `privsyn resume {run.path}` goes on")
+        raise ConfigError(f"{run.path} has not finished: {how_to_resume(run.path)} goes on")
     # A copy of one that ended early could go on with the rounds that were left, and so could every
     # other copy.
     if "num-rounds" in changed_settings(run):

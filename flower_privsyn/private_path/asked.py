@@ -9,13 +9,15 @@ from typing import Any
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
+from flower_privsyn.messages.parameters import refuse_uncarried
 from flower_privsyn.privacy import GaussianMechanism, Phase, Sampling
 from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.private_path.aggregation import BESIDE, words_of
 from flower_privsyn.private_path.meeting import Roster
-from flower_privsyn.private_path.method import Question
+from flower_privsyn.private_path.method import Question, RecordSource
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Query
+from flower_privsyn.queries.trial import try_query
 from flower_privsyn.runs.directory import FOR_THE_OWNER
 
 logger = logging.getLogger("flwr.privsyn")
@@ -94,6 +96,27 @@ class AskedRound:
         return f"they cost nothing; {go_on}, which asks them again"
 
 
+def refuse_unfit(
+    question: Question, number: int, *, phase: Phase, source: RecordSource, roster: Roster
+) -> None:
+    """Refuse what a round may not ask, before it is begun: what was begun is charged.
+
+    Args:
+        question: that the round is about to ask, with the broadcast as it travels.
+        number: of the round.
+        phase: of the round.
+        source: what makes the records that the question is about.
+        roster: everybody who may answer.
+
+    Raises:
+        ConfigError: no node would answer it, or its sums may leave the exact numbers.
+        RuntimeError: the phase does not ask it.
+    """
+    refuse_other_question(question.query, phase)
+    refuse_unanswerable(question, number=number, dimension=source.dimension)
+    refuse_off_the_grid(question.query, roster)
+
+
 def refuse_other_question(query: Query, phase: Phase) -> None:
     """A phase was accounted and announced for its own questions.
 
@@ -109,6 +132,35 @@ def refuse_other_question(query: Query, phase: Phase) -> None:
         raise RuntimeError(
             f'the phase "{phase.name}" asks {" or ".join(sorted(asks))}, not {query.name}'
         )
+
+
+def refuse_unanswerable(question: Question, *, number: int, dimension: int) -> None:
+    """Refuse, before a round is begun, a question that no node would answer.
+
+    Nodes check for themselves. But a question that all of them refuse would cost what one that they
+    answer does, in this round and in every one that is asked when the run goes on.
+
+    Args:
+        question: that a round is about to ask, with the broadcast as it travels.
+        number: of the round.
+        dimension: of the users' records, as for `Query.check`.
+
+    Raises:
+        ConfigError: it cannot be carried to the nodes, its own check refuses what is sent, or it
+            cannot answer about public records.
+    """
+    query, broadcast = question.query, question.broadcast
+    refuse_uncarried(query)
+    try:
+        query.check(broadcast, dimension=dimension)
+        # Ours answer in the package's tests, and a sum as long as a model is not made for nothing.
+        if not query.bundled:
+            try_query(query, broadcast, dimension=dimension)
+    except Exception as error:
+        raise ConfigError(
+            f"no node can answer {query.name} as round {number} would ask it "
+            f"({type(error).__name__}: {error}); the round is not asked and not charged"
+        ) from error
 
 
 def refuse_off_the_grid(query: Query, roster: Roster) -> None:

@@ -11,7 +11,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.resume import all_released, earliest_end
 from flower_privsyn.private_path.settings import NODE_KEYS, PrivateSumConfig
-from flower_privsyn.runs import RunDirectory, history
+from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, history
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -55,6 +55,9 @@ def changes_of_run(
     if settings.num_rounds == earliest_end(run):
         free |= {"num-rounds"}
     before, known = _without_retired(run), settings.defaults()
+    nodes = int(before.get("num-nodes", known["num-nodes"]))
+    if settings.num_nodes < nodes and may_leave_out_nodes(run, settings):
+        free |= {"num-nodes"}
     known |= {key: value for key, value in _BEFORE_THEM.items() if key in known}
     return changes_of_resume(
         # A setting that is younger than the run had its default, whether it knew or not.
@@ -66,6 +69,21 @@ def changes_of_run(
         free=free,
         run=run.path,
     )
+
+
+def may_leave_out_nodes(run: RunDirectory, settings: PrivateSumConfig) -> bool:
+    """Whether a run may go on without nodes that are gone for good, as one at work goes on.
+
+    Noise and turns are those of users, whose number may fall (`settle`), and not of nodes. Not so
+    under secure aggregation, where every node adds its share of the noise. And of a run that
+    `privsyn run` started no node is ever gone: fewer of them would be dealt the same users anew,
+    and an app's own recipe may call a user by the node.
+
+    Args:
+        run: its directory.
+        settings: that it is resumed with.
+    """
+    return not settings.secure_aggregation and not (run.path / LAUNCH_FILE).is_file()
 
 
 def _without_retired(run: RunDirectory) -> dict[str, Any]:

@@ -35,11 +35,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.private_path import flower_loop
 from flower_privsyn.private_path.aggregation import Aggregation, Central, Expected, Secure
-from flower_privsyn.private_path.asked import (
-    AskedRound,
-    refuse_off_the_grid,
-    refuse_other_question,
-)
+from flower_privsyn.private_path.asked import AskedRound, refuse_unfit
 from flower_privsyn.private_path.method import Method, Question, need
 from flower_privsyn.private_path.outline import (
     ask_of,
@@ -53,7 +49,7 @@ from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
 from flower_privsyn.private_path.settings import PrivateSumConfig
-from flower_privsyn.runs import RunDirectory, unnamed_run
+from flower_privsyn.runs import RunDirectory, how_to_resume, unnamed_run
 from flower_privsyn.runs.directory import FOR_THE_OWNER
 from flower_privsyn.runs.opened import OpenedRun
 from flower_privsyn.runs.trackers import tracker_of
@@ -113,9 +109,7 @@ class PrivateSumStrategy(Strategy):
         self.config = config
         self.method = method
         self._random: RandomSource = random or SecureRandom()
-        self._aggregation: Aggregation = (
-            Secure(timeout=config.round_timeout) if config.secure_aggregation else Central()
-        )
+        self._aggregation: Aggregation | None = None
         self._run: RunDirectory | None = None
         self._grid: WindowedGrid | None = None
         self._ledger: PrivacyLedger | None = None
@@ -154,7 +148,8 @@ class PrivateSumStrategy(Strategy):
             grid: Flower's connection to the nodes.
             initial_arrays: must be None: the method makes its own first broadcast.
             num_rounds: must be None or `config.num_rounds`: the noise depends on it.
-            timeout: seconds per round, above 0; None for `config.round_timeout`.
+            timeout: seconds for the replies to what is sent at a time, in a round or before the
+                first one, above 0; None for `config.round_timeout`.
             train_config: must be None.
             evaluate_config: must be None: no evaluate phase is sent.
             evaluate_fn: called by Flower with (round, arrays): with 0 and what round 1 is asked of,
@@ -177,6 +172,7 @@ class PrivateSumStrategy(Strategy):
         flower_loop.refuse_own_messages(type(self).__name__, *own)
         flower_loop.refuse_other_rounds(num_rounds, settings)
         timeout = flower_loop.seconds_per_round(timeout, settings)
+        self._aggregation = Secure(timeout=timeout) if settings.secure_aggregation else Central()
         run, resume = self._open_run()
         with run.session():
             self._grid = WindowedGrid(grid, window=self.messages_under_way)
@@ -192,6 +188,7 @@ class PrivateSumStrategy(Strategy):
                 method=self.method,
                 strategy=type(self).__name__,
                 grid=self._grid,
+                timeout=timeout,
             ).get_ready(resume=resume)
             with self._open_ledger(run) as ledger:
                 result = self._ask_all(
@@ -244,21 +241,30 @@ class PrivateSumStrategy(Strategy):
         phase = federation.settled.plan.at(number)
         # As nodes see it after the journey.
         question = replace(self._next, broadcast=wire.read_broadcast(arrays))
-        refuse_other_question(question.query, phase)
+        roster, source = federation.roster, federation.source_of(question.query)
+        refuse_unfit(question, number, phase=phase, source=source, roster=roster)
         mechanism = mechanism_of(question.query, phase, settings)
-        refuse_off_the_grid(question.query, federation.roster)
         started = clock.seconds()
         connection = need(self._grid)
-        always = federation.roster.always_asked(
+        always = roster.always_asked(
             phase.sampling,
             connected=set(connection.get_node_ids()),
             random=self._random,
             everybody=settings.secure_aggregation,
         )
-        recipients = federation.roster.recipients(
-            phase.sampling, always=always, random=self._random
-        )
+        recipients = roster.recipients(phase.sampling, always=always, random=self._random)
         correlation = self._open_noise(number)
+        ask = ask_of(
+            question,
+            settings,
+            federation.settled,
+            number=number,
+            mechanism=mechanism,
+            source=source,
+            secure=federation.terms,
+        )
+        # Packed before it is paid for: what cannot be packed is not asked.
+        traffic = traffic_of(ask, arrays, nodes=len(recipients))
         need(self._ledger).begin(
             round=number,
             query=question.query.name,
@@ -270,15 +276,6 @@ class PrivateSumStrategy(Strategy):
             correlation=correlation,
             max_nodes_per_user=settings.max_nodes_per_user,
         )
-        ask = ask_of(
-            question,
-            settings,
-            federation.settled,
-            number=number,
-            mechanism=mechanism,
-            source=federation.source_of(question.query),
-            secure=federation.terms,
-        )
         self._asked = AskedRound(
             number=number,
             question=question,
@@ -288,7 +285,7 @@ class PrivateSumStrategy(Strategy):
             roster_users={node: one.roster_users for node, one in recipients.items()},
             always_asked=always,
             started=started,
-            traffic=traffic_of(ask, arrays, nodes=len(recipients)),
+            traffic=traffic,
             secure=settings.secure_aggregation,
         )
 
@@ -307,7 +304,7 @@ class PrivateSumStrategy(Strategy):
                     ),
                 )
 
-        return self._aggregation.messages(asks(), arrays, grid=connection)
+        return need(self._aggregation).messages(asks(), arrays, grid=connection)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -382,7 +379,9 @@ class PrivateSumStrategy(Strategy):
             most_users=asked.most_users,
             roster_users=asked.roster_users,
         )
-        collected = self._aggregation.collect(replies, expected=expected, grid=need(self._grid))
+        collected = need(self._aggregation).collect(
+            replies, expected=expected, grid=need(self._grid)
+        )
         counts, num_users = collected.counts, collected.num_users
         required = self.config.required_users(asked.sampling)
         reason = collected.lost
@@ -565,7 +564,7 @@ class PrivateSumStrategy(Strategy):
 
     @property
     def _go_on(self) -> str:
-        return f"bring the nodes back and continue with `privsyn resume {self.run.path}`"
+        return f"bring the nodes back and continue with {how_to_resume(self.run.path)}"
 
     def _stamped(self) -> dict[str, str]:
         return {} if self.method.stamp is None else {"stamp": self.method.stamp}

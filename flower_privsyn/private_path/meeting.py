@@ -18,8 +18,10 @@ from flower_privsyn.messages import wire
 from flower_privsyn.node import Announcement
 from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
 from flower_privsyn.private_path.attendance import roll_call
+from flower_privsyn.private_path.changes import may_leave_out_nodes
 from flower_privsyn.private_path.method import RecordSource
 from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.runs import RunDirectory, how_to_resume
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -128,18 +130,20 @@ class Meeting:
     Attributes:
         grid: Flower's connection to the nodes.
         settings: the settings.
+        timeout: seconds to wait for the nodes' replies.
         sources: what makes records at the server, one for each kind.
         progress: shows how many nodes have read.
         nothing_spent: words for what a run has cost that stops now.
-        resumed: whether the run goes on, and keeps its settings.
+        resumed: the directory of a run that goes on, and keeps its settings; None of a new one.
     """
 
     grid: Grid
     settings: PrivateSumConfig
+    timeout: float
     sources: tuple[RecordSource, ...]
     progress: Progress
     nothing_spent: str
-    resumed: bool = False
+    resumed: RunDirectory | None = None
 
     def hold(self, announcement: Announcement) -> Roster:
         """Wait for the planned nodes, have them prepare, and return the public roster.
@@ -177,7 +181,7 @@ class Meeting:
             # A run that goes on keeps its num-users, on which the noise of its rounds stands.
             advice = (
                 "set num-users to the number of users that is enough to go ahead without them; "
-                if roster and not self.resumed
+                if roster and self.resumed is None
                 else ""
             )
             raise FederationError(
@@ -214,7 +218,7 @@ class Meeting:
             )
             for node in nodes
         )
-        replies = self.grid.send_and_receive(messages, timeout=self.settings.round_timeout)
+        replies = self.grid.send_and_receive(messages, timeout=self.timeout)
         roster, found = self._roster_of(
             replies, asked=set(nodes), source=source, queries=announcement.queries, stage=stage
         )
@@ -238,7 +242,8 @@ class Meeting:
                 if waited >= self.settings.node_timeout:
                     raise FederationError(
                         f"{len(nodes)} nodes are connected after {self.settings.node_timeout:g} s, "
-                        f"{wanted} were planned (num-nodes); {self.nothing_spent}"
+                        f"{wanted} were planned (num-nodes); {self._without_the_others(len(nodes))}"
+                        f"{self.nothing_spent}"
                     )
                 if stage is None and waited >= _QUIET_SECONDS:
                     stage = shown.enter_context(
@@ -247,6 +252,14 @@ class Meeting:
                 if stage is not None:
                     stage.update(len(nodes) - stage.done)
                 time.sleep(_POLL_SECONDS)
+
+    def _without_the_others(self, there: int) -> str:
+        """How a run goes on whose other nodes do not come back; "" where it cannot."""
+        run = self.resumed
+        if run is None or not there or not may_leave_out_nodes(run, self.settings):
+            return ""
+        command = how_to_resume(run.path, num_nodes=there)
+        return f"to go on without those that are gone for good: {command}; "
 
     def _roster_of(
         self,

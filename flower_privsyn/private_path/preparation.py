@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
+from flower_privsyn.host.progress import Progress
 from flower_privsyn.private_path.attendance import Attendance
 from flower_privsyn.private_path.changes import changes_of_run, record_changes
 from flower_privsyn.private_path.meeting import Meeting, Roster
 from flower_privsyn.private_path.method import Method, RecordSource, Workplace
 from flower_privsyn.private_path.noise_check import check_noise, refuse_unfit_noise
 from flower_privsyn.private_path.resume import (
+    Releases,
     all_released,
     nothing_spent,
-    released_in,
     rounds_behind,
 )
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -64,6 +65,7 @@ class Preparation:
         method: to be prepared.
         strategy: the name of the strategy that runs it.
         grid: Flower's connection to the nodes.
+        timeout: seconds to wait for their replies.
     """
 
     run: RunDirectory
@@ -71,6 +73,7 @@ class Preparation:
     method: Method
     strategy: str
     grid: Grid
+    timeout: float
 
     def get_ready(self, *, resume: bool) -> Federation | None:
         """Prepare the method, meet the nodes and settle the noise.
@@ -93,9 +96,7 @@ class Preparation:
         logger.info("run directory: %s", run.path)
         if method.stamp is not None:
             logger.warning("%s", method.stamp)
-        sources = method.prepare(
-            Workplace(run=run, progress=progress, released=lambda number: released_in(run, number))
-        )
+        sources = method.prepare(Workplace(run=run, progress=progress, released=Releases(run).of))
         if resume:
             record_changes(run, changes, num_rounds=settings.num_rounds)
         record_generators(run, method)
@@ -107,14 +108,8 @@ class Preparation:
         if settings.sampling != "fixed-size":
             settled = self._settled(population=max(1, settings.num_users))
         spent = nothing_spent(run)
-        roster = Meeting(
-            grid=self.grid,
-            settings=settings,
-            sources=sources,
-            progress=progress,
-            nothing_spent=spent,
-            resumed=resume,
-        ).hold(announcement(method, settings, settled, behind=rounds_behind(run)))
+        meeting = self._meeting(sources, progress=progress, spent=spent, resume=resume)
+        roster = meeting.hold(announcement(method, settings, settled, behind=rounds_behind(run)))
         settings.check_delta(roster.total)
         # Nodes without users have nothing to hide and are asked nothing.
         asked = sum(users > 0 for users in roster.users.values())
@@ -151,6 +146,19 @@ class Preparation:
             sources=sources,
             attendance=Attendance(secret=secret),
             terms=terms,
+        )
+
+    def _meeting(
+        self, sources: tuple[RecordSource, ...], *, progress: Progress, spent: str, resume: bool
+    ) -> Meeting:
+        return Meeting(
+            grid=self.grid,
+            settings=self.settings,
+            timeout=self.timeout,
+            sources=sources,
+            progress=progress,
+            nothing_spent=spent,
+            resumed=self.run if resume else None,
         )
 
     def _settled(self, *, population: int) -> SettledPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flower_privsyn.privacy import PrivacyLedger, Sampling
 from flower_privsyn.private_path.release import ReleasedSum, is_stored, stored_release
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs import RunDirectory, how_to_resume
 
 
 def rounds_behind(run: RunDirectory) -> int:
@@ -52,13 +52,42 @@ def earliest_end(run: RunDirectory) -> int | None:
     return behind if released else None
 
 
-def released_in(run: RunDirectory, number: int) -> ReleasedSum | None:
-    """The release of a round; None before it, and where it did not reach the disk.
+class Releases:
+    """The releases of a run, one round at a time: its ledger is read again where it was written.
 
-    Who was drawn from is read from the ledger: on a resumed run the users may be others.
+    Who was drawn from is read there: on a resumed run the users may be others.
+
+    Args:
+        run: the run directory.
     """
-    sampling = _samplings(run).get(number)
-    return None if sampling is None else stored_release(run, number, sampling=sampling)
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._read: tuple[int, int, int] | None = None
+        self._samplings: dict[int, Sampling] = {}
+
+    def of(self, number: int) -> ReleasedSum | None:
+        """The release of a round; None before it, and where it did not reach the disk.
+
+        Raises:
+            LedgerError: the ledger is damaged, or lacks a line that another file states.
+            RunDirectoryError: the release is damaged, or cannot be read.
+        """
+        written = self._written()
+        # Reading it takes every file that states one of its lines, so for all rounds of a long run
+        # it is read once. Every line makes it longer, whatever date the file is given.
+        if written is None or written != self._read:
+            self._samplings, self._read = _samplings(self._run), written
+        sampling = self._samplings.get(number)
+        return None if sampling is None else stored_release(self._run, number, sampling=sampling)
+
+    def _written(self) -> tuple[int, int, int] | None:
+        """What tells one state of the ledger from another; None where there is no ledger."""
+        try:
+            found = self._run.ledger_file.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _samplings(run: RunDirectory) -> dict[int, Sampling]:
@@ -79,5 +108,5 @@ def nothing_spent(run: RunDirectory) -> str:
         return "nothing more was spent"
     return (
         "nothing more was spent; to end with what was released: "
-        f"`privsyn resume {run.path} --set num-rounds={end}`"
+        f"{how_to_resume(run.path, num_rounds=end)}"
     )

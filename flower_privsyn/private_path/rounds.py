@@ -9,7 +9,7 @@ from flower_privsyn.errors import FederationError, LedgerError
 from flower_privsyn.privacy import Plan, PrivacyLedger
 from flower_privsyn.private_path.method import Method, Question
 from flower_privsyn.private_path.release import ReleasedSum, is_stored, store_release
-from flower_privsyn.private_path.resume import released_in
+from flower_privsyn.private_path.resume import Releases
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.trackers import Tracker, tell
 
@@ -105,10 +105,11 @@ class RoundEnds:
         # A correlated round that was discarded is not asked again, either.
         reached = max((*ledger.rounds_charged, *self.run.finished_rounds(), *started))
         reached = self._take_back(ledger, plan, reached)
+        releases = Releases(self.run)
         for number in range(1, reached + 1):
             if self.run.round_state(number) is not None:
                 continue
-            release = released_in(self.run, number)
+            release = releases.of(number)
             if release is None:
                 logger.warning("round %d was interrupted: it is charged and left out", number)
                 self._hold_cost(number, ledger)

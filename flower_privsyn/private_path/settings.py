@@ -81,7 +81,11 @@ class PrivateSumConfig(Settings):
         "users that must be on the nodes before the first round, or 0 for as many as there are. "
         "With fewer the run stops before any budget is spent.",
     ] = 0
-    num_nodes: Annotated[PositiveInt, "nodes to wait for."] = 2
+    num_nodes: Annotated[
+        PositiveInt,
+        "nodes to wait for. A deployed run that is resumed may wait for fewer, without those that "
+        "are gone for good, but under secure aggregation.",
+    ] = 2
     sampling: Annotated[
         Literal["full", "poisson", "fixed-size"],
         'who takes part: everybody; "poisson": every user flips a coin in every round; '

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError
+from flower_privsyn.messages.parameters import refuse_uncarried
 from flower_privsyn.node import Announcement
 from flower_privsyn.privacy import (
     Correlation,
@@ -69,8 +70,11 @@ def plan_of(method: Method, settings: PrivateSumConfig, *, population: int) -> P
         population: users on the roster, or the fewest there must be.
 
     Raises:
-        ConfigError: the phases have another number of rounds than the settings, or cannot be.
+        ConfigError: the phases have another number of rounds than the settings, or cannot be; or
+            no message carries what one of the questions is made of.
     """
+    for query in method.queries:
+        refuse_uncarried(query)
     phases = method.phases(population)
     if phases is None:
         phases = (settings.phase(population, asks=method.queries),)

@@ -62,6 +62,10 @@ def adds_up(answer: Answer) -> Answer:
     return answer
 
 
+def _bundled(query: type) -> bool:
+    return query.__module__.partition(".")[0] == _PACKAGE
+
+
 @dataclass(frozen=True)
 class Cohort:
     """The records of the users that one node hosts.
@@ -214,12 +218,12 @@ class Query(Settings, ABC):
             owner = next(base for base in cls.__mro__ if method in base.__dict__)
             if owner.__dict__[method] is whole:
                 continue
-            if owner.__module__.partition(".")[0] != _PACKAGE:
+            if not _bundled(owner):
                 raise TypeError(
                     f"{cls.__name__} must not override {method}: nodes sum with it, and nothing "
                     "would clip what it says of a user; give `statistic`, and it is summed"
                 )
-            if cls.__module__.partition(".")[0] != _PACKAGE:
+            if not _bundled(cls):
                 setattr(cls, method, whole)
 
     @property
@@ -256,6 +260,11 @@ class Query(Settings, ABC):
         `Query.answer`; a subclass with an `answer` of its own says so by `adds_up`.
         """
         return bool(getattr(type(self).answer, "adds_up", False))
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it is a question of this package."""
+        return _bundled(type(self))
 
     @property
     def largest_cohort(self) -> int | None:
@@ -419,15 +428,25 @@ class Query(Settings, ABC):
         """Largest absolute coordinate that `num_users` well-behaved users can sum to."""
         return num_users * self.clip_norm
 
-    def to_wire(self) -> dict[str, int | float | str | bool]:
-        """The parameters as scalars, for the message that carries the question."""
-        return {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
+    def to_wire(self) -> dict[str, Any]:
+        """The parameters by name for the message that carries the question, a tuple as a list."""
+        found = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in found.items()
+        }
 
     @classmethod
     def from_wire(cls, parameters: dict[str, Any]) -> Query:
-        """Build the query from `to_wire`'s scalars; unknown or missing keys are refused."""
+        """Build the query from what `to_wire` gives, a list as a tuple.
+
+        Raises:
+            ConfigError: a key is unknown, or a value is not allowed.
+        """
         known = {field.name for field in fields(cls)}
-        named = {key.replace("-", "_"): value for key, value in parameters.items()}
+        named = {
+            key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
+            for key, value in parameters.items()
+        }
         unknown = sorted(set(named) - known)
         if unknown:
             raise ConfigError(

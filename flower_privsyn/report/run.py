@@ -42,7 +42,7 @@ from flower_privsyn.report.rounds import (
     round_records,
     spread_over,
 )
-from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory, how_to_resume
 from flower_privsyn.runs.run_format import MIGRATED_STAMP, stamp_of
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_of
 from flower_privsyn.runs.surroundings import PLACES
@@ -124,6 +124,11 @@ class RunFacts:
         if not told:
             return None
         return told[0].upper() + told[1:] + ("" if told[-1] in ".!?" else ".")
+
+    @property
+    def go_on(self) -> str:
+        """The command that goes on with the run, likewise."""
+        return how_to_resume(self.run.path).replace(str(self.run.path), self.name)
 
     @property
     def stamp(self) -> str | None:

@@ -65,6 +65,7 @@ from flower_privsyn.runs.run_format import (
     FORMAT,
     LAUNCH_FILE,
     LEDGER_KEY,
+    how_to_resume,
     read_json_object,
     refuse_other_format,
     stated_digests,
@@ -209,9 +210,7 @@ class RunDirectory:
         if self.config_file.exists():
             raise RunDirectoryError(
                 f"{self.path} already holds a run; choose another run directory, or resume it: "
-                f"`privsyn resume {self.path}`; where Flower was started without `privsyn run` by "
-                '--run-config "... resume=true", and where the app sets run_dir in code by '
-                "resume=True there."
+                f"{how_to_resume(self.path)}."
             )
 
     def refuse_finished(self) -> None:

@@ -37,6 +37,24 @@ MIGRATED_STAMP = (
 _LEDGER_META = re.compile(r'<meta name="privsyn-ledger" content="([0-9a-f]{64})">')
 
 
+def how_to_resume(path: Path, **settings: object) -> str:
+    """What goes on with a run, as a command to type: `privsyn resume` for what it started alone.
+
+    Args:
+        path: the run directory.
+        settings: by their names in Python, to go on with otherwise.
+    """
+    given = [f"{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    if (path / LAUNCH_FILE).is_file():
+        return f"`{' --set '.join([f'privsyn resume {path}', *given])}`"
+    keys = " ".join([f'run-dir="{path}"', "resume=true", *given])
+    in_code = ", ".join(["resume=True", *(f"{name}={value}" for name, value in settings.items())])
+    return (
+        f"`flwr run APP --run-config '{keys}'` (where the app sets run_dir in code, with {in_code} "
+        "there)"
+    )
+
+
 def stamp_of(document: Mapping[str, Any]) -> str | None:
     """What must stand at every figure of a run that its epsilons do not cover; else None.
 

@@ -20,7 +20,7 @@ from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
-from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory, how_to_resume
 from flower_privsyn.runs.locks import lock_file
 from flower_privsyn.runs.rounds import TRAINED_MODEL, writer_in
 from flower_privsyn.strategies.parts.population import survivors, votes_by_class
@@ -248,8 +248,8 @@ def write_more(
     """
     if run.status != "finished":
         raise RunDirectoryError(
-            f"the run in {run.path} has not finished (it is {run.standing}): `privsyn resume` "
-            "finishes it, and its own texts come first"
+            f"the run in {run.path} has not finished (it is {run.standing}): "
+            f"{how_to_resume(run.path)} finishes it, and its own texts come first"
         )
     topics = TopicsOfRun.read(run) if settings.generator == _trained(run) else None
     seeds = _seeds(run) if topics is None else _conditions(topics)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from flower_privsyn.errors import (
@@ -16,6 +17,7 @@ from flower_privsyn.errors import (
     ConfigError,
     FederationError,
     GenerationError,
+    LedgerError,
 )
 from flower_privsyn.files import full_disk, is_disk_full
 from flower_privsyn.privacy import (
@@ -30,7 +32,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.private_path.resume import rounds_behind
 from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import NearestNeighborHistogram
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, how_to_resume
 from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
 from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
@@ -149,10 +151,19 @@ class TestResultWithoutNodes:
         with pytest.raises(FederationError) as caught:
             Probe(config(resume=True)).start(federation(num_nodes=1))
         assert str(caught.value) == (
-            "1 nodes are connected after 0.2 s, 2 were planned (num-nodes); nothing more was "
-            "spent; to end with what was released: "
-            f"`privsyn resume {strategy.run.path} --set num-rounds=2`"
+            "1 nodes are connected after 0.2 s, 2 were planned (num-nodes); to go on without those "
+            f"that are gone for good: {how_to_resume(strategy.run.path, num_nodes=1)}; nothing "
+            "more was spent; to end with what was released: "
+            f"{how_to_resume(strategy.run.path, num_rounds=2)}"
         )
+        # `privsyn resume` is for what `privsyn run` has started, and is not advised for others.
+        assert f'`flwr run APP --run-config \'run-dir="{strategy.run.path}"' in str(caught.value)
+        (strategy.run.path / LAUNCH_FILE).parent.mkdir()
+        (strategy.run.path / LAUNCH_FILE).write_text("{}")
+        # Of its runs no node is ever gone: fewer of them are dealt the same users.
+        said = r"\(num-nodes\); nothing more .*`privsyn resume .* --set num-rounds=2`$"
+        with pytest.raises(FederationError, match=said):
+            Probe(config(resume=True)).start(federation(num_nodes=1))
         with pytest.raises(ConfigError, match="result is noise.*; nothing more was spent; to end"):
             Probe(config(resume=True, accept_noise=False)).start(federation(make_users(2)))
 
@@ -210,6 +221,169 @@ class TestEndingEarly:
             strategy.start(federation())
         with pytest.raises(ConfigError, match="num-rounds = 2 differs"):
             CorrelatedProbe(votes(epsilon=2.0, num_rounds=2, resume=True)).start(federation())
+
+
+class Reading(ProbeMethod):
+    """Reads every release so far after every round, and all of them at the end."""
+
+    def prepare(self, place: Any) -> Any:
+        self.place = place
+        self.seen: list[list[float]] = []
+        return super().prepare(place)
+
+    def following(self, release: Any, *, last: bool) -> Any:
+        found = [self.place.released(number) for number in range(1, release.round_number + 2)]
+        assert found[-1] is None  # the round to come
+        assert np.array_equal(found[-2].values, release.values)
+        self.seen.append([one.expected_users for one in found[:-1] if one is not None])
+        return super().following(release, last=last)
+
+    def finish(self) -> dict[str, Any]:
+        rounds = self.place.run.rounds_with_outcome("released")
+        assert all(self.place.released(number) is not None for number in rounds)
+        return {}
+
+
+class TestReleases:
+    """What a method gets of the rounds before, while the run goes on."""
+
+    def test_they_are_those_of_the_ledger_as_it_stands(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        first = Probe(config(num_rounds=4), method=Reading)
+        with pytest.raises(FederationError, match="rounds 2 and 3 were lost"):
+            first.start(federation(tamper=silent(2, 3)))
+        # Rounds 2 and 3 are asked again, of fewer users.
+        again = Probe(config(num_rounds=4, resume=True), method=Reading)
+        again.start(federation(make_users(5)))
+        assert again.method.seen == [[12.0, 5.0], [12.0, 5.0, 5.0], [12.0, 5.0, 5.0, 5.0]]
+
+    def test_all_of_a_run_are_read_with_one_look_at_the_ledger_for_each_of_its_lines(
+        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks: list[int] = []
+        lines_of = RunDirectory.ledger_lines
+
+        def noted(run: RunDirectory) -> Any:
+            looks.append(1)
+            return lines_of(run)
+
+        strategy = Probe(config(num_rounds=8), method=Reading)
+        monkeypatch.setattr(RunDirectory, "ledger_lines", noted)
+        strategy.start(federation())
+        # After every round there is a line more, read once for all 2 + 3 + ... + 9 releases that
+        # are asked for; after the last one there is none, and its 8 take no further look.
+        assert len(looks) == 8
+
+    def test_a_ledger_that_lost_a_line_is_refused(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config(), method=Reading)
+        strategy.start(federation())
+        path = tmp_path / "run/ledger.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+        with pytest.raises(LedgerError, match="lacks|cut|missing"):
+            strategy.method.place.released(1)
+
+
+class TestNodesThatAreGoneForGood:
+    """A deployed run goes on without them where nothing depends on how many nodes there are."""
+
+    @pytest.fixture
+    def left(self, federation: Builder) -> Callable[[], Any]:
+        """The nodes of two that are left: one, with the six users that it had."""
+        here = [{"partition-id": 0, "num-partitions": 2}]
+        return lambda: federation(node_configs=here)
+
+    def pay(self, federation: Builder, strategy: Probe) -> None:
+        """Let a run die in its second round."""
+        with pytest.raises(Killed):
+            killed_in(strategy, 2).start(federation())
+
+    def test_a_run_goes_on_at_the_same_noise(
+        self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        self.pay(federation, Probe(config(num_users=6)))
+        grid, strategy = left(), Probe(config(num_users=6, num_nodes=1, resume=True))
+        strategy.start(grid)
+        assert rounds_asked(grid) == [3]
+        written = releases(tmp_path / "run")
+        assert [line["round"] for line in written] == [1, 2, 3]
+        assert len({line["noise_multiplier"] for line in written}) == 1
+        assert 3.9 < written[-1]["epsilon_release"] <= 4.0 * (1 + 1e-6)
+        assert [line.get("num_users") for line in strategy.run.metrics()] == [12, 12, 6]
+        (change,) = strategy.run.document["changes"]
+        assert change["settings"] == {"num-nodes": {"from": 2, "to": 1}}
+
+    def test_so_does_one_whose_noise_was_paid_for_with_the_first_round(
+        self, federation: Builder, left: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        self.pay(federation, CorrelatedProbe(votes(epsilon=2.0)))
+        paid = releases(tmp_path / "run")[-1]["epsilon_release"]
+        grid = left()
+        strategy = CorrelatedProbe(votes(epsilon=2.0, num_nodes=1, resume=True))
+        strategy.start(grid)
+        assert rounds_asked(grid) == [3, 4, 5, 6, 7, 8]
+        written = releases(tmp_path / "run")
+        assert [line["round"] for line in written] == list(range(1, 9))
+        assert {line["epsilon_release"] for line in written} == {paid}
+        assert len({line["noise_multiplier"] for line in written}) == 1
+
+    def test_a_draw_of_as_many_from_fewer_users_gets_more_noise(
+        self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        settings = {"sampling": "fixed-size", "sample_size": 1, "epsilon": 2.0, "num_rounds": 4}
+        self.pay(federation, Probe(config(**settings)))
+        Probe(config(**settings, num_nodes=1, resume=True)).start(left())
+        written = releases(tmp_path / "run")
+        assert [line["sampling"]["population"] for line in written] == [12, 12, 6, 6]
+        noise = [line["noise_multiplier"] for line in written]
+        assert noise[0] == noise[1] < noise[2] == noise[3]
+        assert written[-1]["epsilon_release"] <= 2.0 * (1 + 1e-6)
+
+    def test_not_with_fewer_users_than_were_planned(
+        self, federation: Builder, left: Builder, config: Builder
+    ) -> None:
+        self.pay(federation, Probe(config(num_users=7)))
+        grid = left()
+        with pytest.raises(FederationError, match="6 users are ready on 1 of 1 nodes, 7 were"):
+            Probe(config(num_users=7, num_nodes=1, resume=True)).start(grid)
+        assert rounds_asked(grid) == []
+
+    def test_more_nodes_than_there_were_are_not_planned(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        self.pay(federation, Probe(config()))
+        with pytest.raises(ConfigError, match="num-nodes = 3 differs from the 2"):
+            Probe(config(num_nodes=3, resume=True)).start(federation(num_nodes=3))
+
+    def test_not_where_they_would_be_dealt_the_users_anew(
+        self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        (tmp_path / "run" / LAUNCH_FILE).parent.mkdir(parents=True)
+        (tmp_path / "run" / LAUNCH_FILE).write_text("{}")
+        self.pay(federation, Probe(config()))
+        with pytest.raises(ConfigError, match="num-nodes = 1 differs from the 2"):
+            Probe(config(num_nodes=1, resume=True)).start(left())
+
+    def test_not_where_every_node_adds_its_share_of_the_noise(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
+        secure = {"secure_aggregation": True, "colluding_nodes": 0, "least_nodes": 4}
+        strategy = Probe(config(**secure, num_nodes=6))
+        with pytest.raises(Killed):
+            killed_in(strategy, 2).start(federation(num_nodes=6))
+        fewer = federation(num_nodes=5)
+        with pytest.raises(ConfigError, match="num-nodes = 5 differs from the 6"):
+            Probe(config(**secure, num_nodes=5, resume=True)).start(fewer)
+        with pytest.raises(FederationError, match=r"6 were planned \(num-nodes\); nothing more"):
+            Probe(config(**secure, num_nodes=6, resume=True)).start(fewer)
+        assert fewer.requests == []
 
 
 class TestUnitOfPrivacy:

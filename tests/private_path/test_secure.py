@@ -24,6 +24,7 @@ from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.packed import packed_bytes
+from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.privacy.grid import STEPS
 from flower_privsyn.secure_aggregation import KeyCard, NodeKey, Session, Terms
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
@@ -488,6 +489,24 @@ class TestSettings:
     def test_terms_of_a_run_are_those_of_its_nodes(self, probe: Builder) -> None:
         assert probe().config.secure_terms(NODES) == Terms(least_nodes=5, colluding=2)
         assert probe().config.noise_times == pytest.approx((6 / 3) ** 0.5)
+
+
+def test_a_timeout_of_start_holds_for_every_exchange(
+    federation: Builder, probe: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The roll call, the question and the four exchanges around it; Flower's of no evaluation."""
+    waited: list[float | None] = []
+    exchange = WindowedGrid.send_and_receive
+
+    def noted(grid: WindowedGrid, messages: Any, *, timeout: float | None = None) -> Any:
+        waited.append(timeout)
+        return exchange(grid, messages, timeout=timeout)
+
+    monkeypatch.setattr(WindowedGrid, "send_and_receive", noted)
+    strategy = probe(num_rounds=1)
+    strategy.start(federation(num_nodes=NODES), timeout=60)
+    assert len(strategy.released) == 1
+    assert waited == [60] * 7
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from flower_privsyn.queries import (
     ModelDelta,
     NearestNeighborHistogram,
 )
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs import RunDirectory, how_to_resume
 from flower_privsyn.strategies import POPri, POPriConfig, PrivateSumConfig
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.strategies.popri import PreferencesByScores
@@ -180,7 +180,7 @@ class TestSilence:
         assert str(caught.value) == (
             "rounds 1 and 2 were lost: 0 users on 0 of 2 nodes answered, 6 are required: 2 x no "
             "reply; they cost nothing; bring the nodes back and continue with "
-            f"`privsyn resume {tmp_path / 'run'}`, which asks them again"
+            f"{how_to_resume(tmp_path / 'run')}, which asks them again"
         )
         assert events(tmp_path / "run") == ["opened", *2 * ["started", "discarded"]]
         assert strategy.released == []
@@ -280,8 +280,8 @@ class TestSecretCohorts:
             strategy.start(grid)
         assert str(caught.value) == (
             "two rounds in a row were lost: no node that is asked in every round answered; they "
-            "are charged; bring the nodes back and continue with `privsyn resume "
-            f"{strategy.run.path}`"
+            "are charged; bring the nodes back and continue with "
+            f"{how_to_resume(strategy.run.path)}"
         )
         return strategy
 

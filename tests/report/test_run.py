@@ -18,7 +18,7 @@ from flower_privsyn.report import write_run_page
 from flower_privsyn.report.numbers import NOTHING, bytes_text, number
 from flower_privsyn.report.pages import run_page
 from flower_privsyn.report.rounds import principal_plane, read_round, round_files, spread_over
-from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs import LAUNCH_FILE, RESEARCH_STAMP, RunDirectory
 from flower_privsyn.strategies.parts.population import Population
 from tests.support import golden_runs
 from tests.support.data_cases import locked
@@ -104,7 +104,8 @@ def test_before_the_first_release(empty: RunDirectory) -> None:
     page = check(run_page(empty))
     for sentence in ("Nothing has been released.", "No round has counted its messages."):
         assert sentence in page.text
-    assert "privsyn resume my run" in page.with_class("banner")[0].text
+    command = """flwr run APP --run-config 'run-dir="my run" resume=true'"""
+    assert command in page.with_class("banner")[0].text
     assert headings(page) == ["Privacy", "Rounds and what they cost", "Settings"]
     with empty.session():
         page = check(run_page(RunDirectory.open(empty.path)))
@@ -113,6 +114,8 @@ def test_before_the_first_release(empty: RunDirectory) -> None:
 
 
 def test_a_run_that_was_stopped_says_how_to_go_on(empty: RunDirectory) -> None:
+    (empty.path / LAUNCH_FILE).parent.mkdir()
+    (empty.path / LAUNCH_FILE).write_text("{}")
     empty.mark_failed(KeyboardInterrupt())
     page = check(run_page(RunDirectory.open(empty.path)))
     (banner,) = page.with_class("banner")

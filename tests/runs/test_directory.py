@@ -63,12 +63,20 @@ def test_create_takes_over_what_the_command_recorded(tmp_path: Path) -> None:
 
 def test_create_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path, config={"round": 1}).unlock()
-    with pytest.raises(
-        RunDirectoryError,
-        match=r"already holds a run; choose .* `privsyn re",
-    ):
+    with pytest.raises(RunDirectoryError, match=r"already holds a run; choose .* `flwr run APP"):
         RunDirectory.create(tmp_path, config={"round": 2})
     assert RunDirectory.open(tmp_path).config == {"round": 1}
+
+
+def test_a_run_goes_on_by_the_command_that_does_not_refuse_it(tmp_path: Path) -> None:
+    assert runs.how_to_resume(tmp_path, num_rounds=3) == (
+        f"`flwr run APP --run-config 'run-dir=\"{tmp_path}\" resume=true num-rounds=3'` (where the "
+        "app sets run_dir in code, with resume=True, num_rounds=3 there)"
+    )
+    (tmp_path / runs.LAUNCH_FILE).parent.mkdir()
+    (tmp_path / runs.LAUNCH_FILE).write_text("{}")
+    command = f"`privsyn resume {tmp_path} --set num-rounds=3`"
+    assert runs.how_to_resume(tmp_path, num_rounds=3) == command
 
 
 def test_create_refuses_a_file_and_an_unwritable_place(tmp_path: Path) -> None:

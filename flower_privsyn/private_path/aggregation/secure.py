@@ -57,7 +57,7 @@ class Secure(Aggregation):
         timeout: seconds for each of the four exchanges beside that of the question.
     """
 
-    def __init__(self, *, timeout: float | None) -> None:
+    def __init__(self, *, timeout: float) -> None:
         self._timeout = timeout
         self._begun: _Begun | None = None
         self._lost = ""

@@ -1,0 +1,85 @@
+"""What a question is made of, after a message has carried it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages.parameters import refuse_uncarried
+from flower_privsyn.queries import QUERIES, Cohort, Query
+from flower_privsyn.testing import check_query
+from tests.support.text_lengths import TextLengths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding(TextLengths):
+    """Holds anything as a parameter."""
+
+    name: ClassVar[str] = "holding"
+
+    words: tuple[str, ...] = ("a", "b")
+    held: Any = 0
+
+
+class TestParameters:
+    @pytest.mark.parametrize(
+        "held", [1, 2**64 - 1, 0.5, "", "text", b"bytes", True, (), (1, 2), (0.5,), ("a", "b")]
+    )
+    def test_arrive_as_they_are(self, held: Any) -> None:
+        query = Holding(held=held)
+        refuse_uncarried(query)
+        assert Holding.from_wire(query.to_wire()) == query
+
+    @pytest.mark.parametrize("kind", QUERIES)
+    def test_of_the_bundled_questions_arrive(self, kind: type[Query]) -> None:
+        refuse_uncarried(kind(**({"clip_to": 1.0} if kind.trains else {})))
+
+    @pytest.mark.parametrize(
+        ("held", "kind"),
+        [
+            (None, "NoneType"),
+            ({"a": 1}, "dict"),
+            ((1, "a"), "list"),
+            (((1,), (2,)), "list"),
+            (2**64, "int"),
+            ("\ud800", "str"),
+            (np.int64(3), "int64"),
+        ],
+    )
+    def test_that_no_message_carries_are_named(self, held: Any, kind: str) -> None:
+        said = rf"parameter held of the query holding is .* \({kind}\), which Flower's messages do "
+        with pytest.raises(ConfigError, match=said):
+            refuse_uncarried(Holding(held=held))
+
+    def test_are_looked_at_where_a_query_is_tested(self) -> None:
+        cohort = Cohort.of(["text"], [0], 1)
+        check_query(Holding(), cohort, {})
+        with pytest.raises(ConfigError, match="held of the query holding is None"):
+            check_query(Holding(held=None), cohort, {})
+
+    def test_that_come_back_as_others_are_named(self) -> None:
+        @dataclass(frozen=True, kw_only=True)
+        class Forgetful(TextLengths):
+            name: ClassVar[str] = "forgetful"
+
+            @classmethod
+            def from_wire(cls, parameters: dict[str, Any]) -> Query:
+                return cls(bins=3)
+
+        with pytest.raises(ConfigError, match="bins of the query forgetful is 4 and arrives .* 3"):
+            refuse_uncarried(Forgetful())
+
+    def test_that_a_query_cannot_be_made_of_are_named(self) -> None:
+        @dataclass(frozen=True, kw_only=True)
+        class Renamed(TextLengths):
+            name: ClassVar[str] = "renamed"
+
+            def to_wire(self) -> dict[str, Any]:
+                return {"columns": self.bins}
+
+        with pytest.raises(ConfigError, match=r"renamed cannot be made of .*\(columns\)"):
+            refuse_uncarried(Renamed())
