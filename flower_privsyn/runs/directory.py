@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
@@ -69,6 +68,7 @@ from flower_privsyn.runs.run_format import (
     refuse_other_format,
     stated_digests,
 )
+from flower_privsyn.runs.session_warnings import OWNER_ALONE, warnings_to
 from flower_privsyn.runs.surroundings import (
     INTERRUPTED,
     asked_wrongly,
@@ -76,11 +76,7 @@ from flower_privsyn.runs.surroundings import (
     versions,
 )
 
-_LOGGERS = ("flower_privsyn", "flwr.privsyn")
-
-_OWNER_ALONE = "privsyn_owner_alone"
-
-FOR_THE_OWNER: Final[Mapping[str, bool]] = {_OWNER_ALONE: True}
+FOR_THE_OWNER: Final[Mapping[str, bool]] = {OWNER_ALONE: True}
 """`extra` of a warning that depends on who was drawn: it is in the server's log, and in no file of
 the run."""
 
@@ -530,7 +526,8 @@ class RunDirectory:
 
         Leaving the block normally marks the run finished unless that was done inside; leaving it
         by any exception, `SystemExit` included, marks it failed with that exception's sentence.
-        Warnings this package logs inside the block also go to whoever follows the run.
+        Warnings this package logs inside the block also go to whoever follows the run, and to
+        Flower's log.
 
         Raises:
             RunDirectoryError: Another process works on the run.
@@ -541,7 +538,7 @@ class RunDirectory:
             self.mark_running()
             try:
                 self.rounds.refuse_files()
-                with _warnings_to(self.progress()):
+                with warnings_to(self.progress()):
                     yield self
             except BaseException as error:
                 self.mark_failed(error)
@@ -550,21 +547,3 @@ class RunDirectory:
                 self.mark_finished()
         finally:
             self.unlock()
-
-
-@contextlib.contextmanager
-def _warnings_to(progress: Progress) -> Iterator[None]:
-    class Notes(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if not getattr(record, _OWNER_ALONE, False):
-                progress.note(f"warning: {record.getMessage()}")
-
-    handler = Notes(logging.WARNING)
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
