@@ -13,6 +13,7 @@ from traceback import walk_tb
 from typing import Any, Final
 
 from flower_privsyn.data.columns import Columns, Problem, Rows, typed
+from flower_privsyn.data.formats import EmptyError
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
 from flower_privsyn.models.hub import hub_unreachable
 
@@ -243,10 +244,11 @@ def rows_of_table(table: Any, columns: Columns, where: str, *, before: int = 0) 
         before: Rows of the source before these.
 
     Raises:
-        DataError: It has no rows, or one of them does not say whose it is.
+        EmptyError: It has no rows.
+        DataError: One of them does not say whose it is.
     """
     if table.num_rows == 0:
-        raise DataError(f"{where} holds no rows.")
+        raise EmptyError(f"{where} holds no rows.")
     try:
         return typed(table, columns)
     except Problem as problem:

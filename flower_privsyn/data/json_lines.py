@@ -21,12 +21,13 @@ def read_json_lines(path: Path, columns: Columns) -> Rows:
     """Arrow's parser where every line is as it should be, else line by line to name the bad one.
 
     Raises:
-        DataError: The file is empty, or a line does not say whose it is.
+        EmptyError: The file is empty.
+        DataError: A line does not say whose it is.
         OSError: The file cannot be read.
     """
     data = bounded.read_bytes(path)
     if not data or data.isspace():
-        raise DataError(f"{path} is empty.")
+        raise formats.EmptyError(f"{path} is empty.")
     table = _parse_fast(data, columns)
     if table is not None:
         try:
@@ -42,7 +43,8 @@ def read_json_array(path: Path, columns: Columns) -> Rows:
     """The objects of one JSON array, each read as a line is.
 
     Raises:
-        DataError: The array is empty or broken, or an entry does not say whose it is.
+        EmptyError: The array is empty.
+        DataError: It is broken, or an entry does not say whose it is.
         OSError: The file cannot be read.
     """
     data = bounded.read_bytes(path)
@@ -124,7 +126,7 @@ def _read_rows(path: Path, rows: Iterable[Row], data: bytearray, columns: Column
             labels[name].append(_label(row.get(name)))
         dates.append(parse_date(row.get(columns.date)))
     if first is None:
-        raise DataError(f"{path} is empty.")
+        raise formats.EmptyError(f"{path} is empty.")
     if columns.strict:
         _check_texts(path, first, texts, columns)
     arrays = {
