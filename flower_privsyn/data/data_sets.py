@@ -212,7 +212,7 @@ def rows_of(dataset: Any, columns: Columns, *, where: str) -> Rows:
     """
     if not hasattr(dataset, "column_names") or not hasattr(dataset, "with_format"):
         raise DataError(
-            "source must be a file, a folder, a data set name or a datasets.Dataset, "
+            "source must be a file, a folder, a data set name, a datasets.Dataset or a table, "
             f"got {type(dataset).__name__}."
         )
     if not hasattr(dataset, "__len__"):

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.data import bounded, flat_json, formats
-from flower_privsyn.data.columns import UNUSABLE, Columns, Problem, Rows, parse_date, typed
+from flower_privsyn.data.columns import (
+    UNUSABLE,
+    Columns,
+    Problem,
+    Rows,
+    parse_date,
+    parse_label,
+    typed,
+)
 from flower_privsyn.errors import DataError
 
 Row = tuple[str, dict[str, Any] | None]
@@ -123,7 +131,7 @@ def _read_rows(path: Path, rows: Iterable[Row], data: bytearray, columns: Column
         for name in columns.texts:
             texts[name].append(columns.cell(row.get(name), place))
         for name in columns.labels:
-            labels[name].append(_label(row.get(name)))
+            labels[name].append(parse_label(row.get(name)))
         dates.append(parse_date(row.get(columns.date)))
     if first is None:
         raise formats.EmptyError(f"{path} is empty.")
@@ -157,21 +165,6 @@ def _client(row: dict[str, Any], place: str, columns: Columns) -> str:
     if (text := columns.cell(str(client), place)) in (None, UNUSABLE) or text is None:
         raise DataError(f"{place}: {name!r} must be text that UTF-8 can hold.")
     return text
-
-
-def _label(value: object) -> str | None:
-    """A class as text; None for what names none. A whole number is one also as 3.0."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
-        return str(int(value))
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str):
-        return None
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return None
-    return value
 
 
 def _check_texts(

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.data import bounded, data_sets, folders, formats, text_files
+from flower_privsyn.data import bounded, data_sets, folders, formats, tables, text_files
 from flower_privsyn.data.columns import Columns, Rows
 from flower_privsyn.data.delimited import read_delimited
 from flower_privsyn.data.gathered import Gathered
@@ -47,8 +47,10 @@ def load_users(
             gzip) or Parquet, told by how it begins and by its name; a folder of them, or of
             folders of them (`folders`); a folder of ``.txt`` files (`text_files`); a folder written
             by ``Dataset.save_to_disk``; a data set on the Hugging Face hub (``owner/name``,
-            ``owner/name:config:split``) or in a folder (``folder:config:split``); or a
-            ``datasets.Dataset``, such as a flwr-datasets partition.
+            ``owner/name:config:split``) or in a folder (``folder:config:split``); a
+            ``datasets.Dataset``, such as a flwr-datasets partition; or a table in memory: a pandas
+            ``DataFrame``, an Arrow ``Table``, or what else Arrow can read
+            (``__arrow_c_stream__``).
         client_column: Column with the user id, strings or integers.
         text_column: Column with the text, or several with commas between them, whose texts are
             joined by a blank line.
@@ -176,6 +178,8 @@ def _read(source: Any, columns: Columns, split: str, partitioner: str, *, into: 
     try:
         if isinstance(source, str | os.PathLike):
             parts = _from_location(os.fspath(source), columns, split, partitioner)
+        elif tables.is_table(source):
+            parts = _from_table(source, columns, partitioner)
         else:
             parts = _from_dataset(source, columns, split, partitioner)
         for part in parts:
@@ -191,7 +195,9 @@ def _read(source: Any, columns: Columns, split: str, partitioner: str, *, into: 
 
 def _name_of(source: Any) -> str:
     """What sentences call a source."""
-    return os.fspath(source) if isinstance(source, str | os.PathLike) else "the data set"
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    return "the table" if tables.is_table(source) else "the data set"
 
 
 def _located(source: str) -> str:
@@ -261,6 +267,12 @@ def _from_dataset(
         yield data_sets.partitioned(dataset, partitioner, columns, where=where)
     else:
         yield data_sets.rows_of(dataset, columns, where=where)
+
+
+def _from_table(source: Any, columns: Columns, partitioner: str) -> Iterator[Rows]:
+    if partitioner:
+        raise DataError("data-partitioner parts a datasets.Dataset, and the table is none.")
+    yield tables.rows_of_memory(source, columns, where=_name_of(source))
 
 
 # ---- what is in it -----------------------------------------------------------------------------
