@@ -325,8 +325,11 @@ class PrivateSumConfig(Settings):
                 continue
             if key not in known:
                 close = difflib.get_close_matches(key, known, n=1)
-                hint = f'; did you mean "{close[0]}"?' if close else ""
-                raise ConfigError(f'unknown key "{key}" in the run configuration{hint}')
+                hint = f'did you mean "{close[0]}"? ' if close else ""
+                raise ConfigError(
+                    f'unknown key "{key}" in the run configuration; {hint}an app names keys of '
+                    "its own in other_keys"
+                )
             name = known[key]
             if cls.declared[name].optional and isinstance(value, int | float) and value < 0:
                 value = None  # which a run configuration cannot hold
