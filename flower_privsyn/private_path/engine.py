@@ -40,6 +40,7 @@ from flower_privsyn.private_path.asked import (
     refuse_off_the_grid,
     refuse_other_question,
 )
+from flower_privsyn.private_path.finished import result_of
 from flower_privsyn.private_path.method import Method, Question, need
 from flower_privsyn.private_path.outline import (
     ask_of,
@@ -177,7 +178,10 @@ class PrivateSumStrategy(Strategy):
         flower_loop.refuse_own_messages(type(self).__name__, *own)
         flower_loop.refuse_other_rounds(num_rounds, settings)
         timeout = flower_loop.seconds_per_round(timeout, settings)
-        run, resume = self._open_run()
+        run = self._open_run()
+        if run.status == "finished":  # which resume = "auto" allows
+            return result_of(run, settings, self.method, strategy=type(self).__name__)
+        resume = run.goes_on
         with run.session():
             self._grid = WindowedGrid(grid, window=self.messages_under_way)
             self._rounds = RoundEnds(
@@ -484,20 +488,19 @@ class PrivateSumStrategy(Strategy):
 
     # ------------------------------------------------------------------ before the first round
 
-    def _open_run(self) -> tuple[RunDirectory, bool]:
-        """The run directory, and whether it holds a run to go on with."""
+    def _open_run(self) -> RunDirectory:
+        """The run directory, new or with a run to go on with."""
         settings = self.config
+        path, resume = unnamed_run(type(self).__name__)
         if settings.run_dir:
-            path, resume = user_path(settings.run_dir), settings.resume
-        else:
-            path, resume = unnamed_run(type(self).__name__)
+            path = user_path(settings.run_dir)
         self._run = RunDirectory.start(
             path,
             config={**settings.to_dict(), **dict(settings.node_settings)},
             strategy=type(self).__name__,
-            resume=resume,
+            resume=settings.resume if settings.run_dir else resume,
         )
-        return self._run, resume
+        return self._run
 
     def _open_ledger(self, run: RunDirectory) -> PrivacyLedger:
         settings, path = self.config, run.ledger_file

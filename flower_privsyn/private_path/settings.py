@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import math
 from collections.abc import Collection, Mapping
@@ -166,7 +167,12 @@ class PrivateSumConfig(Settings):
     run_dir: Annotated[
         str, 'where the run is written; "" for a new folder under `~/privsyn-runs`.'
     ] = ""
-    resume: Annotated[bool, "continue the run in `run_dir`."] = False
+    resume: Annotated[
+        bool | Literal["auto"],
+        'continue the run in `run_dir`; "auto": begin it where there is none, continue one that '
+        "has not finished, and give the result of one that has, for a ServerApp that something "
+        "restarts.",
+    ] = False
     tracker: Annotated[
         Literal["", "tensorboard", "mlflow", "wandb"],
         'where the figures of every round go beside the run directory; "" for nowhere.',
@@ -201,7 +207,8 @@ class PrivateSumConfig(Settings):
         if self.newer_than:
             parse_cutoff(self.newer_than)
         if self.resume and not self.run_dir:
-            raise ConfigError("resume = true needs run-dir, the folder of the run to continue")
+            said = json.dumps(self.resume)
+            raise ConfigError(f"resume = {said} needs run-dir, the folder of the run to continue")
 
     def _check_accounting(self) -> None:
         """Refuse combinations for which there is no bound."""

@@ -36,7 +36,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Literal
 
 from flower_privsyn import clock
 from flower_privsyn.errors import RunDirectoryError
@@ -87,6 +87,7 @@ class RunDirectory:
     Attributes:
         path: The folder, absolute.
         owner: The owner's folder beside it, where the times are.
+        goes_on: Whether `start` found it, to go on with.
         rounds: The files of the rounds, by number.
         refinement: The same of rounds that follow one release.
     """
@@ -94,6 +95,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.owner = OwnerFolder(path)
+        self.goes_on = False
         self.rounds = Rounds(path / ROUNDS)
         self.refinement = Rounds(path / REFINEMENT)
         self._ledger_digest: Callable[[], str] | None = None
@@ -172,27 +174,31 @@ class RunDirectory:
         *,
         config: Mapping[str, Any],
         strategy: str = "",
-        resume: bool = False,
+        resume: bool | Literal["auto"] = False,
     ) -> RunDirectory:
-        """Create a run, or with `resume` open one that has not finished and lock it.
+        """Create a run, or with `resume` open one that has not finished; locked in either case.
 
         Args:
             path: The folder.
             config: As for `create`; of a resumed run the recorded one stays.
             strategy: The same.
-            resume: Continue a run instead of making one.
+            resume: Continue a run instead of making one. "auto": where there is one, which may have
+                finished.
 
         Raises:
             RunDirectoryError: As for `create` and `open`; or the run to resume has finished.
         """
-        if not resume:
+        auto = resume == "auto"
+        if not (cls(expanded(path).absolute()).config_file.is_file() if auto else resume):
             return cls.create(path, config=config, strategy=strategy)
         run = cls.open(path)
-        run.refuse_finished()
+        run.goes_on = True
+        if not auto:
+            run.refuse_finished()
         run.lock(wait_seconds=10)
         try:
-            # Again: the process that was waited for may have finished it.
-            run.refuse_finished()
+            if not auto:  # again: the process that was waited for may have finished it
+                run.refuse_finished()
         except BaseException:
             run.unlock()
             raise
@@ -207,7 +213,7 @@ class RunDirectory:
                 f"{self.path} already holds a run; choose another run directory, or resume it: "
                 f"`privsyn resume {self.path}`; where Flower was started without `privsyn run` by "
                 '--run-config "... resume=true", and where the app sets run_dir in code by '
-                "resume=True there."
+                'resume=True there ("auto" does either).'
             )
 
     def refuse_finished(self) -> None:
