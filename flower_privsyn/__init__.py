@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     )
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.runs.opened import OpenedRun, open_run
+    from flower_privsyn.runs.trackers import Figures, Tracker
     from flower_privsyn.strategies import (
         CTCL,
         DPFTRL,
@@ -222,6 +223,8 @@ _HOMES = {
     "NeededModel": "strategies",
     "Needs": "strategies",
     "Outline": "strategies",
+    "Figures": "runs.trackers",
+    "Tracker": "runs.trackers",
 }
 
 __all__ = [
@@ -247,6 +250,7 @@ __all__ = [
     "Embedder",
     "Expand",
     "FederationError",
+    "Figures",
     "Finding",
     "FixedSizeSampling",
     "FreD",
@@ -302,6 +306,7 @@ __all__ = [
     "RunDirectoryError",
     "SamplingParameters",
     "TextGenerator",
+    "Tracker",
     "TrainingError",
     "Users",
     "Variation",

@@ -100,7 +100,7 @@ def users_by(load: Callable[[Context], Users], context: Context) -> Users:
         DataError: It returns something else; the sentence says what, by its type alone.
         Exception: Whatever an app's own recipe raises.
     """
-    users = load(context)
+    users: object = load(context)
     if not isinstance(users, Users):
         name = getattr(load, "__qualname__", type(load).__name__)
         what = "nothing" if users is None else f"a {type(users).__name__}"

@@ -57,7 +57,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.runs import RunDirectory, unnamed_run
 from flower_privsyn.runs.directory import FOR_THE_OWNER
 from flower_privsyn.runs.opened import OpenedRun
-from flower_privsyn.runs.trackers import tracker_of
+from flower_privsyn.runs.trackers import Following, Tracker
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -92,6 +92,9 @@ class PrivateSumStrategy(Strategy):
         config: the settings.
         method: what is asked, and what is done with what was released.
         random: source of noise and coins; only tests pass one, and the ledger says so.
+
+    Attributes:
+        tracker: one of your own, told in place of the setting's; set it before `start`.
     """
 
     #: Messages to nodes that are built and not yet answered, at most.
@@ -113,6 +116,7 @@ class PrivateSumStrategy(Strategy):
     ) -> None:
         self.config = config
         self.method = method
+        self.tracker: Tracker | None = None
         self._random: RandomSource = random or SecureRandom()
         self._aggregation: Aggregation = (
             Secure(timeout=config.round_timeout) if config.secure_aggregation else Central()
@@ -178,9 +182,10 @@ class PrivateSumStrategy(Strategy):
         flower_loop.refuse_own_messages(type(self).__name__, *own)
         flower_loop.refuse_other_rounds(num_rounds, settings)
         timeout = flower_loop.seconds_per_round(timeout, settings)
+        tracker = Following.of(settings.tracker, self.tracker)
         run = self._open_run()
         if run.status == "finished":  # which resume = "auto" allows
-            return result_of(run, settings, self.method, strategy=type(self).__name__)
+            return result_of(run, settings, self.method, type(self).__name__, tracker)
         resume = run.goes_on
         with run.session():
             self._grid = WindowedGrid(grid, window=self.messages_under_way)
@@ -188,7 +193,7 @@ class PrivateSumStrategy(Strategy):
                 run=run,
                 method=self.method,
                 total=settings.num_rounds,
-                tracker=tracker_of(settings.tracker),
+                tracker=tracker,
             )
             self._federation = Preparation(
                 run=run,

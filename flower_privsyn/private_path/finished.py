@@ -13,13 +13,17 @@ from flower_privsyn.private_path.method import Method, Workplace
 from flower_privsyn.private_path.resume import released_in
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.trackers import tell, tracker_of
+from flower_privsyn.runs.trackers import Following
 
 logger = logging.getLogger("flwr.privsyn")
 
 
 def result_of(
-    run: RunDirectory, settings: PrivateSumConfig, method: Method, *, strategy: str
+    run: RunDirectory,
+    settings: PrivateSumConfig,
+    method: Method,
+    strategy: str,
+    tracker: Following | None,
 ) -> Result:
     """Flower's result of a finished run, from its directory.
 
@@ -32,6 +36,7 @@ def result_of(
         settings: that it is started with again.
         method: the same.
         strategy: that it is started by.
+        tracker: None where nobody is told.
 
     Raises:
         ConfigError: the settings are those of another run.
@@ -54,8 +59,8 @@ def result_of(
             flower_loop.completed(result, 0, method, settings)
         for line in run.metrics():
             result.train_metrics_clientapp[int(line["round"])] = flower_loop.numbers_of(line)
-        if (tracker := tracker_of(settings.tracker)) is not None:
-            tell(tracker, run)
+        if tracker is not None:
+            tracker.tell(run)
         return result
     finally:
         run.unlock()

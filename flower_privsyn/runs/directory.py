@@ -99,6 +99,7 @@ class RunDirectory:
         self.rounds = Rounds(path / ROUNDS)
         self.refinement = Rounds(path / REFINEMENT)
         self._ledger_digest: Callable[[], str] | None = None
+        self._failure_told: Callable[[], None] | None = None
         self._lock_file: IO[str] | None = None
         self._progress: Progress | None = None
 
@@ -289,6 +290,14 @@ class RunDirectory:
             digest: Gives the digest of that line; see `PrivacyLedger.digest`.
         """
         self._ledger_digest = digest
+
+    def follow_failure(self, tell: Callable[[], None]) -> None:
+        """Tell somebody when a session has ended without a result, while it still has the lock.
+
+        Args:
+            tell: Called once that is recorded; must raise nothing.
+        """
+        self._failure_told = tell
 
     def _stated(self) -> dict[str, str]:
         return {} if self._ledger_digest is None else {LEDGER_KEY: self._ledger_digest()}
@@ -548,6 +557,8 @@ class RunDirectory:
                     yield self
             except BaseException as error:
                 self.mark_failed(error)
+                if self._failure_told is not None:
+                    self._failure_told()
                 raise
             if self.status == "running":
                 self.mark_finished()
