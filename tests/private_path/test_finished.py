@@ -15,19 +15,10 @@ from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from tests.support.federation import rounds_asked, silent, training_nodes
 from tests.support.probe import Killed, Probe
-from tests.support.run_files import releases
+from tests.support.run_files import contents, releases
 from tests.support.small_runs import small_training
 
 Builder = Callable[..., Any]
-
-
-def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """What every file of a run holds, and its date."""
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != ".lock"
-    }
 
 
 def test_it_begins_goes_on_and_gives_the_result(
